@@ -115,7 +115,7 @@ def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
     """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
     try:
         with state.progress() as report:
-            scores, missing = session.scores("expert", on, report).tasks, ""
+            scores, missing = session.measure.scores("expert", on, report).tasks, ""
     except FeatcalError as error:
         scores, missing = {}, str(error)
     samples = {task: session.viewable_samples(task, on) for task in session.tasks}

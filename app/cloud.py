@@ -24,6 +24,7 @@ from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
 from featcal.session.feature_maps import EXPERT, FeatureMaps, compare_with_expert, visible_layers
+from featcal.session.open_suite import Kind
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
 
@@ -31,6 +32,7 @@ POLL_SECONDS = 1.0
 TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]
 _MAP, _SMALL = "feature-map", "feature-maps"
 Job = Future[list[maps.Points]]
+_UMAP, _TRUST = Kind[Job]("UMAP of clouds"), Kind[float]("trust in a map")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
     """Draw PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
     key = shown.key(shown.task, len(shown.layers))
-    job: Job = shown.session.get_or_make("map", key, lambda: state.map_worker().submit([cloud]))
+    job: Job = shown.session.get_or_make(_UMAP, key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
     row = st.container(horizontal=True)
@@ -130,7 +132,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     key = shown.key("every task", shown.layer)
     job: Job = shown.session.get_or_make(
-        "map", key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
+        _UMAP, key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
     )
 
     def draw() -> None:
@@ -334,7 +336,7 @@ def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Poin
 
 
 def _trust(session: Session, key: Hashable, cloud: maps.Points, flat: maps.Points) -> float:
-    return session.get_or_make("trust", key, lambda: maps.trust(cloud, flat))
+    return session.get_or_make(_TRUST, key, lambda: maps.trust(cloud, flat))
 
 
 def _say_how_many(drawn: int, count: int) -> None:

@@ -12,7 +12,7 @@ from app.selection import CALIBRATED, HOME
 from featcal.figures.names import plain
 from featcal.figures.report.models import label_models
 from featcal.figures.theme import Shown
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
@@ -30,7 +30,7 @@ MERGES = ("simple-averaging", "task-arithmetic:scale=0.6", "ties:scale=1")
 class Compared:
     """The models of a page by what charts call them, A first."""
 
-    models: Mapping[str, ModelId]
+    models: Mapping[str, ModelRef]
 
     @property
     def a(self) -> str:
@@ -49,7 +49,7 @@ class Compared:
     @property
     def calibration(self) -> CalibrationConfig | None:
         """The options of the second model, else of the first, where they are calibrated here."""
-        found = [model for model in self.models.values() if isinstance(model, CalibrationConfig)]
+        found = [model.calibration for model in self.models.values() if model.calibration is not None]
         return found[-1] if found else None
 
 
@@ -85,7 +85,7 @@ def make_chosen(session: Session) -> Compared:
     return _make(session, _chosen_names())
 
 
-def resolve_chosen(session: Session) -> dict[str, ModelId]:
+def resolve_chosen(session: Session) -> dict[str, ModelRef]:
     """What the selection names, not made.
 
     Raises:
@@ -104,10 +104,10 @@ def _make(session: Session, texts: list[str]) -> Compared:
         found = _label(session, texts)
         with state.progress() as report:
             for model in found.values():
-                if isinstance(model, CalibrationConfig):
-                    jobs.ensure_calibrated(session, model, report)
+                if model.calibration is not None:
+                    jobs.ensure_calibrated(session, model.calibration, report)
                 else:
-                    session.weights(model)
+                    session.fit.weights(model)
     except InputError as error:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
@@ -129,13 +129,13 @@ def settings(session: Session, compared: Compared) -> None:
     """One line for every model that needs one: what exactly it is."""
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
-            if isinstance(model, CalibrationConfig):
-                st.caption(f"{shown}: {options.describe(model, session)}")
-            elif isinstance(model, str) and model != shown:
-                st.caption(f"{shown}: {plain(model)}")
+            if model.calibration is not None:
+                st.caption(f"{shown}: {options.describe(model.calibration, session)}")
+            elif model.name != shown:
+                st.caption(f"{shown}: {plain(model.name)}")
 
 
-def _label(session: Session, texts: list[str]) -> dict[str, ModelId]:
+def _label(session: Session, texts: list[str]) -> dict[str, ModelRef]:
     return label_models(
-        (text, options.chosen_config(session) if text == CALIBRATED else session.resolve(text)) for text in texts
+        (text, session.resolve(options.chosen_config(session) if text == CALIBRATED else text)) for text in texts
     )

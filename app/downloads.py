@@ -13,9 +13,8 @@ from app.selection import file_words
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
 from featcal.figures.commands import Measured
-from featcal.session.model_names import ModelId, full_name
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
 
 USUAL = ("merged", "base", "expert")
@@ -28,7 +27,7 @@ class Origin:
 
     Args:
         counts: how many samples of the split were measured, per task.
-        models: full names of the models by what tables call them (`featcal.session.model_names.full_name`).
+        models: full names of the models by what tables call them (`featcal.session.model_ref.ModelRef.name`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
         on: which samples were asked for, and for a ledger what was measured of the drift.
         task: the one that they are about; None where that is every one.
@@ -116,24 +115,24 @@ def file_name(what: str, origin: Origin) -> str:
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def sample_origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelId]) -> Origin:
+def sample_origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef]) -> Origin:
     """Return the origin of features that were measured on a view; tasks can have fewer samples than were asked for."""
     return _origin(session, on.split or session.split, session.counts(on), models, on)
 
 
-def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
+def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelRef]) -> Origin:
     """Return the origin of scores."""
     counts = {task: one.n for task, one in scores.tasks.items()}
     return _origin(session, scores.split, counts, models, EvaluationSamples(None, scores.split))
 
 
 def _origin(
-    session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: EvaluationSamples
+    session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> Origin:
-    names = {str(shown): full_name(model, session.family) for shown, model in models.items()}
-    made = "-".join(_model_words(shown, model, session) for shown, model in models.items() if model not in USUAL)
+    names = {str(shown): model.name for shown, model in models.items()}
+    made = "-".join(_model_words(shown, model, session) for shown, model in models.items() if model.name not in USUAL)
     return Origin(session.family.suite.name, split, counts, names, made, on)
 
 
-def _model_words(shown: str, model: ModelId, session: Session) -> str:
-    return file_words(model, opening.defaults(session)) if isinstance(model, CalibrationConfig) else shown
+def _model_words(shown: str, model: ModelRef, session: Session) -> str:
+    return shown if model.calibration is None else file_words(model.calibration, opening.defaults(session))

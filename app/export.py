@@ -34,7 +34,7 @@ def section(ws: Session, config: CalibrationConfig) -> None:
         try:
             with st.spinner("Writing, reloading and comparing …", show_time=True):
                 folder = output_folder(name)
-                files = ws.calibrate(config).save(folder)
+                files = ws.fit.calibrate(config).save(folder)
             st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
         except FeatcalError as error:
             view.problem(error)

@@ -14,7 +14,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison, Difference, compare_scores
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
@@ -32,11 +32,11 @@ def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | No
         return None
 
 
-def comparison(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> Comparison | None:
+def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> Comparison | None:
     """Compare both models of a page on the same samples; None, and the reason on the page, where that fails."""
     try:
         a, b = models.values()
-        return session.compare(a, b, on)
+        return session.measure.compare(a, b, on)
     except FeatcalError as error:
         view.problem(error)
         return None
@@ -57,7 +57,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
 
 
 def section(
-    session: Session, models: Mapping[str, ModelId], task: str, on: EvaluationSamples, found: Comparison
+    session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, found: Comparison
 ) -> None:
     """Show how many answers changed, every sample of a task in a table with a filter, and the selected samples.
 

@@ -22,7 +22,7 @@ from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_sco
 from featcal.server.manager import ensure_manager
 from featcal.server.orders import order
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.session.model_names import ModelId, full_name
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -140,31 +140,28 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
 
     seconds = seconds_to_calibrate(session, config)
     if is_long(session, seconds):
-        # The job's folder was removed under a session that still reads blocks from it.
-        if kinds.is_gone(session.get_or_make("calibrated", config, make)):
-            session.forget("calibrated", config)
-            session.get_or_make("calibrated", config, make)
+        session.fit.adopt_calibration(config, make, kinds.is_gone)
     else:
-        session.calibrate(config, progress)
+        session.fit.calibrate(config, progress)
 
 
 def scores(
-    session: Session, model: ModelId, view: EvaluationSamples, progress: Progress, *, at_once: bool = False
+    session: Session, model: ModelRef, view: EvaluationSamples, progress: Progress, *, at_once: bool = False
 ) -> Scores | None:
     """Return scores of a model on a split; None until a job has made them, where they take long."""
     seconds = seconds_to_score(session, view)
-    if session.has_scores(model, view) or not is_long(session, seconds):
-        return session.scores(model, view, progress)
+    if session.measure.has_scores(model, view) or not is_long(session, seconds):
+        return session.measure.scores(model, view, progress)
     document = ensure("scores", _score_args(session, model, view), seconds, at_once=at_once)
     if document is None:
         return None
-    return session.adopt_scores(model, view, kinds.scores_from(document))
+    return session.measure.adopt_scores(model, view, kinds.scores_from(document))
 
 
-def report(session: Session, models: Iterable[ModelId], on: EvaluationSamples, seconds: float) -> bytes | None:
+def report(session: Session, models: Iterable[ModelRef], on: EvaluationSamples, seconds: float) -> bytes | None:
     """Return a report as a job has written it; None until it has."""
     args = {
-        "models": [_model_argument(session, model) for model in models],
+        "models": [_model_argument(model) for model in models],
         **asdict(on),
         "split": on.split or session.split,
     }
@@ -172,9 +169,9 @@ def report(session: Session, models: Iterable[ModelId], on: EvaluationSamples, s
     return None if document is None else without_places(Path(document["out"]).read_bytes().decode()).encode()
 
 
-def has_scores_job(session: Session, model: ModelId, view: EvaluationSamples) -> bool:
+def has_scores_job(session: Session, model: ModelRef, view: EvaluationSamples) -> bool:
     """Say whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
-    return session.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
+    return session.measure.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:
@@ -187,18 +184,17 @@ def has_job(kind: str, args: Mapping[str, Any]) -> bool:
         return False
 
 
-def _score_args(session: Session, model: ModelId, view: EvaluationSamples) -> dict[str, Any]:
-    return {"model": _model_argument(session, model), **asdict(view), "split": view.split or session.split}
+def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> dict[str, Any]:
+    return {"model": _model_argument(model), **asdict(view), "split": view.split or session.split}
 
 
-def _model_argument(session: Session, model: ModelId) -> str:
+def _model_argument(model: ModelRef) -> str:
     """Return a model as a job takes it; for one that a job has calibrated, the folder that it left."""
-    if isinstance(model, CalibrationConfig):
-        made = Queue().result(
-            order("calibrate", state.reference(), {"options": kinds.options_of(model)}, state.opened_files()[1])
-        )
-        return full_name(model, session.family) if made is None else str(made["out"])
-    return full_name(model, session.family)
+    if model.calibration is None:
+        return model.name
+    options = {"options": kinds.options_of(model.calibration)}
+    made = Queue().result(order("calibrate", state.reference(), options, state.opened_files()[1]))
+    return model.name if made is None else str(made["out"])
 
 
 def visitor() -> str:

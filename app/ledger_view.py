@@ -12,7 +12,7 @@ from app.downloads import Numbers, Origin, file_name
 from featcal.drift.ledger import DriftLedger
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -31,7 +31,7 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 def sections(
-    session: Session, models: Mapping[str, ModelId], on: EvaluationSamples, over: str, task: str, layer: str
+    session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, task: str, layer: str
 ) -> None:
     """Draw attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
     # Both controls are drawn before the ledger that they decide, and each stands above its own chart.
@@ -55,14 +55,13 @@ def sections(
     _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
 
 
-def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
+def _ledger(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
     """Return a ledger with the effect on scores where the suite has labels and a head, else without."""
     try:
-        session.judges(model, options)
+        session.measure.judges(model, options)
     except NoScores:
-        # Without scores the layers are still worth showing.
-        return session.ledger(model, options, report)
-    return session.ledger(model, replace(options, output=True), report)
+        return session.measure.drift(model, options, report)
+    return session.measure.drift(model, replace(options, output=True), report)
 
 
 def _class_token(session: Session) -> bool:
@@ -146,10 +145,10 @@ def sources(session: Session, config: CalibrationConfig) -> None:
     if not wanted:
         return
     with state.progress() as report:
-        found = session.sources(config, report)
+        found = session.fit.sources(config, report)
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    calibrated = {"calibrated": config}
+    calibrated = {"calibrated": session.resolve(config)}
     origin = downloads.sample_origin(session, EvaluationSamples(config.samples, "calibration", config.seed), calibrated)
     view.chart(
         ledger_charts.sources(frame),

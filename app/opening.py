@@ -52,7 +52,7 @@ def prepare(reference: str = HOME_SUITE) -> None:
     """Open a suite and measure what the first page shows, for the next `open_resident`; errors wait until then."""
     with suppress(FeatcalError):
         session = open_resident(reference)
-        ledger = session.ledger("merged", DriftOptions(SAMPLES))
+        ledger = session.measure.drift("merged", DriftOptions(SAMPLES))
         _prepared.append(session)
         if reference == HOME_SUITE:
             preview.keep(tables.drift_table(ledger))

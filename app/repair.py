@@ -18,7 +18,6 @@ from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.theme import Shown
-from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -52,10 +51,10 @@ def preview(session: Session, on: EvaluationSamples) -> Previewed:
     state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
     shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
-    if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
+    if suite != state.reference() or last == config or not session.fit.has_preview(last, layer, on):
         return shown
     try:
-        held = session.preview(last, layer, on)
+        held = session.fit.preview(last, layer, on)
         found = held.solve(config)
     except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
@@ -77,7 +76,7 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)
-    off = shown.found.relative_error(session.calibrate(config).weights)
+    off = shown.found.relative_error(session.fit.calibrate(config).weights)
     shown.place.success(
         f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
         f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %.",
@@ -96,7 +95,7 @@ def rest(
 
 def keep(layer: str, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
     """Keep what the next preview of the block needs, for the next move of a slider."""
-    if session.calibrate(config).record["seconds"]["total"] > QUICK:
+    if session.fit.calibrate(config).record["seconds"]["total"] > QUICK:
         return
     place = st.empty()
 
@@ -104,7 +103,7 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: Evaluation
         place.empty()  # drawing is where streamlit raises its signal to end a run, so a move ends this within a block
 
     with suppress(InputError):  # these options leave the block as merged
-        session.preview(config, layer, on, ends_if_moved)
+        session.fit.preview(config, layer, on, ends_if_moved)
     st.session_state[_EXACT] = state.reference(), config
 
 
@@ -122,7 +121,9 @@ def where_it_helps(
     if booked:
         asked = DriftOptions(on.samples, on.split, on.seed, attribution=True)
         with state.progress() as report:
-            ledgers: list[DriftLedger] = [session.ledger(model, asked, report) for model in compared.models.values()]
+            ledgers: list[DriftLedger] = [
+                session.measure.drift(model, asked, report) for model in compared.models.values()
+            ]
         frame = repair_tables.contribution_change(ledgers[0], ledgers[1])
         _changes(frame, "change of attribution", f"booked drift, {b} − {a}", origin)
     view.explain(text.WHERE_IT_HELPS)
@@ -133,14 +134,14 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     config = compared.calibration
     assert config is not None
     name = f"anchor:rho={exactly(config.rho)}"
-    if name in compared.models.values():
+    if any(model.name == name for model in compared.models.values()):
         return
     st.subheader("How much of it is the anchor alone?")
     (a, first), (b, second) = compared.models.items()
     shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
-    models: dict[str, ModelId] = {a: first, shown: name, b: second}
+    models = {a: first, shown: session.resolve(name), b: second}
     with state.progress() as report:
-        measured = {a: features[a], shown: session.features(name, on, report), b: features[b]}
+        measured = {a: features[a], shown: session.measure.features(name, on, report), b: features[b]}
     scores, _ = state.quick_scores(session, models, on)
     frame = repair_tables.model_summary(measured, scores)
     metric = tables.metric_name(scores) if scores else ""
@@ -168,15 +169,15 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     with state.progress() as report:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
-            session.features(one, on, report)
-    scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
+            session.measure.features(one, on, report)
+    scores, missing = state.quick_scores(session, {str(n): session.resolve(one) for n, one in seeds.items()}, on)
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
         return
     frame = repair_tables.spread({int(seed): one for seed, one in scores.items()})
     metric = tables.metric_name(scores)
     average = frame.set_index("task").loc["average"]
-    models: dict[str, ModelId] = {f"seed {seed}": one for seed, one in seeds.items()}
+    models = {f"seed {seed}": session.resolve(one) for seed, one in seeds.items()}
     view.chart(
         repair_charts.spread_bars(frame, f"{metric}, %"),
         "spread-chart",
@@ -201,15 +202,14 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
         if not wanted:
             return
         with state.progress() as report:
-            found = session.conditioning(config, report)
+            found = session.fit.conditioning(config, report)
         frame = repair_tables.conditioning(found)
         worst = frame.loc[frame["condition"].idxmax()]
         st.caption(
             f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
         )
-        origin = downloads.sample_origin(
-            session, EvaluationSamples(config.samples, "calibration", config.seed), {"calibrated": config}
-        )
+        on, model = EvaluationSamples(config.samples, "calibration", config.seed), session.resolve(config)
+        origin = downloads.sample_origin(session, on, {"calibrated": model})
         view.table(
             Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
         )

@@ -12,7 +12,6 @@ from app import compare, jobs, state, view
 from app.downloads import file_name, sample_origin
 from featcal.figures.report.write import report_command, write_report
 from featcal.server.lengths import is_long, seconds_to_report
-from featcal.session.model_names import full_name
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
@@ -29,7 +28,7 @@ def section(session: Session, on: EvaluationSamples) -> None:
     except FeatcalError as error:
         view.problem(error)
         return
-    names = tuple(full_name(model, session.family) for model in models.values())
+    names = tuple(model.name for model in models.values())
     st.caption(
         f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
         "scores on the test split, drift, attribution, samples whose answer changed, features, settings, versions, "

@@ -15,7 +15,7 @@ from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.paired import compare_scores
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import recording
 from featcal.studies.history import History, HistoryEntry, Mark
@@ -29,15 +29,15 @@ _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
 
 
-def keep(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
+def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        problem = record(session, model, on, History()) if isinstance(model, CalibrationConfig) else ""
+        problem = "" if model.calibration is None else record(session, model.calibration, on, History())
         if problem:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
-def count_looks(session: Session, models: Iterable[ModelId], on: EvaluationSamples) -> AbstractContextManager[None]:
+def count_looks(session: Session, models: Iterable[ModelRef], on: EvaluationSamples) -> AbstractContextManager[None]:
     """Count looks at the test split: models that the body of the `with` scores on it."""
     return recording.count_looks(session, models, on, "app", History())
 
@@ -268,8 +268,8 @@ def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], on: Evalua
         with state.progress() as report:
             models = [session.resolve(run.model) for run in runs]
             for model in models:
-                session.features(model, on, report)
-            before, after = (session.quick_scores(model, on) for model in models)
+                session.measure.features(model, on, report)
+            before, after = (session.measure.quick_scores(model, on) for model in models)
             found = compare_scores(before, after)
     except FeatcalError as error:
         view.problem(error)

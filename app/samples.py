@@ -21,7 +21,7 @@ from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
@@ -48,7 +48,7 @@ def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
 
 
 def panel(
-    session: Session, models: Mapping[str, ModelId], task: str, on: EvaluationSamples, picked: Sequence[int]
+    session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, picked: Sequence[int]
 ) -> None:
     """Show the picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift,
     and which part of the flips they hold; a hint where none is picked.
@@ -83,20 +83,20 @@ def panel(
             offer_measurements(session, everyone, on)
 
 
-def with_ends(models: Mapping[str, ModelId]) -> dict[str, ModelId]:
+def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
     """Return the models of a page between base and expert."""
-    return {compare.BASE: "base", **models, compare.EXPERT: "expert"}
+    return {compare.BASE: BASE, **models, compare.EXPERT: EXPERT}
 
 
-def measure(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
+def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
-            session.features(model, on, report)
+            session.measure.features(model, on, report)
 
 
 def measured_samples(
-    session: Session, models: Mapping[str, ModelId], task: str, on: EvaluationSamples
+    session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples
 ) -> dict[str, PerSample]:
     """Return what every model makes of a task's samples, as far as it was measured.
 
@@ -104,35 +104,35 @@ def measured_samples(
     for a text no more than whether the first token is right.
     """
     data = session.viewable_samples(task, on)
-    whole = all(session.has_scores(model, on) for model in models.values())
+    whole = all(session.measure.has_scores(model, on) for model in models.values())
     found = {}
     for shown, model in models.items():
-        one, walked = PerSample(), session.has_features(model, on)
+        one, walked = PerSample(), session.measure.has_features(model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
-            if walked and model != "expert":
-                one = one.with_features(session.features(model, on).tasks[task])
+            if walked and not model.is_every_expert:
+                one = one.with_features(session.measure.features(model, on).tasks[task])
             if whole or walked:
-                scores = session.scores(model, on) if whole else session.quick_scores(model, on)
+                scores = session.measure.scores(model, on) if whole else session.measure.quick_scores(model, on)
                 one = one.with_scores(data, scores.tasks[task])
             if walked:
-                one = replace(one, margin=session.margins(model, on)[task].numpy())
+                one = replace(one, margin=session.measure.margins(model, on)[task].numpy())
         found[shown] = one
     return found
 
 
-def offer_measurements(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
+def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Offer buttons for what is not known yet: margins and drift on a whole split, full answers of language models."""
-    walked = all(session.has_features(model, on) for model in models.values())
+    walked = all(session.measure.has_features(model, on) for model in models.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
     if not walked and st.button(label, icon=":material/straighten:"):
         measure(session, models, on)
         st.rerun()
-    if not session.is_text or all(session.has_scores(model, on) for model in models.values()):
+    if not session.is_text or all(session.measure.has_scores(model, on) for model in models.values()):
         return
     if st.button("Let all models answer in full", icon=":material/chat:"):
         with state.progress() as report:
             for model in models.values():
-                session.scores(model, on, report)
+                session.measure.scores(model, on, report)
         st.rerun()
     st.caption("Right and wrong are those of the answer's first token.")
 
@@ -206,7 +206,7 @@ def _hint(session: Session, on: EvaluationSamples) -> None:
         st.caption("Select points of a map or rows of a table of samples to see what they are and who is right.")
 
 
-def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelId], task: str) -> str:
+def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelRef], task: str) -> str:
     """Say how many samples are selected and, for two scored models, the part of the flips among them."""
     text = f"**{len(ids)}** of {len(frame)} samples of {plain(task)}"
     if "flip" not in frame:

@@ -22,7 +22,7 @@ from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.evaluation.evaluate import Scores
 from featcal.session.fingerprint import Stamp, suite_stamp
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import EvaluationSamples
@@ -187,7 +187,7 @@ def _held_sessions() -> Held:
 
 
 def quick_scores(
-    session: Session, models: Mapping[str, ModelId], on: EvaluationSamples
+    session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> tuple[dict[str, Scores], str]:
     """Score models on the samples that drift is measured on, or return none and the reason.
 
@@ -195,7 +195,7 @@ def quick_scores(
         NumericalError: features that are not finite, which is another matter than missing labels.
     """
     try:
-        return {name: session.quick_scores(model, on) for name, model in models.items()}, ""
+        return {name: session.measure.quick_scores(model, on) for name, model in models.items()}, ""
     except InputError as error:
         return {}, str(error)
 

@@ -14,7 +14,7 @@ from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.figures.commands import Measured
 from featcal.server.kinds import options_of
 from featcal.server.lengths import is_long, seconds_to_calibrate
-from featcal.session.model_names import ModelId, full_name
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry
 from featcal.studies.recording import hash_of, run_of
@@ -44,8 +44,8 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
-def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelId]) -> None:
-    """Show values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelRef]) -> None:
+    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
 
     Args:
         models: what the other pages look at; found again in the chart.
@@ -95,7 +95,7 @@ def _start(
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.popover("Command and Python", icon=":material/terminal:"):
-        names = tuple(full_name(config, session.family) for config in grid.configs())
+        names = tuple(session.resolve(config).name for config in grid.configs())
         view.show_commands(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
@@ -123,7 +123,7 @@ def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
     return {**values, "options": options, "n": on.samples}
 
 
-def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
+def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], models: Mapping[str, ModelRef]) -> None:
     best = front(points)
     frame = run_tables.sweep_table(points, best)
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())

@@ -90,7 +90,8 @@ def main() -> None:
         for recipe in RECIPES:
             models = [f"calibrated:recipe={recipe},samples=64,seed={seed}" for seed in SEEDS]
             scores = [
-                100 * session.scores(session.resolve(one), EvaluationSamples(None, "test")).average for one in models
+                100 * session.measure.scores(session.resolve(one), EvaluationSamples(None, "test")).average
+                for one in models
             ]
             cells = [f"{score:.1f}" for score in [*scores, sum(scores) / len(scores)]]
             print(f"| {name} | {recipe} | {' | '.join(cells)} |", flush=True)

@@ -5,6 +5,7 @@ import streamlit as st
 from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
+from featcal.session.model_ref import BASE, EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import percent
@@ -15,9 +16,9 @@ st.header("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 compared = compare.choose_in_sidebar(session)
-models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
+models = {compare.BASE: BASE, **compared.models, compare.EXPERT: EXPERT}
 known = {
-    shown: model for shown, model in models.items() if model in USUAL or jobs.has_scores_job(session, model, WHOLE)
+    shown: model for shown, model in models.items() if model.name in USUAL or jobs.has_scores_job(session, model, WHOLE)
 }
 try:
     with runs.count_looks(session, known.values(), WHOLE), state.progress() as report:

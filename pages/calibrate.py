@@ -8,7 +8,7 @@ from app import afterwards, compare, downloads, export, flips, options, repair, 
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
-from featcal.suite.calibration_options import CalibrationConfig
+from featcal.session.model_ref import EXPERT
 from featcal.system.formatting import percent
 
 st.header("Repair it in closed form")
@@ -17,12 +17,13 @@ on = view.sample_selector(session)
 options.controls_on_page(session)
 previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
-(a, before_model), (b, config) = compared.models.items()
-assert isinstance(config, CalibrationConfig)  # that of the controls
+(a, before_model), (b, _) = compared.models.items()
+config = compared.calibration
+assert config is not None  # that of the controls
 with state.progress() as report:
-    before, after = session.features(before_model, on, report), session.features(config, on, report)
+    before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 repair.confirm(previewed, session, config, after)
-scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
+scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 numbers: list[view.Metric] = [
     ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")
@@ -35,7 +36,7 @@ if scores:
         (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
-numbers.append(("calibration took", f"{session.calibrate(config).record['seconds']['total']:.2f} s", None))
+numbers.append(("calibration took", f"{session.fit.calibrate(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
 origin = downloads.sample_origin(session, on, compared.models)
@@ -73,7 +74,7 @@ st.caption(
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
-fewer = {task: one["samples"] for task, one in session.calibrate(config).record["tasks"].items()}
+fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())

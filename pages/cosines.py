@@ -21,9 +21,9 @@ if compared.pair is None:
 a, b = compared.pair
 
 with state.progress() as report:
-    found = {shown: session.features(model, on, report) for shown, model in compared.models.items()}
+    found = {shown: session.measure.features(model, on, report) for shown, model in compared.models.items()}
 features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found.items()})
-vectors = pd.DataFrame({shown: session.vector_cosines(model) for shown, model in compared.models.items()})
+vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(session, compared.models, on)
 runs.keep(session, compared.models, on)

@@ -30,7 +30,7 @@ only = view.choice("Model", ["both", *map(str, compared.models)], "model", row) 
 models = {shown: model for shown, model in compared.models.items() if only in ("both", shown)}
 
 with state.progress() as report:
-    ledgers = {shown: session.ledger(model, DriftOptions(on.samples), report) for shown, model in models.items()}
+    ledgers = {shown: session.measure.drift(model, DriftOptions(on.samples), report) for shown, model in models.items()}
 runs.keep(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 first = next(iter(models))

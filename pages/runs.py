@@ -11,7 +11,7 @@ on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
 with state.progress() as report:
     for model in compared.models.values():
-        session.features(model, on, report)
+        session.measure.features(model, on, report)
 runs.keep(session, compared.models, on)
 history = History()
 sweep.section(session, on, history, compared.models)

@@ -60,8 +60,8 @@ def drift(
     sources = {}
     if source:  # first: what has none is refused before anything else is measured
         own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
-        calibrated = own if model == "merged" else session.resolve(model)
-        sources = {"sources": [asdict(one) for one in session.sources(calibrated, progress)]}
+        calibrated = session.resolve(own if model == "merged" else model)
+        sources = {"sources": [asdict(one) for one in session.fit.sources(calibrated, progress)]}
     ledger = measure_drift(session, model, progress=progress, **measured)
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
@@ -69,7 +69,7 @@ def drift(
         entry |= {"margins": task.margins()} if margins else {}
         entry |= {"per_sample": task.sample_rows()} if per_sample else {}
     if task_vectors:
-        document["task_vector_cosines"] = session.vector_cosines(session.resolve(model))
+        document["task_vector_cosines"] = session.measure.vector_cosines(session.resolve(model))
     document |= sources
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []

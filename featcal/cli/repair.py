@@ -66,7 +66,7 @@ def calibrate(
                 f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
                 "one to a folder first, and name that"
             )
-        family = opening.session(suite, device).family_with(model)
+        family = opening.session(suite, device).fit.family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
@@ -98,7 +98,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     """Measure how well posed every linear system of a calibration is: eigenvalues of its left matrix (Eq. 17)."""
     keep_memory()
     session = opening.session(suite, device)
-    found = [one.to_json() for one in session.conditioning(session.resolve(model), bar())]
+    found = [one.to_json() for one in session.fit.conditioning(session.resolve(model), bar())]
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
     columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
@@ -132,7 +132,7 @@ def polish(
     keep_memory()
     given = {"steps": steps, "rate": rate, "samples": samples, "seed": seed}
     options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
-    found = opening.session(suite, device).fit(f"polished:{options}@{model}", bar())
+    found = opening.session(suite, device).fit.baseline(f"polished:{options}@{model}", bar())
     document = found.save(out)
     say_notes(document)
     rows = [(name, document[key]) for name, key in (("before", "loss_before"), ("after", "loss"))]

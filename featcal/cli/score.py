@@ -63,7 +63,7 @@ def evaluate(
     session, view = opening.session(suite, device), EvaluationSamples(samples, split, seed)
     named, history = session.resolve(model), History()
     with count_looks(session, [named], view, "featcal evaluate", history):
-        scores = session.scores(named, view, bar())
+        scores = session.measure.scores(named, view, bar())
     if split == "test":
         looks = history.looks(hash_of(session))
         say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
@@ -142,7 +142,7 @@ def _two_models(
     session, view, history = opening.session(suite, device), EvaluationSamples(samples, split, seed), History()
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
-        found = session.compare(a, b, view, bar()).to_json()
+        found = session.measure.compare(a, b, view, bar()).to_json()
     say_problems(history)
     rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
     header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
@@ -199,7 +199,7 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
 
     keep_memory()
     session = opening.session(suite, device)
-    found = session.canary(session.resolve(model), session.resolve(against), seed, bar())
+    found = session.measure.canary(session.resolve(model), session.resolve(against), seed, bar())
     columns = ("loops", "ended", "perplexity", "distance")
     rows = [
         (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))

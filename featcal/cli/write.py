@@ -51,7 +51,7 @@ def merge(
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         session = opening.session(suite, device or "auto")
-        document = session.fit(method, bar()).save(out, task)
+        document = session.fit.baseline(method, bar()).save(out, task)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return

@@ -9,6 +9,7 @@ from featcal.calibration.precision import FLOAT64_BELOW
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
+from featcal.session.open_suite import Kind
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PARTIAL, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -23,6 +24,7 @@ process of its own takes some ten seconds to begin."""
 LOOKED_AT = 2
 """Samples of a task that tell how many tokens one has; more are read of text, which is cheap and varies."""
 LOOKED_AT_OF_TEXT = 16
+_CALIBRATING, _SCORING = Kind[float]("seconds to calibrate"), Kind[float]("seconds to score")
 
 
 def is_long(session: Session, seconds: float) -> bool:
@@ -45,7 +47,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
     alike = config.samples, config.augment, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
-    return session.get_or_make("seconds to calibrate", alike, make)
+    return session.get_or_make(_CALIBRATING, alike, make)
 
 
 def seconds_to_score(session: Session, view: EvaluationSamples) -> float:
@@ -60,7 +62,7 @@ def seconds_to_score(session: Session, view: EvaluationSamples) -> float:
         answers = {task: spec.max_target_length for task, spec in family.suite.tasks.items()} if session.is_text else {}
         return scoring_seconds(family.adapter, draw_sizes(session, view), BATCH_SIZE, answers)
 
-    return session.get_or_make("seconds to score", (view.samples, view.split, view.seed), make)
+    return session.get_or_make(_SCORING, (view.samples, view.split, view.seed), make)
 
 
 def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> float:

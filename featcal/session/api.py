@@ -11,7 +11,6 @@ from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison
 from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
-from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.objects import SuiteObjects
@@ -44,11 +43,11 @@ def measure_drift(
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
     Raises:
-        InputError, NumericalError: as `Session.ledger`.
+        InputError, NumericalError: as `Measurements.drift`.
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.ledger(_resolve(session, model), asked, progress)
+    return session.measure.drift(session.resolve(model), asked, progress)
 
 
 def evaluate(
@@ -69,10 +68,10 @@ def evaluate(
         samples: per task; None takes the whole split.
 
     Raises:
-        InputError, NumericalError: as `Session.scores`.
+        InputError, NumericalError: as `Measurements.scores`.
     """
     session = _session(suite, device)
-    return session.scores(_resolve(session, model), EvaluationSamples(samples, split, seed), progress)
+    return session.measure.scores(session.resolve(model), EvaluationSamples(samples, split, seed), progress)
 
 
 def calibrate(
@@ -126,20 +125,10 @@ def compare(
         on: samples per task (None takes all), split and seed.
 
     Raises:
-        InputError, NumericalError: as `Session.scores`.
+        InputError, NumericalError: as `Measurements.scores`.
     """
     session = _session(suite, device)
-    return session.compare(_resolve(session, a), _resolve(session, b), on, progress)
-
-
-def _resolve(session: Session, model: ModelId) -> ModelId:
-    """What a name stands for; InputError for an object that is no model of a suite."""
-    if not isinstance(model, str | CalibrationConfig | Weights | Calibrated):
-        raise InputError(
-            f"model: a {type(model).__name__} is no model of this suite; give its name, a folder or what featcal "
-            "returned, or make a suite with it: featcal.Suite.of(merged=…)"
-        )
-    return session.resolve(model)
+    return session.measure.compare(session.resolve(a), session.resolve(b), on, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:

@@ -6,15 +6,16 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
-class Results:
+class Results(Generic[K]):
     """Results by key, as many as a budget has room for; the least recently used goes first.
 
     Not safe for threads by itself: its owner has them take turns.
@@ -27,9 +28,9 @@ class Results:
     def __init__(self, budget: int, size: Callable[[object], int]) -> None:
         self.budget, self.taken = budget, 0
         self._size = size
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._kept: OrderedDict[K, tuple[Any, int]] = OrderedDict()
 
-    def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, key: K, make: Callable[[], T]) -> T:
         """The kept result, or else what `make` gives, to be kept. Where it raises, nothing is kept."""
         if key not in self._kept:
             made = make()
@@ -39,7 +40,7 @@ class Results:
         found: T = self._kept[key][0]
         return found
 
-    def keep(self, key: Hashable, result: object) -> None:
+    def keep(self, key: K, result: object) -> None:
         """Keep a result, in place of one with the same key; the least recently used make room."""
         size = self._size((key, result))
         self.drop(key)
@@ -50,7 +51,7 @@ class Results:
         self._kept[key] = result, size
         self.taken += size
 
-    def drop(self, key: Hashable) -> None:
+    def drop(self, key: K) -> None:
         """Keep it no longer, if it is kept."""
         self.taken -= self._kept.pop(key, (None, 0))[1]
 
@@ -59,10 +60,10 @@ class Results:
         self._kept.clear()
         self.taken = 0
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: K) -> bool:
         return key in self._kept
 
-    def __iter__(self) -> Iterator[Hashable]:
+    def __iter__(self) -> Iterator[K]:
         """The keys, least recently used first."""
         return iter(self._kept)
 

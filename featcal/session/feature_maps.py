@@ -15,7 +15,8 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from featcal.models.adapter import LAST_LAYER
 from featcal.session import projection
-from featcal.session.model_names import ModelId, model_key
+from featcal.session.model_ref import ModelRef
+from featcal.session.open_suite import Kind
 from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -26,6 +27,7 @@ from featcal.system.progress import Progress, silent
 EXPERT = "expert"
 Values = NDArray[np.float64]
 _VIEW = EvaluationSamples()
+_CLOUD, _PCA = Kind[tuple[list[int], Points]]("cloud"), Kind[Points]("PCA of a cloud")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class FeatureMaps:
     """
 
     session: Session
-    models: Mapping[str, ModelId]
+    models: Mapping[str, ModelRef]
     on: EvaluationSamples
 
     @staticmethod
@@ -53,7 +55,7 @@ class FeatureMaps:
         others = [name for name in names if name != EXPERT]
         if not others:
             raise InputError("features: name at least one model beside the expert")
-        return FeatureMaps(session, {EXPERT: EXPERT, **{name: session.resolve(name) for name in others}}, on)
+        return FeatureMaps(session, {name: session.resolve(name) for name in (EXPERT, *others)}, on)
 
     def map_layers(self, layer: str) -> list[str]:
         """The layers that share a map with this one, in forward order."""
@@ -61,21 +63,25 @@ class FeatureMaps:
 
     def key(self, *more: Hashable) -> Hashable:
         """Tells features of these models from others of the session."""
-        return (*map(model_key, self.models.values()), self.on, *more)
+        return (*(model.key for model in self.models.values()), self.on, *more)
 
     def features(self, task: str, layer: str, progress: Progress = silent) -> dict[str, dict[str, Tensor]]:
         """Features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
 
         Raises:
-            InputError: as `Session.layer_features`.
+            InputError: as `Measurements.layer_features`.
             NumericalError: a feature that is zero or not finite.
         """
         if layer != LAST_LAYER:
-            found = {n: self.session.layer_features(one, task, self.on, progress) for n, one in self.models.items()}
+            found = {
+                n: self.session.measure.layer_features(one, task, self.on, progress) for n, one in self.models.items()
+            }
             by_layer = {behind: {name: one[behind] for name, one in found.items()} for behind in self.map_layers(layer)}
             return _sound(by_layer, task)
-        others = {name: model for name, model in self.models.items() if model != EXPERT}
-        last = {name: self.session.features(model, self.on, progress).tasks[task] for name, model in others.items()}
+        others = {name: model for name, model in self.models.items() if not model.is_every_expert}
+        last = {
+            name: self.session.measure.features(model, self.on, progress).tasks[task] for name, model in others.items()
+        }
         expert = next(iter(last.values())).expert_features
         return _sound({LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}, task)
 
@@ -98,12 +104,12 @@ class FeatureMaps:
             width = max(part.shape[1] for part in parts)  # a vision tower's states are narrower than the decoder's
             return ids, np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
-        return self.session.get_or_make("cloud", self._key_of_map(task, layer, alone), make)
+        return self.session.get_or_make(_CLOUD, self._key_of_map(task, layer, alone), make)
 
     def pca(self, task: str, layer: str, alone: bool = False) -> Points:
         """`[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
         key = self._key_of_map(task, layer, alone)
-        return self.session.get_or_make("pca", key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
+        return self.session.get_or_make(_PCA, key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
 
     def to_frame(
         self,
@@ -124,7 +130,7 @@ class FeatureMaps:
             pooled: a last column `feature`: the feature itself, of unit norm.
 
         Raises:
-            InputError: no such task or layer, or as `Session.layer_features`.
+            InputError: no such task or layer, or as `Measurements.layer_features`.
             NumericalError: a feature that is zero or not finite.
         """
         chosen = _select_known("layer", layers, visible_layers(self.session))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 from featcal.baselines.folded import with_heads
-from featcal.baselines.options import KINDS, Baseline, options_of
+from featcal.baselines.options import KINDS
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import resolve
 from featcal.export.merge import recipe_for
-from featcal.family.opening import Calibrated, Family
+from featcal.family.opening import Family
 from featcal.formats.weights import Weights
-from featcal.session.fingerprint import model_stamp
 from featcal.suite.calibration_options import (
     ASKED,
     IDLE,
@@ -37,7 +33,6 @@ from featcal.suite.name_grammar import (
     known_option,
     model_name,
     parts_of,
-    reference_in,
     value_of,
 )
 from featcal.system.errors import InputError
@@ -45,46 +40,15 @@ from featcal.system.formatting import did_you_mean, exactly
 from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
 
-ModelId = str | CalibrationConfig | Weights | Calibrated
-"""A model of a suite: a name (`suite.name_grammar`), the options it is calibrated with, a calibration's result, or
-weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _RHO = "rho"
 
 
-def resolve_model(model: ModelId, family: Family) -> ModelId:
-    """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
-    paper's), of a baseline and of another model calibrated the name with all options, of every other model itself.
+def config_of(name: ModelName, family: Family) -> CalibrationConfig:
+    """Return the options of a calibration that is named; those that are not said are the suite's, else the paper's.
 
     Raises:
-        InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
+        InputError: an option that is unknown or outside its range.
     """
-    if isinstance(model, CalibrationConfig):
-        return resolve(model, family.adapter, family.suite.tasks)
-    if not isinstance(model, str):
-        return model
-    name = _read(model)
-    if name.kind in FITTED:
-        below = "merged" if name.of is None else _model_below(name, family)
-        return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
-    if name.kind != "calibrated":
-        return model
-    config = _config_of(name, family)
-    return config if name.of == "merged" else f"{full_name(config, family)}@{_model_below(name, family)}"
-
-
-def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
-    """The options of a calibration that is named, and the full name of the model that is calibrated.
-
-    Raises:
-        InputError: a name of another kind, or an option that is unknown or outside its range.
-    """
-    name = _read(model)
-    if name.kind != "calibrated":
-        raise InputError(f"model '{model}' is no calibration; write calibrated:lam=0.05,rho=2@{model}")
-    return _config_of(name, family), _model_below(name, family)
-
-
-def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     options: dict[str, Any] = {}
     for option, text in name.options:
         known_option(option, tuple(ASKED), "calibrated")
@@ -95,39 +59,16 @@ def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     return config_for(family, **options)
 
 
-def _model_below(name: ModelName, family: Family) -> str:
-    """The full name of the model that another one is made of."""
-    return full_name(resolve_model(name.of or "merged", family), family)
-
-
-def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
-    """The options of a baseline that is named, and the name of the model that it is made of.
-
-    Raises:
-        InputError: a name of another kind, or an option that is unknown or outside its range.
-    """
-    name = _read(model)
-    if name.kind not in FITTED:
-        raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
-    return options_of(name, family), name.of or "merged"
-
-
-def full_name(model: ModelId, family: Family) -> str:
-    """The name that `resolve_model` makes the same model of: of options all that matter most, and what differs from the
-    suite's; of an object that has no name its label.
-
-    >>> full_name("anchor:rho=2", None)
-    'anchor:rho=2'
-    """
-    if not isinstance(model, CalibrationConfig):
-        return label_of(model)
-    own, model = config_for(family), resolve(model, family.adapter, family.suite.tasks)
-    always = (*NUMBERS[model.recipe], "samples")
+def name_calibration(config: CalibrationConfig, family: Family) -> str:
+    """Return the name that stands for a calibration with these options: with all that matter most, and what differs
+    from the suite's."""
+    own = config_for(family)
+    always = (*NUMBERS[config.recipe], "samples")
     said = [
         f"{name}={_format_value(value)}"
         for name in OPTIONS
         if name not in IDLE
-        if (value := getattr(model, name)) != getattr(own, name) or name in always
+        if (value := getattr(config, name)) != getattr(own, name) or name in always
     ]
     return f"calibrated:{','.join(said)}"
 
@@ -177,7 +118,7 @@ def weights_of(model: str, family: Family) -> Weights:
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
     """
-    name = _read(model)
+    name = read_name(model)
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
@@ -189,7 +130,7 @@ def weights_of(model: str, family: Family) -> Weights:
     return family.merge(recipe_for(family.suite, model))
 
 
-def _read(model: str) -> ModelName:
+def read_name(model: str) -> ModelName:
     """The parts of a name that can mean one thing alone."""
     name = model_name(model)
     if model in WITH_OPTIONS and Path(model).exists():
@@ -219,42 +160,6 @@ def _rho(name: ModelName, model: str) -> float:
         known_option(option, (_RHO,), "anchor")
         return float(value_of(text, float, f"model '{model}': {_RHO}"))
     raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
-
-
-def label_of(model: ModelId) -> str:
-    """What charts, tables and documents call a model."""
-    if isinstance(model, str):
-        return model
-    if isinstance(model, CalibrationConfig):
-        return "calibrated"
-    return model.weights.label if isinstance(model, Calibrated) else model.label
-
-
-def model_key(model: ModelId) -> Hashable:
-    """Equal for the same model of one suite: a name, options, a checkpoint while its files are as they are, an object
-    that is the very same."""
-    if isinstance(model, CalibrationConfig):
-        return model
-    if not isinstance(model, str):
-        return Same(model)
-    reference = reference_in(model)
-    if reference is None:
-        return model
-    return model, Path.cwd(), model_stamp(reference, Path.cwd())
-
-
-class Same:
-    """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
-
-    def __init__(self, thing: object) -> None:
-        self._id, self._thing = id(thing), ref(thing)
-
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        thing = self._thing()
-        return isinstance(other, Same) and thing is not None and other._thing() is thing
 
 
 def recorded_config(folder: Path) -> CalibrationConfig:

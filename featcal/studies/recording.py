@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from featcal.session.model_names import ModelId, full_name, label_of
+from featcal.session.model_ref import ModelId
+from featcal.session.open_suite import Kind
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, Measured, TaskValue, current_maker, new_run, suite_hash
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
+
+_RECORDED, _SUITE_HASH = Kind[str]("why it is not recorded"), Kind[str]("hash of the suite")
 
 
 def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, history: History) -> str:
@@ -22,7 +25,7 @@ def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, hi
         Why it is not kept, or "".
 
     Raises:
-        FeatcalError: as `Session.features`. A history that cannot be written says so itself.
+        FeatcalError: as `Measurements.features`. A history that cannot be written says so itself.
     """
 
     def make() -> str:
@@ -30,9 +33,9 @@ def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, hi
         return "" if kept else history.problems[-1]
 
     key = str(history.folder), model, on
-    problem = session.get_or_make("recorded", key, make)
+    problem = session.get_or_make(_RECORDED, key, make)
     if problem:  # which may be over when somebody asks again
-        session.forget("recorded", key)
+        session.forget(_RECORDED, key)
     return problem
 
 
@@ -47,52 +50,53 @@ def count_looks(
     Args:
         place: where the scores are shown, such as "featcal evaluate".
     """
-    new = [model for model in models if not session.has_scores(model, on)]
+    new = [model for model in models if not session.measure.has_scores(model, on)]
     try:
         yield
     finally:
         for model in new:
-            if session.has_scores(model, on) and (on.split or session.split) == "test":
-                history.look(hash_of(session), full_name(model, session.family), place)
+            if session.measure.has_scores(model, on) and (on.split or session.split) == "test":
+                history.look(hash_of(session), session.resolve(model).name, place)
 
 
 def hash_of(session: Session) -> str:
     """The suite's hash, as it was when the session first asked."""
-    return session.get_or_make("suite hash", None, lambda: suite_hash(session.family.suite))
+    return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite))
 
 
 def run_of(session: Session, model: ModelId) -> HistoryEntry:
     """The run that a model of the suite is, given by its name or by the options of its calibration."""
-    options = {}
-    if isinstance(model, CalibrationConfig):
-        options = {name: value for name, value in asdict(model).items() if name not in IDLE}
+    one = session.resolve(model)
+    config = {} if one.calibration is None else asdict(one.calibration)
+    options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
-    return new_run(suite, full_name(model, session.family), options, current_maker(session.family.compute.device.type))
+    return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
 
 
 def measure(session: Session, model: ModelId, on: EvaluationSamples) -> Measured:
     """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
 
     Raises:
-        InputError: as `Session.features` and `Session.quick_scores`.
+        InputError: as `Measurements.features` and `Measurements.quick_scores`.
         NumericalError: a drift that is not finite, whose record would be no number.
     """
+    one = session.resolve(model)
     try:
-        scores = session.quick_scores(model, on).to_json()["tasks"]
+        scores = session.measure.quick_scores(one, on).to_json()["tasks"]
     except NoScores:
         scores = {}
     drift = {}
-    if model != "expert":  # which has none
-        features = session.features(model, on)
-        drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
+    if not one.is_every_expert:  # which has none
+        features = session.measure.features(one, on)
+        drift = {task: found.layers[-1].relative_drift for task, found in features.tasks.items()}
     for task, value in drift.items():
         if not math.isfinite(value):
             raise NumericalError(
-                f"task '{task}': the relative final drift of {label_of(model)} is {value}: the mean norm of the "
+                f"task '{task}': the relative final drift of {one.label} is {value}: the mean norm of the "
                 "expert's final features is 0 or not finite; see its checkpoint and samples"
             )
     seconds = None
-    if isinstance(model, CalibrationConfig):
-        seconds = float(session.calibrate(model).record["seconds"]["total"])
-    values = {task: TaskValue(**one) for task, one in scores.items()}
+    if one.calibration is not None:
+        seconds = float(session.fit.calibrate(one).record["seconds"]["total"])
+    values = {task: TaskValue(**score) for task, score in scores.items()}
     return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

@@ -14,14 +14,14 @@ import torch
 
 from featcal.formats.weights import Overlay, Weights
 from featcal.session.fingerprint import model_stamp
-from featcal.session.model_names import ModelId, full_name
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, TaskValue, current_maker
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
-from featcal.suite.name_grammar import FITTED, model_name, reference_in
+from featcal.suite.name_grammar import reference_in
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
 from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rss_bytes, silent
@@ -138,18 +138,18 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
     if known is None:
         known, final = _measure(session, point, named, on)
         if known.scores and on.scores.split == "test":
-            history.look(hash_of(session), full_name(named, of.family), "a study")
+            history.look(hash_of(session), named.name, "a study")
         if final:
             rows.put(hash_of(session), identity, known)
     return Row(point, needed, known)
 
 
-def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict[str, Any]:
+def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dict[str, Any]:
     """Tells rows of one suite apart: the model with all its options, the samples, and who measures."""
     family = (point.of or session).family
-    model: Any = full_name(named, family)
-    if isinstance(named, CalibrationConfig):
-        model = {name: value for name, value in asdict(named).items() if name not in IDLE}
+    model: Any = named.name
+    if named.calibration is not None:
+        model = {name: value for name, value in asdict(named.calibration).items() if name not in IDLE}
     views = [[one.split or session.split, one.samples, one.seed] for one in on]
     device = family.compute.device.type
     of = None if point.of is None else hash_of(point.of)
@@ -160,7 +160,7 @@ def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict
     return tuples_as_lists
 
 
-def _measure(session: Session, point: Point, named: ModelId, on: Views) -> tuple[Found, bool]:
+def _measure(session: Session, point: Point, named: ModelRef, on: Views) -> tuple[Found, bool]:
     """What there is to say of a model, and whether it will be the same the next time: of failures, where it is the
     method's own. A disk that is full or a file that is missing may be there later."""
     try:
@@ -181,59 +181,59 @@ def _failure(why: str) -> Found:
     return Found({}, {}, {}, {}, {}, None, {}, why)
 
 
-def _measure_beside(session: Session, point: Point, named: ModelId) -> Mapping[str, float]:
+def _measure_beside(session: Session, point: Point, named: ModelRef) -> Mapping[str, float]:
     if point.beside is None:
         return {}
-    assert isinstance(named, CalibrationConfig)
-    return point.beside(point.of or session, named)
+    assert named.calibration is not None
+    return point.beside(point.of or session, named.calibration)
 
 
-def _make(of: Session, point: Point, named: ModelId) -> tuple[ModelId, Cost, dict[str, float]]:
+def _make(of: Session, point: Point, named: ModelRef) -> tuple[ModelRef, Cost, dict[str, float]]:
     """A model with every tensor that is computed with in memory, what that cost, and by stage where its record says."""
-    if named == EXPERT:
+    if named.is_every_expert:
         return named, Cost(), {}
     maker = Session(of.family, one_shot=True)  # which finds nothing that another model has left
     with measure_cost() as cost:
         weights, stages = _weights(maker, point, named)
         held = Overlay(weights.label, weights, weights.read(of.family.adapter.tower))
-    return held, cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
+    return of.resolve(held), cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
 
 
-def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Mapping[str, Any]]:
+def _weights(maker: Session, point: Point, named: ModelRef) -> tuple[Weights, Mapping[str, Any]]:
     if point.make is not None:
-        assert isinstance(named, CalibrationConfig)
-        return point.make(maker, named), {}
-    if isinstance(named, CalibrationConfig):
-        result = maker.calibrate(named)
+        assert named.calibration is not None
+        return point.make(maker, named.calibration), {}
+    if named.calibration is not None:
+        result = maker.fit.calibrate(named)
         return result.weights, result.record["seconds"]
-    if isinstance(named, str) and model_name(named).kind in FITTED:
-        fitted = maker.fit(named)
+    if named.baseline is not None:
+        fitted = maker.fit.baseline(named)
         return fitted.weights, fitted.record["seconds"]
-    return maker.weights(named), {}
+    return maker.fit.weights(named), {}
 
 
-def _score(session: Session, model: ModelId, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
+def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
     """Scores by task; none where the samples have no labels."""
     with measure_cost() as cost:
         try:
-            scores = session.scores(model, view).tasks
+            scores = session.measure.scores(model, view).tasks
         except NoScores:
             scores = {}
     return {task: TaskValue(one.metric, one.value, one.n) for task, one in scores.items()}, cost
 
 
 def _measure_distance(
-    session: Session, model: ModelId, view: EvaluationSamples
+    session: Session, model: ModelRef, view: EvaluationSamples
 ) -> tuple[dict[str, float], dict[str, float], Cost]:
     """Relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
 
     Raises:
         NumericalError: a drift that is not finite.
     """
-    if model == EXPERT:
+    if model.is_every_expert:
         return dict.fromkeys(session.tasks, 0.0), dict.fromkeys(session.tasks, 1.0), Cost()
     with measure_cost() as cost:
-        tasks = session.features(model, view).tasks
+        tasks = session.measure.features(model, view).tasks
     drift = {task: one.layers[-1].relative_drift for task, one in tasks.items()}
     cosine = {task: float(one.cosine.mean()) for task, one in tasks.items()}
     for task, value in drift.items():

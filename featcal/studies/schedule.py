@@ -2,7 +2,7 @@
 
 Forward order is Algorithm 1. "stale" fits every block behind a block that is still the merged one, "parallel" fits all
 blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
-(`Session.sources`); here whole models are made of it and scored, and that excess stands beside them. It is defined for
+(`Fits.sources`); here whole models are made of it and scored, and that excess stands beside them. It is defined for
 the paper's recipe alone.
 """
 
@@ -65,7 +65,7 @@ def _order_point(point: Point, order: str) -> Point:
 def excess(session: Session, config: CalibrationConfig, source: str) -> float:
     """What Prop. 8 says of an order before any model is made in it: excess of its feature source over the minimum of
     the local objective, mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
-    found = [one.relative for one in session.sources(config) if one.source == source]
+    found = [one.relative for one in session.fit.sources(config) if one.source == source]
     return sum(found) / len(found)
 
 

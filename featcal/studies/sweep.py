@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, measure, run_of
@@ -113,7 +113,7 @@ def run_sweep(
         history: left out, the user's own.
 
     Raises:
-        InputError: samples without labels, or as `Session.quick_scores`.
+        InputError: samples without labels, or as `Measurements.quick_scores`.
         NumericalError: as `calibrate`.
     """
     history = history or History()
@@ -189,10 +189,10 @@ def _measure(session: Session, model: ModelId, on: EvaluationSamples, progress: 
     Raises:
         InputError: it cannot be scored.
     """
-    if isinstance(model, CalibrationConfig):
-        session.calibrate(model, progress)
-    session.features(model, on, progress)
-    session.quick_scores(model, on)  # says why there are none
+    if session.resolve(model).calibration is not None:
+        session.fit.calibrate(model, progress)
+    session.measure.features(model, on, progress)
+    session.measure.quick_scores(model, on)  # says why there are none
     return measure(session, model, on)
 
 

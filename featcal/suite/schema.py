@@ -39,7 +39,7 @@ from featcal.system.sandbox import require_inside
 if TYPE_CHECKING:
     from featcal.suite.objects import SuiteOptions
 
-ModelRef = Annotated[str, Field(min_length=1)]
+Reference = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
 `REF+ADAPTER` is a model with a LoRA adapter."""
 
@@ -82,7 +82,7 @@ else:  # the fields are those of CalibrationConfig
 class Task(Strict):
     """One task: its expert, its samples and how its answers are scored."""
 
-    expert: ModelRef
+    expert: Reference
     calibration: Source | None = None
     validation: Source | None = None
     test: Source | None = None
@@ -152,8 +152,8 @@ class Suite(Strict):
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
-    base: ModelRef
-    merged: ModelRef | MergeRecipe
+    base: Reference
+    merged: Reference | MergeRecipe
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
     calibration: CalibrationDefaults = CalibrationDefaults()
     vocabulary: Literal["exact", "base"] = "exact"

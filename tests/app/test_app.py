@@ -21,8 +21,11 @@ from app import downloads, export, opening
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
+from featcal.session.fits import Fits
+from featcal.session.measurements import Measurements
 from featcal.session.model_names import calibrate_command
-from featcal.session.session import Session, open_session
+from featcal.session.model_ref import MERGED
+from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
@@ -169,8 +172,8 @@ def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
 
 def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
     session = open_session(str(sentences))
-    ledger = session.ledger("merged", DriftOptions(16, output=True))
-    for task, score in session.quick_scores("merged", EvaluationSamples(16)).tasks.items():
+    ledger = session.measure.drift("merged", DriftOptions(16, output=True))
+    for task, score in session.measure.quick_scores("merged", EvaluationSamples(16)).tasks.items():
         output = ledger.tasks[task].output
         assert output is not None
         assert score.metric == "first_token"
@@ -319,7 +322,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     def fail(*_: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
-    monkeypatch.setattr(Session, "calibrate", fail)
+    monkeypatch.setattr(Fits, "calibrate", fail)
     app = opened(tiny_suite_file, "calibrate")
     assert not app.exception
     assert app.error[0].value == "not positive definite; raise lam"
@@ -328,19 +331,21 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
 @pytest.mark.parametrize(
     ("page", "step"),
     [
-        ("drift", "ledger"),
-        ("drift", "calibrate"),
-        ("calibrate", "features"),
-        ("features", "features"),
-        ("cosines", "features"),
-        ("accuracy", "calibrate"),
+        ("drift", (Measurements, "drift")),
+        ("drift", (Fits, "calibrate")),
+        ("calibrate", (Measurements, "features")),
+        ("features", (Measurements, "features")),
+        ("cosines", (Measurements, "features")),
+        ("accuracy", (Fits, "calibrate")),
     ],
 )
-def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str, step: str) -> None:
+def test_a_failure_is_a_message(
+    tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str, step: tuple[type, str]
+) -> None:
     def fail(*_: object) -> None:
         raise NumericalError("task 'a': final features are not finite")
 
-    monkeypatch.setattr(Session, step, fail)
+    monkeypatch.setattr(*step, fail)
     app = opened(tiny_suite_file, page, b="calibrated")
     assert not app.exception
     assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
@@ -386,11 +391,11 @@ def test_the_command_line_keeps_names_with_commas_apart() -> None:
 def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
     configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
-    scores = session.scores("merged")
+    scores = session.measure.scores("merged")
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
-        models = {"merged": "merged", "calibrated": config}
+        models = {"merged": MERGED, "calibrated": session.resolve(config)}
         origin = downloads.sample_origin(session, EvaluationSamples(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"

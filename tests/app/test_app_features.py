@@ -87,7 +87,7 @@ def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Pat
     app = opened(tiny_suite_file, "features", layer="block 1", n="8", **BOTH)
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
-    shown = FeatureMaps(session, {name: name for name in SHOWN}, EvaluationSamples(8))
+    shown = FeatureMaps(session, {name: session.resolve(name) for name in SHOWN}, EvaluationSamples(8))
     by_layer = shown.features(session.tasks[0], "block 1")
     assert list(by_layer) == [f"block {i}" for i in range(BLOCKS)]
     rows = [one / one.norm(dim=1, keepdim=True) for models in by_layer.values() for one in models.values()]

@@ -15,7 +15,8 @@ from tiny_clip import BLOCKS, TASKS
 
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables
-from featcal.session.session import Session, open_session
+from featcal.session.fits import Fits
+from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
@@ -77,7 +78,7 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     assert (chooser(app, "blocks").value, chooser(app, "maps").value) == (["block 1"], [])  # all kinds are no choice
     assert "--seed 7 --blocks 'block 1' --out" in app.code[-1].value
     session = open_session(tiny_suite_file, resident=True)
-    measured = session.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
+    measured = session.measure.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
     assert app.metric[0].value == f"{measured.macro_cosine:.3f}"
 
 
@@ -99,10 +100,10 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     session, other = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.2)
 
     def drift(config: CalibrationConfig) -> float:
-        tasks = session.features(config, ON).tasks.values()
+        tasks = session.measure.features(config, ON).tasks.values()
         return sum(task.layers[2].relative_drift for task in tasks) / len(TASKS)
 
-    found = session.preview(CONFIG, "block 1", ON).solve(other)
+    found = session.fit.preview(CONFIG, "block 1", ON).solve(other)
     said = app.success[0].value
     assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}" in said
     assert f"The preview said {sum(found.drift.values()) / len(TASKS):.4f}" in said
@@ -114,7 +115,7 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     def fail(*_: object, **__: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
-    monkeypatch.setattr("featcal.session.session.calibrate", fail)
+    monkeypatch.setattr("featcal.session.fits.calibrate", fail)
     control(app, "rho").set_value(0.4).run()
     assert not app.exception
     assert "Preview of block 1, blocks in front as before" in app.info[0].value
@@ -126,7 +127,10 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
     frame = table(app, "final drift").set_index("model")
     assert list(frame.index) == ["merged", "anchor only, rho 1.5", "calibrated"]
     session = open_session(tiny_suite_file, resident=True)
-    measured, scored = session.features("anchor:rho=1.5", ON), session.quick_scores("anchor:rho=1.5", ON)
+    measured, scored = (
+        session.measure.features("anchor:rho=1.5", ON),
+        session.measure.quick_scores("anchor:rho=1.5", ON),
+    )
     row = frame.loc["anchor only, rho 1.5"]
     assert row["score, %"] == pytest.approx(100 * scored.average)
     drifts = [task.layers[-1].relative_drift for task in measured.tasks.values()]
@@ -145,13 +149,13 @@ def test_where_it_helps_is_a_map_of_tasks_and_layers(tiny_suite_file: Path) -> N
     assert healthy(app)
     assert charts(app) == 4
     session = open_session(tiny_suite_file, resident=True)
-    before, after = (session.features(model, ON) for model in ("merged", CONFIG))
+    before, after = (session.measure.features(model, ON) for model in ("merged", CONFIG))
     changed = repair_tables.drift_change(before, after)
     assert len(changed) == len(TASKS) * (BLOCKS + 2)
     row = changed[(changed["task"] == TASKS[1]) & (changed["layer"] == "block 1")].iloc[0]
     own = after.tasks[TASKS[1]].layers[2].relative_drift - before.tasks[TASKS[1]].layers[2].relative_drift
     assert row["change"] == pytest.approx(own)
-    ledgers = [session.ledger(model, DriftOptions(64, attribution=True)) for model in ("merged", CONFIG)]
+    ledgers = [session.measure.drift(model, DriftOptions(64, attribution=True)) for model in ("merged", CONFIG)]
     booked = repair_tables.contribution_change(ledgers[0], ledgers[1])
     for task in TASKS:
         final = after.tasks[task].layers[-1].relative_drift - before.tasks[task].layers[-1].relative_drift
@@ -173,7 +177,7 @@ def test_three_seeds_show_their_spread(tiny_suite_file: Path) -> None:
     assert charts(app) == 4
     frame = table(app, "range").set_index("task")
     session = open_session(tiny_suite_file, resident=True)
-    own = [100 * session.quick_scores(replace(CONFIG, samples=8, seed=seed), ON).average for seed in (5, 6, 7)]
+    own = [100 * session.measure.quick_scores(replace(CONFIG, samples=8, seed=seed), ON).average for seed in (5, 6, 7)]
     average = frame.loc["average"]
     assert [average[f"seed {seed}"] for seed in (5, 6, 7)] == pytest.approx(own)
     assert average["mean"] == pytest.approx(sum(own) / 3)
@@ -198,13 +202,13 @@ def test_a_spread_keeps_tasks_apart() -> None:
 @pytest.mark.slow
 def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    real = Session.conditioning
+    real = Fits.conditioning
 
-    def counted(self: Session, *args: Any) -> Any:
+    def counted(self: Fits, *args: Any) -> Any:
         asked.append(args)
         return real(self, *args)
 
-    monkeypatch.setattr(Session, "conditioning", counted)
+    monkeypatch.setattr(Fits, "conditioning", counted)
     app = opened(tiny_suite_file, "calibrate")
     assert asked == []
     control(app, "conditioning").set_value(True).run()
@@ -226,7 +230,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in app.code[-1].value
     assert any("this block answers first" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
-    drift = session.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
+    drift = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
     assert app.metric[0].value == f"{drift:.3f}"
     control(app, "beta").set_value(0.0).run()
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"

@@ -77,7 +77,7 @@ def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file:
 
 def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: Family) -> None:
     opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
-    alone = Session(tiny).quick_scores(CalibrationConfig(samples=8, rho=1.5), EvaluationSamples(8))
+    alone = Session(tiny).measure.quick_scores(CalibrationConfig(samples=8, rho=1.5), EvaluationSamples(8))
     found = recorded()[1.5].find_measured("features", "validation", 8, 42)
     assert isinstance(found, Measured)
     assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}

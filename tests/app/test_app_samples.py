@@ -21,6 +21,7 @@ from app import flips, samples, state
 from app.selection import HOME, MOST_PICKED, Selection, from_query
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
+from featcal.session.model_ref import MERGED
 from featcal.session.session import Session, open_session
 from featcal.suite.views import EvaluationSamples
 
@@ -46,7 +47,7 @@ def flips_of(suite: Path, task: str) -> list[str]:
     """What became of a task's test samples from merged to calibrated, of scores alone."""
     session = open_session(str(suite))
     before, after = (
-        session.scores(session.resolve(one), WHOLE).tasks[task] for one in ("merged", "calibrated:samples=64")
+        session.measure.scores(session.resolve(one), WHOLE).tasks[task] for one in ("merged", "calibrated:samples=64")
     )
     names = {(False, True): "fixed", (True, False): "broken", (True, True): "both right", (False, False): "both wrong"}
     pairs = zip(before.predictions == before.labels, after.predictions == after.labels, strict=True)
@@ -56,7 +57,7 @@ def flips_of(suite: Path, task: str) -> list[str]:
 def test_every_difference_of_scores_has_its_interval(tiny_suite_file: Path) -> None:
     app = scored(tiny_suite_file)
     session = open_session(str(tiny_suite_file))
-    found = session.compare("merged", session.resolve("calibrated:samples=64"), WHOLE)
+    found = session.measure.compare("merged", session.resolve("calibrated:samples=64"), WHOLE)
     table = frame_with(app, "from", "to", "McNemar p")
     for row, task in zip(table.to_dict("records"), TASKS, strict=True):
         one = found.tasks[task]
@@ -85,7 +86,7 @@ def test_flips_can_be_filtered_and_sorted(tiny_suite_file: Path) -> None:
     drift = frame_with(app, "flip")["calibrated drift"].tolist()
     assert drift == sorted(drift, reverse=True)
     assert len(drift) == len(expected)
-    measured = open_session(str(tiny_suite_file)).features("merged", WHOLE).tasks[TASKS[1]]
+    measured = open_session(str(tiny_suite_file)).measure.features("merged", WHOLE).tasks[TASKS[1]]
     shown = frame_with(app, "flip").sort_values("sample")
     assert shown["merged drift"].tolist() == pytest.approx(measured.layers[-1].drift.tolist())
 
@@ -119,7 +120,10 @@ def panel_alone(suite: str, models: dict[str, str], task: str, n: int, picked: l
     from featcal.suite.views import EvaluationSamples
 
     state.begin("panel")
-    samples.panel(open_session(suite), models, task, EvaluationSamples(n), picked)
+    session = open_session(suite)
+    samples.panel(
+        session, {shown: session.resolve(one) for shown, one in models.items()}, task, EvaluationSamples(n), picked
+    )
 
 
 def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
@@ -129,9 +133,9 @@ def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
     table = app.dataframe[0].value
     assert table["sample"].tolist() == [4, 0]
     session = open_session(str(tiny_suite_file))
-    task = session.features("merged", EvaluationSamples(5)).tasks[TASKS[0]]
+    task = session.measure.features("merged", EvaluationSamples(5)).tasks[TASKS[0]]
     assert table["merged cosine"].tolist() == pytest.approx(task.cosine[[4, 0]].tolist())
-    margins = session.margins("base", EvaluationSamples(5))[TASKS[0]]
+    margins = session.measure.margins("base", EvaluationSamples(5))[TASKS[0]]
     assert table["base margin"].tolist() == pytest.approx(margins[[4, 0]].tolist())
     assert "expert margin" in table
     assert "flip" not in table
@@ -153,7 +157,7 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
     button(app, "answer in full").click().run()
     assert healthy(app)
     table = app.dataframe[0].value
-    said = session.scores("merged", EvaluationSamples(6)).tasks[TEXT_TASKS[0]].predictions
+    said = session.measure.scores("merged", EvaluationSamples(6)).tasks[TEXT_TASKS[0]].predictions
     assert table["merged"].tolist() == [said[1], said[2]]
     assert not any("first token" in one.value for one in app.caption)
     assert [one.value for one in app.text] == list(
@@ -239,7 +243,10 @@ def test_what_is_picked_belongs_to_its_split() -> None:
 
 def test_a_gain_is_none_where_scores_are_not_of_the_same_samples(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
-    few, more = session.quick_scores("merged", EvaluationSamples(4)), session.quick_scores("base", EvaluationSamples(5))
+    few, more = (
+        session.measure.quick_scores("merged", EvaluationSamples(4)),
+        session.measure.quick_scores("base", EvaluationSamples(5)),
+    )
     assert flips.gain({"a": few, "b": more}, ("a", "b")) is None
     same = flips.gain({"a": few, "b": few}, ("a", "b"))
     assert same is not None
@@ -251,14 +258,14 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
     from featcal.suite.schema import load_suite
 
     session = Session(open_family(load_suite(tiny_suite_file), "cpu"))
-    models = {"merged": "merged"}
+    models = {"merged": MERGED}
     nothing = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert (nothing.answers, nothing.margin, nothing.drift) == (None, None, None)
-    session.scores("merged", EvaluationSamples(4))
+    session.measure.scores("merged", EvaluationSamples(4))
     answered = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert answered.answers is not None
     assert answered.drift is None
-    session.features("merged", EvaluationSamples(4))
+    session.measure.features("merged", EvaluationSamples(4))
     walked = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert walked.answers == answered.answers
     assert walked.margin is not None

@@ -16,6 +16,8 @@ from streamlit.testing.v1 import AppTest
 
 from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
+from featcal.calibration.calibrate import CalibrationResult, calibrate
+from featcal.family.opening import Family
 from featcal.preflight.check import Preflight
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.session import open_session
@@ -95,14 +97,21 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
         assert control(app, "layer").value == layer
 
 
-def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
+def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[CalibrationConfig] = []
+
+    def counted(family: Family, config: CalibrationConfig, **more: Any) -> CalibrationResult:
+        computed.append(config)
+        return calibrate(family, config, **more)
+
+    monkeypatch.setattr("featcal.session.fits.calibrate", counted)
     app = opened(own_suite_file, "calibrate", **OPTIONS)
     cosine = app.metric[0].value
     go(app, "cosines")
     session = open_session(own_suite_file, resident=True)  # the app holds it
     config = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
-    assert cosine == f"{session.features(config).macro_cosine:.3f}"
-    assert [key for kind, key in session._results if kind == "calibrated"] == [config]  # and nothing else on the way
+    assert cosine == f"{session.measure.features(config).macro_cosine:.3f}"
+    assert computed == [config]  # and nothing else on the way
 
 
 def test_the_offered_folder_says_what_is_written(tiny_suite_file: Path, edit_suite: Edit, tmp_path: Path) -> None:
@@ -334,7 +343,7 @@ def test_impossible_paths_are_refused_when_the_suite_is_opened(edit_suite: Edit,
     suite = state.load_suite(file)
     assert suite_stamp(suite)[2]
     with pytest.raises(InputError, match=r"no path '"):
-        open_session(file).scores("base")
+        open_session(file).measure.scores("base")
 
 
 def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_the_same_options_give_the_same_model(tiny: Family) -> None:
 def test_test_inputs_are_seen_under_a_name_that_says_so_alone(tiny: Family) -> None:
     """Neither labels nor another split: the test inputs of a suite whose other splits are gone."""
     session = Session(tiny)
-    on_test, own = (session.fit(f"{kind}:samples=6,steps=5") for kind in ("adamerging-test", "adamerging"))
+    on_test, own = (session.fit.baseline(f"{kind}:samples=6,steps=5") for kind in ("adamerging-test", "adamerging"))
     assert (on_test.record["split"], own.record["split"]) == ("test", "calibration")
     assert on_test.record["entropy_before"] != own.record["entropy_before"]
     drawn = {task: tiny.samples(task, "test", 6, 42).indices for task in TASKS}

@@ -20,7 +20,7 @@ from featcal.baselines.fit import fit
 from featcal.baselines.options import Coefficients
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 
 FEW = Coefficients(samples=12)
 
@@ -138,7 +138,7 @@ def test_the_optimum_has_no_gradient() -> None:
 
 
 def test_a_model_like_any_other(tiny: Family, tmp_path: Path) -> None:
-    assert resolve_model("coefficients:samples=8", tiny) == "coefficients:samples=8,seed=42"
+    assert resolve_model("coefficients:samples=8", tiny).name == "coefficients:samples=8,seed=42"
     found = fit(tiny, FEW)
     written = found.save(tmp_path / "out")
     assert written["coefficients"] == found.record["coefficients"]

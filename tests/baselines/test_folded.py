@@ -107,7 +107,7 @@ def test_class_prompts_become_a_table(tiny: Family, tiny_suite_file: Path, tmp_p
     done = CliRunner().invoke(commands, asked, catch_exceptions=False)
     assert json.loads(done.stdout)["heads"] == {task: ["cat", "dog", "fish"] for task in PICTURES}
     session = open_session(load_suite(tiny_suite_file), "cpu")
-    model, read = (session.weights(session.resolve(one)) for one in (name, str(out)))
+    model, read = (session.fit.weights(session.resolve(one)) for one in (name, str(out)))
     shared = scoring_heads(tiny, "test", dict.fromkeys(PICTURES, model))
     for task in PICTURES:
         batches = batches_of(tiny.samples(task, "test", None, 0), 12, tiny.compute.device)

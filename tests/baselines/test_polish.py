@@ -130,7 +130,7 @@ def test_the_record_and_the_card_name_the_model_that_was_polished(tiny: Family, 
     """Another model than the suite's stands with its hash among the inputs, with hashes of the samples."""
     suite = Session(tiny)
     calibrate_to_folder(tiny, config_for(tiny, samples=6), tmp_path / "own")
-    record = suite.fit(f"polished:samples=6,steps=1@{tmp_path / 'own'}").save(tmp_path / "out")
+    record = suite.fit.baseline(f"polished:samples=6,steps=1@{tmp_path / 'own'}").save(tmp_path / "out")
     weights = tmp_path / "own" / "model.safetensors"
     assert record["inputs"]["merged"] == {weights.name: sha256(weights)}
     assert f"| merged model | {tmp_path / 'own'} |" in (tmp_path / "out" / "README.md").read_text()

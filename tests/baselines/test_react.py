@@ -16,7 +16,7 @@ from featcal.evaluation.evaluate import task_features
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.model import Model
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.system.errors import InputError
 
 RIDGE = 0.3
@@ -111,7 +111,7 @@ def test_a_model_of_it(tiny: Family) -> None:
 
 
 def test_names(tiny: Family) -> None:
-    assert resolve_model("react@tsv-m", tiny) == "react:samples=256,seed=42,ridge=0.1@tsv-m"
+    assert resolve_model("react@tsv-m", tiny).name == "react:samples=256,seed=42,ridge=0.1@tsv-m"
     with pytest.raises(InputError, match="react: ridge is 0"):
         replace(React(), ridge=0.0)
     operated = fit(tiny, React(samples=12)).weights

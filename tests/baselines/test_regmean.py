@@ -26,7 +26,7 @@ from featcal.calibration.closed_form import SolveError
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.models.lane import Kept
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.name_grammar import FITTED, model_name
 from featcal.system.errors import InputError, NumericalError
@@ -153,7 +153,7 @@ def test_the_plain_regression_is_a_minimum(tiny64: Family) -> None:
 
 def test_names(tiny: Family) -> None:
     assert set(KINDS) == set(FITTED)
-    assert resolve_model("regmean:samples=8", tiny) == "regmean:samples=8,seed=42,reduce=0.95"
+    assert resolve_model("regmean:samples=8", tiny).name == "regmean:samples=8,seed=42,reduce=0.95"
     assert options_of(model_name("regmean++:reduce=0.5"), tiny) == RegMeanPlusPlus(reduce=0.5)
     for name, message in {
         "regmean:reduce=2": r"reduce is 2\.0; it lies in \[0, 1\]",
@@ -167,13 +167,13 @@ def test_names(tiny: Family) -> None:
 def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(tiny)
     name = session.resolve("regmean:samples=8")
-    first = session.weights(name)
-    assert session.weights("regmean:seed=42,samples=8") is first
+    first = session.fit.weights(name)
+    assert session.fit.weights("regmean:seed=42,samples=8") is first
     again = fit(tiny, RegMean(samples=8), experts=expert_passes(tiny, RegMean(samples=8).counting, Kept(2**26)))
     names = tiny.adapter.tower
     for tensor, other in zip(first.read(names).values(), again.weights.read(names).values(), strict=True):
         assert tensor.equal(other)
-    assert session.scores(name).average == evaluate(tiny, again).average
+    assert session.measure.scores(name).average == evaluate(tiny, again).average
 
 
 WRITTEN = ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8", "esm:samples=8", "fisher:samples=4")
@@ -186,7 +186,7 @@ def test_merge_writes_it(name: str, tiny_suite_file: Path, tiny: Family, tmp_pat
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["verified"] == "reloaded"
-    assert document["model"] == resolve_model(name, tiny)
+    assert document["model"] == resolve_model(name, tiny).name
     assert evaluate(tiny, str(out)).average == evaluate(tiny, name).average
 
 

@@ -22,7 +22,7 @@ from featcal.evaluation.evaluate import task_features
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.model import Model, map_features
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.system.errors import InputError
 
 FEW = Surgery(samples=12, steps=100, rate=0.01, rank=4, batch=5)
@@ -88,8 +88,8 @@ def test_the_first_step_is_adams_on_the_absolute_difference(tiny64: Family) -> N
 
 def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     name = "surgery:samples=12,steps=100,rate=0.01,rank=4,batch=5@calibrated:samples=8"
-    assert resolve_model("surgery", tiny) == "surgery:samples=256,seed=42,rank=16,steps=1000,rate=0.001,batch=16"
-    assert "rank=128" in str(resolve_model("probsurgery", tiny))
+    assert resolve_model("surgery", tiny).name == "surgery:samples=256,seed=42,rank=16,steps=1000,rate=0.001,batch=16"
+    assert "rank=128" in resolve_model("probsurgery", tiny).name
     assert measure_drift(tiny, name, split="calibration").macro_cosine > (
         measure_drift(tiny, "calibrated:samples=8", split="calibration").macro_cosine
     )

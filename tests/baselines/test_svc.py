@@ -19,7 +19,8 @@ from featcal.baselines.svc import matrix
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.server.orders import order
-from featcal.session.model_names import model_key, resolve_model, weights_of
+from featcal.session.model_names import weights_of
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.name_grammar import ModelName, model_name, reference_in
 from featcal.system.errors import InputError
@@ -76,10 +77,10 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
         None,
         "owner/model@main",
     ]
-    assert resolve_model("svc@merged", tiny) == resolve_model("svc", tiny) == "svc:alpha=0.1"
-    own = resolve_model("svc@calibrated:samples=8", tiny)
+    assert resolve_model("svc@merged", tiny).name == resolve_model("svc", tiny).name == "svc:alpha=0.1"
+    own = resolve_model("svc@calibrated:samples=8", tiny).name
     assert own == "svc:alpha=0.1@calibrated:lam=0.05,rho=2,alpha=0.3,samples=8"
-    assert resolve_model(own, tiny) == own
+    assert resolve_model(own, tiny).name == own
     for name, message in {
         "svc@": "names no model after @",
         "svc:alpha=0": "alpha is 0.0; it is above 0 and finite",
@@ -95,23 +96,24 @@ def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Pa
     folder = tmp_path / "model"
     name = f"svc:alpha=0.1@{folder}"
     fit(tiny.with_merged(tiny.experts[TASKS[0]], "expert"), Svc()).save(folder)
-    before, ordered = model_key(name), order("scores", str(tiny_suite_file), {"model": name})
+    model = resolve_model(name, tiny)
+    before, ordered = model.key, order("scores", str(tiny_suite_file), {"model": name})
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
-    assert model_key(name) != before
+    assert resolve_model(name, tiny).key == model.key != before
     assert order("scores", str(tiny_suite_file), {"model": name}).key != ordered.key
 
 
 def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     session, name = Session(tiny), "svc:alpha=0.2@calibrated:samples=8"
-    assert session.weights(name) is session.weights(session.resolve(name))
-    by_hand = fit(session.family_with("calibrated:samples=8"), Svc(0.2))
+    assert session.fit.weights(name) is session.fit.weights(session.resolve(name))
+    by_hand = fit(session.fit.family_with("calibrated:samples=8"), Svc(0.2))
     names = tiny.adapter.tower
     for tensor, other in zip(
-        session.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True
+        session.fit.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True
     ):
         assert tensor.equal(other)
     out = str(tmp_path / "out")
     done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", out, "--json"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["model"] == session.resolve(name)
+    assert json.loads(done.stdout)["model"] == session.resolve(name).name
     assert evaluate(tiny, out).average == evaluate(session, name).average

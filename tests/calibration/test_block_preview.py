@@ -33,7 +33,7 @@ def own(tiny64: Family) -> Session:
 
 
 def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict[str, float]:
-    tasks = session.features(config, FEW).tasks
+    tasks = session.measure.features(config, FEW).tasks
     return {task: next(o.relative_drift for o in one.layers if o.layer == layer) for task, one in tasks.items()}
 
 
@@ -48,8 +48,8 @@ def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict
 )
 @pytest.mark.parametrize("layer", LAYERS)
 def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, config: CalibrationConfig) -> None:
-    found = own.preview(config, layer, FEW).solve(config)
-    exact = own.calibrate(config).weights
+    found = own.fit.preview(config, layer, FEW).solve(config)
+    exact = own.fit.calibrate(config).weights
     assert found.relative_error(exact) < 1e-10
     for name, tensor in exact.read(found.tensors).items():
         torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-6, atol=1e-8)
@@ -60,9 +60,9 @@ def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
     """Those behind them are given what the pieces in front gave with the exact run's options."""
     start = replace(INFORMED, layernorms=False)
     config = replace(start, lam=0.02, rho=1.4, alpha=0.8, beta=0.3, mu=0.5, biases=False)
-    found, exact = own.preview(start, "block 0", FEW).solve(config), own.calibrate(config).weights
+    found, exact = own.fit.preview(start, "block 0", FEW).solve(config), own.fit.calibrate(config).weights
     name = own.family.adapter.blocks()[0].name
-    before = own.calibrate(start).weights
+    before = own.fit.calibrate(start).weights
     for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
         tensors = exact.read([f"{name}.{part}.weight"])
         for tensor, whole in tensors.items():
@@ -74,34 +74,34 @@ def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
 
 def test_of_the_first_block_any_options_are_exact(own: Session) -> None:
     for config in (OTHER, replace(CONFIG, alpha=0.0), replace(CONFIG, alpha=1.0, lam=1e-6)):
-        found = own.preview(CONFIG, "block 0", FEW).solve(config)
-        assert found.relative_error(own.calibrate(config).weights) < 1e-6
+        found = own.fit.preview(CONFIG, "block 0", FEW).solve(config)
+        assert found.relative_error(own.fit.calibrate(config).weights) < 1e-6
         assert found.drift == pytest.approx(layer_drift(own, config, "block 0"), rel=1e-6)
-        assert found.relative_error(own.calibrate(CONFIG).weights) > 1e-3
+        assert found.relative_error(own.fit.calibrate(CONFIG).weights) > 1e-3
 
 
 def test_of_later_blocks_it_is_not(own: Session) -> None:
     """It keeps what is in front; an exact run with that in front would find the very same."""
-    found = own.preview(CONFIG, "block 2", FEW).solve(OTHER)
-    assert found.relative_error(own.calibrate(OTHER).weights) > 1e-3
+    found = own.fit.preview(CONFIG, "block 2", FEW).solve(OTHER)
+    assert found.relative_error(own.fit.calibrate(OTHER).weights) > 1e-3
     frozen = replace(CONFIG, blocks=("block 0", "block 1"))
-    family = replace(own.family, merged=own.calibrate(frozen).weights)
+    family = replace(own.family, merged=own.fit.calibrate(frozen).weights)
     # the anchor is of what is merged there; the last block is as merged in both
-    last = Session(family).calibrate(replace(OTHER, blocks=("block 2",)))
+    last = Session(family).fit.calibrate(replace(OTHER, blocks=("block 2",)))
     assert found.relative_error(last.weights) < 1e-9
 
 
 def test_in_float32_it_differs_by_rounding(tiny: Family) -> None:
     session = Session(tiny)
     for layer in LAYERS:
-        found = session.preview(CONFIG, layer, FEW).solve(CONFIG)
-        assert found.relative_error(session.calibrate(CONFIG).weights) < 5e-5
+        found = session.fit.preview(CONFIG, layer, FEW).solve(CONFIG)
+        assert found.relative_error(session.fit.calibrate(CONFIG).weights) < 5e-5
         assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
 
 
 def test_parts_that_are_left_out_stay_as_merged(own: Session) -> None:
     config = replace(CONFIG, maps=("mlp",), tasks=("pets",), layernorms=False)
-    found = own.preview(config, "block 1", FEW).solve(replace(config, rho=1.2))
+    found = own.fit.preview(config, "block 1", FEW).solve(replace(config, rho=1.2))
     merged = own.family.merged.read(found.tensors)
     changed = {name for name, tensor in merged.items() if not torch.equal(tensor, found.tensors[name])}
     assert changed
@@ -118,26 +118,26 @@ def test_parts_that_are_left_out_stay_as_merged(own: Session) -> None:
 def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConfig, tmp_path: Path) -> None:
     session = Session(open_family(load_suite(write_text_suite(tmp_path, "t5")), "cpu"))
     config = replace(config, lam=0.05, alpha=0.6, samples=6, rmsnorms=True)
-    found = session.preview(config, layer, FEW).solve(config)
-    assert found.relative_error(session.calibrate(config).weights) < 5e-5
+    found = session.fit.preview(config, layer, FEW).solve(config)
+    assert found.relative_error(session.fit.calibrate(config).weights) < 5e-5
     assert found.drift == pytest.approx(layer_drift(session, config, layer), rel=1e-4)
 
 
 def test_what_it_cannot_tell_is_refused(own: Session) -> None:
-    preview = own.preview(CONFIG, "block 1", FEW)
+    preview = own.fit.preview(CONFIG, "block 1", FEW)
     for other in (replace(CONFIG, samples=8), replace(CONFIG, layernorms=False), replace(CONFIG, seed=1)):
         with pytest.raises(InputError, match="other lam, rho, alpha, biases than its exact run"):
             preview.solve(other)
     with pytest.raises(InputError, match="other lam, rho, alpha, beta, biases than its exact run"):
-        own.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)
+        own.fit.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)
     with pytest.raises(InputError, match=r"no block 'blok 1', only .* Did you mean 'block 1'"):
-        own.preview(CONFIG, "blok 1", FEW)
+        own.fit.preview(CONFIG, "blok 1", FEW)
     with pytest.raises(InputError, match="block 1: these options leave it as merged"):
-        own.preview(replace(CONFIG, blocks=("block 0",)), "block 1", FEW)
+        own.fit.preview(replace(CONFIG, blocks=("block 0",)), "block 1", FEW)
 
 
 def test_a_solution_that_its_dtype_does_not_hold_is_refused(tiny: Family) -> None:
-    preview = Session(tiny).preview(CONFIG, "block 1", FEW)
+    preview = Session(tiny).fit.preview(CONFIG, "block 1", FEW)
     with pytest.raises(
         NumericalError,
         match=r"layers\.1.*does not fit float32: its largest value is 3.*e.38, float32 ends at 3.40282e.38",
@@ -147,15 +147,15 @@ def test_a_solution_that_its_dtype_does_not_hold_is_refused(tiny: Family) -> Non
 
 def test_one_is_kept_and_counted(tiny64: Family) -> None:
     session = Session(tiny64)
-    first = session.preview(CONFIG, "block 0", FEW)
-    assert session.has_preview(CONFIG, "block 0", FEW)
-    assert session.preview(CONFIG, "block 0", FEW) is first
-    session.preview(CONFIG, "block 1", FEW)
-    assert not session.has_preview(CONFIG, "block 0", FEW)
-    assert session.has_preview(CONFIG, "block 1", FEW)
+    first = session.fit.preview(CONFIG, "block 0", FEW)
+    assert session.fit.has_preview(CONFIG, "block 0", FEW)
+    assert session.fit.preview(CONFIG, "block 0", FEW) is first
+    session.fit.preview(CONFIG, "block 1", FEW)
+    assert not session.fit.has_preview(CONFIG, "block 0", FEW)
+    assert session.fit.has_preview(CONFIG, "block 1", FEW)
     width = 16
     grams = 2 * (3 * width**2 + (2 * width) ** 2) * 8  # both alphas: maps of three inputs of one width, and fc2
     assert isinstance(first, Preview)
     assert nbytes(first) > grams
     first.solve(OTHER)
-    assert first.solve(CONFIG).relative_error(session.calibrate(CONFIG).weights) < 1e-10  # a solve uses nothing up
+    assert first.solve(CONFIG).relative_error(session.fit.calibrate(CONFIG).weights) < 1e-10  # a solve uses nothing up

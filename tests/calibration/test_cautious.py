@@ -14,7 +14,8 @@ from app import selection
 from featcal import cli as command_line
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
-from featcal.session.model_names import calibrate_command, full_name, resolve_model
+from featcal.session.model_names import calibrate_command, name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS
 from featcal.system.errors import InputError
 
@@ -49,8 +50,11 @@ def test_it_is_refused(options: dict[str, Any], why: str, tiny: Family) -> None:
 
 def test_names_and_commands_say_the_numbers(tiny: Family) -> None:
     config = config_for(tiny, recipe="informed", samples=64, cautious=True)
-    assert resolve_model("calibrated:recipe=informed,samples=64,cautious=true", tiny) == config
-    assert full_name(config, tiny) == "calibrated:lam=0.001,rho=2,alpha=0.3,samples=64,recipe=informed,beta=0,mu=0.1"
+    assert resolve_model("calibrated:recipe=informed,samples=64,cautious=true", tiny).config == config
+    assert (
+        name_calibration(config, tiny)
+        == "calibrated:lam=0.001,rho=2,alpha=0.3,samples=64,recipe=informed,beta=0,mu=0.1"
+    )
     said = calibrate_command("s", config, config_for(tiny), "o")
     assert "--alpha 0.3 --beta 0 --mu 0.1" in said
     assert "cautious" not in said

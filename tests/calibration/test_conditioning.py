@@ -115,14 +115,16 @@ def test_parts_have_systems_of_their_own(tiny: Family) -> None:
 
 def test_a_session_measures_it_once_and_calibrates_alike(tiny: Family) -> None:
     own = Session(tiny)
-    assert own.conditioning(CONFIG) is own.conditioning(CONFIG)
-    assert own.conditioning(CONFIG) == measure_conditioning(tiny, CONFIG)
-    ours, theirs = (one.weights.read(tiny.adapter.tower) for one in (own.calibrate(CONFIG), calibrate(tiny, CONFIG)))
+    assert own.fit.conditioning(CONFIG) is own.fit.conditioning(CONFIG)
+    assert own.fit.conditioning(CONFIG) == measure_conditioning(tiny, CONFIG)
+    ours, theirs = (
+        one.weights.read(tiny.adapter.tower) for one in (own.fit.calibrate(CONFIG), calibrate(tiny, CONFIG))
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_systems_of_a_calibration_of_another_model_are_its_own(tiny: Family) -> None:
     own = Session(tiny)
-    expected = measure_conditioning(own.family_with("base"), replace(config_for(tiny), samples=6))
-    assert own.conditioning("calibrated:samples=6@base") == expected
-    assert own.conditioning("calibrated:samples=6") != expected
+    expected = measure_conditioning(own.fit.family_with("base"), replace(config_for(tiny), samples=6))
+    assert own.fit.conditioning("calibrated:samples=6@base") == expected
+    assert own.fit.conditioning("calibrated:samples=6") != expected

@@ -22,7 +22,8 @@ from featcal.calibration.config import resolve
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.preflight.check import check
-from featcal.session.model_names import full_name, recorded_config, resolve_model
+from featcal.session.model_names import name_calibration, recorded_config
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
@@ -155,9 +156,9 @@ def test_names_are_put_in_order_and_all_of_them_are_none(tiny: Family) -> None:
 
 def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
     config = config_for(tiny, blocks=("block 0", "block 2"), tasks=("pets",), samples=12)
-    name = full_name(config, tiny)
+    name = name_calibration(config, tiny)
     assert name == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=12,blocks=block 0+block 2,tasks=pets"
-    assert resolve_model(name, tiny) == config
+    assert resolve_model(name, tiny).config == config
     with pytest.raises(InputError, match="Did you mean 'attention'"):
         resolve_model("calibrated:maps=atention+mlp", tiny)
 
@@ -186,12 +187,12 @@ def test_a_session_calibrates_parts_as_without_one(tiny: Family) -> None:
     own = Session(tiny)
     for options in ({"blocks": ("block 1",)}, {"blocks": ("block 1",), "lam": 0.2}, {"tasks": ("pets",)}, {}):
         config = replace(CONFIG, **options)
-        assert changed(tiny, own.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
+        assert changed(tiny, own.fit.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
 
 
 def test_sources_are_compared_where_maps_are_calibrated(tiny: Family) -> None:
     config = replace(CONFIG, blocks=("block 1",), maps=("mlp",), tasks=("pets",))
-    found = Session(tiny).sources(config)
+    found = Session(tiny).fit.sources(config)
     assert {one.block for one in found} == {tiny.adapter.blocks()[1].name}
     assert {one.modules for one in found} == {"mlp.fc1", "mlp.fc2"}
     stale = [one.excess for one in found if one.source == "stale"]

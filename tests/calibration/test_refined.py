@@ -21,7 +21,8 @@ from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
 from featcal.models.lane import run_block
-from featcal.session.model_names import full_name, resolve_model
+from featcal.session.model_names import name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig as Config
 from featcal.system.errors import InputError
@@ -49,10 +50,12 @@ def test_defaults_depend_on_the_recipe_and_the_number_of_samples(tiny: Family, t
 
 def test_its_name_says_what_differs(tiny: Family) -> None:
     config = config_for(tiny, recipe="refined", samples=12, beta=0.25)
-    name = full_name(config, tiny)
+    name = name_calibration(config, tiny)
     assert "recipe=refined,beta=0.25" in name
-    assert resolve_model(name, tiny) == config
-    assert resolve_model("calibrated:recipe=refined,samples=64", tiny) == config_for(tiny, recipe="refined", samples=64)
+    assert resolve_model(name, tiny).config == config
+    assert resolve_model("calibrated:recipe=refined,samples=64", tiny).config == config_for(
+        tiny, recipe="refined", samples=64
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
 @pytest.mark.parametrize("recipe", ["refined", "informed"])
 def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) -> None:
     with pytest.raises(InputError, match="feature sources need the recipe 'paper'"):
-        Session(tiny).sources(config_for(tiny, recipe=recipe, samples=8))
+        Session(tiny).fit.sources(config_for(tiny, recipe=recipe, samples=8))
 
 
 def test_pieces_of_a_part_are_modules_with_one_input() -> None:

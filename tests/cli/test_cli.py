@@ -21,6 +21,8 @@ from tiny_text import write_text_suite
 from featcal.calibration import calibrate as calibrate_module
 from featcal.cli.options import Size
 from featcal.family.opening import Family
+from featcal.session.measurements import Measurements
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
@@ -77,7 +79,7 @@ def test_a_merge_by_its_whole_name(run: Run, tiny_suite_file: Path, tmp_path: Pa
     name, out = "ties:density=0.3,scale=0.5", tmp_path / "merged"
     written = document(run("merge", tiny_suite_file, "--method", name, "--out", out, "--json"))
     assert (written["method"], written["density"], written["scale"]) == ("ties", 0.3, 0.5)
-    named = Session(tiny).weights(name).read(tiny.adapter.tower)
+    named = Session(tiny).fit.weights(name).read(tiny.adapter.tower)
     found = load_file(out / "model.safetensors")
     assert all(found[one].equal(tensor) for one, tensor in named.items())
     again = tmp_path / "again"
@@ -194,11 +196,11 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
 def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, DriftOptions]] = []
 
-    def take(session: Session, model: str, options: DriftOptions, progress: object) -> None:
-        taken.append((model, options))
+    def take(measure: Measurements, model: ModelRef, options: DriftOptions, progress: object) -> None:
+        taken.append((model.name, options))
         raise InputError("seen")
 
-    monkeypatch.setattr(Session, "ledger", take)
+    monkeypatch.setattr(Measurements, "drift", take)
     given = ("--model", "base", "--samples", 5, "--split", "test", "--seed", 3, "--tokens", "class")
     for more in (("--sublayers", "--attribution", "--output"), ("--margins",), ()):
         code, _, err = run("drift", tiny_suite_file, *given, *more)

@@ -136,13 +136,13 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
     options = tiny.suite.calibration.model_copy(update={"precision": "fast", "batch_size": 4})
     suite = tiny.suite.model_copy(update={"calibration": options})
     fast = replace(tiny, suite=suite)
-    found = Session(fast).sources(config_for(fast, samples=6))
-    exact = Session(tiny).sources(config_for(tiny, samples=6))
+    found = Session(fast).fit.sources(config_for(fast, samples=6))
+    exact = Session(tiny).fit.sources(config_for(tiny, samples=6))
     assert [one.source for one in found] == [one.source for one in exact]
     apart = [abs(one.relative - other.relative) for one, other in zip(found, exact, strict=True)]
     assert 0 < sum(apart) / len(apart) < 0.05
     calibrate_to_folder(fast, config_for(fast, samples=6), tmp_path / "out")
-    assert [one.source for one in Session(fast).sources(str(tmp_path / "out"))] == [one.source for one in found]
+    assert [one.source for one in Session(fast).fit.sources(str(tmp_path / "out"))] == [one.source for one in found]
     config = config_for(fast, samples=6)
     passes = expert_passes(ensure_family(fast, precision="exact"), config)
     with pytest.raises(InputError, match="another precision"):
@@ -152,15 +152,15 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
 def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None:
     """A calibration of another model than the suite's is held against that one, whether it is named or in a folder."""
     session, config = Session(tiny), config_for(tiny, samples=6)
-    other = session.family_with("task-arithmetic:scale=0.7")
+    other = session.fit.family_with("task-arithmetic:scale=0.7")
     calibrate_to_folder(other, config, tmp_path / "out")
     passes = expert_passes(tiny, config)
     expected = measure_sources(other, calibrate(other, config).weights, config, passes)
-    named = session.sources("calibrated:samples=6@task-arithmetic:scale=0.7")
-    folder = session.sources(str(tmp_path / "out"))
+    named = session.fit.sources("calibrated:samples=6@task-arithmetic:scale=0.7")
+    folder = session.fit.sources(str(tmp_path / "out"))
     for one, by_name, in_folder in zip(expected, named, folder, strict=True):
         assert by_name.minimum == pytest.approx(one.minimum, rel=1e-6)
         assert in_folder.minimum == pytest.approx(one.minimum, rel=1e-4)  # the folder's weights are rounded
         assert in_folder.coupling == pytest.approx(one.coupling, rel=1e-2, abs=1e-6)
     with pytest.raises(InputError, match="'merged' is no calibration"):
-        session.sources("merged")
+        session.fit.sources("merged")

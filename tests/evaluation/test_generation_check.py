@@ -154,9 +154,9 @@ def test_pictures_have_no_canary(tiny: Family) -> None:
 def test_a_planted_broken_repair_is_red_and_the_defaults_are_green() -> None:
     session = open_session("t5-mini")
     for good in ("calibrated", "calibrated:recipe=refined"):
-        assert session.canary(session.resolve(good)).reasons == ()
-    for bad in (BROKEN, scaled(session.weights("merged"), 0.5)):
-        found = session.canary(session.resolve(bad))
+        assert session.measure.canary(session.resolve(good)).reasons == ()
+    for bad in (BROKEN, scaled(session.fit.weights("merged"), 0.5)):
+        found = session.measure.canary(session.resolve(bad))
         assert found.is_broken
         assert any("perplexity" in reason for reason in found.reasons)
 
@@ -199,4 +199,4 @@ def test_the_command_says_what_the_function_says() -> None:
     asked = CliRunner().invoke(featcal, ["canary", "t5-mini", "--model", BROKEN, "--require", "--json"])
     session = open_session("t5-mini")
     assert asked.exit_code == 1
-    assert json.loads(asked.stdout) == json.loads(json.dumps(session.canary(session.resolve(BROKEN)).to_json()))
+    assert json.loads(asked.stdout) == json.loads(json.dumps(session.measure.canary(session.resolve(BROKEN)).to_json()))

@@ -275,10 +275,10 @@ def test_the_command_line_compares_two_models(session: Session, tiny_suite_file:
 
 def test_margins_of_a_session_are_those_of_the_ledger(session: Session) -> None:
     view = EvaluationSamples(6)
-    ledger = session.ledger("merged", DriftOptions(6, output=True))
-    own, experts = session.margins("merged", view), session.margins("expert", view)
-    assert session.has_features("merged", view)
-    assert not session.has_features("merged", EvaluationSamples(7))
+    ledger = session.measure.drift("merged", DriftOptions(6, output=True))
+    own, experts = session.measure.margins("merged", view), session.measure.margins("expert", view)
+    assert session.measure.has_features("merged", view)
+    assert not session.measure.has_features("merged", EvaluationSamples(7))
     for task in TASKS:
         output = ledger.tasks[task].output
         assert output is not None
@@ -325,7 +325,7 @@ def test_a_sample_table_of_text_has_whole_answers() -> None:
 
 def test_a_ledger_gives_margins_drift_and_certificates(session: Session) -> None:
     task, data = (
-        session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"],
+        session.measure.drift("merged", DriftOptions(6, output=True)).tasks["pets"],
         session.viewable_samples("pets", EvaluationSamples(6)),
     )
     models = {"expert": sample_tables.expert_samples(data, task), "merged": sample_tables.model_samples(data, task)}

@@ -31,6 +31,7 @@ from featcal.figures.report.samples import MOST, SIDE, pick_thumbnails
 from featcal.figures.report.write import write_report
 from featcal.figures.theme import Shown
 from featcal.samples.sources import Samples
+from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
@@ -317,7 +318,7 @@ def test_what_cannot_be_scored_for_another_reason_is_said(
         raise InputError("task 'pets': label 9 has no class, the head scores 3")
 
     session = Session(tiny)
-    monkeypatch.setattr(session, "scores", fails)
+    monkeypatch.setattr(Measurements, "scores", fails)
     with pytest.raises(InputError, match="label 9 has no class"):
         write_report(session, "tiny", tmp_path / "report.html", models=["merged"], on=EvaluationSamples(4))
     assert list(tmp_path.iterdir()) == []

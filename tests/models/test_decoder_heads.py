@@ -28,7 +28,7 @@ from featcal.export.write import rewrite
 from featcal.models.families.decoder_facts import with_classifier
 from featcal.models.features import final_features
 from featcal.preflight.check import check
-from featcal.session.model_names import baseline_of
+from featcal.session.model_ref import resolve_model
 from featcal.studies.requirements import needs
 from featcal.system.errors import NoScores
 from featcal.testing import check_adapter
@@ -230,7 +230,7 @@ def test_what_the_library_has_no_class_for_is_refused(kind: str, tmp_path: Path)
 
 
 def test_regmean_takes_the_value_for_gpt2(gpt2: Trial) -> None:
-    options, _ = baseline_of("regmean", gpt2.family)
+    options = resolve_model("regmean", gpt2.family).baseline
     assert isinstance(options, RegMean)
     assert options.reduce == 0.6
 

@@ -16,7 +16,7 @@ from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.models.features import layer_features
 from featcal.session.cache import nbytes
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import EvaluationSamples
@@ -41,8 +41,8 @@ def test_class_tokens_are_those_of_the_library(tiny64: Family, model: ModelId) -
     """In float64: the tiny models are built so that float32 alone moves the fourth digit."""
     session = Session(tiny64)
     for task in TASKS:
-        weights = tiny64.experts[task] if model == "expert" else session.weights(model)
-        found = session.layer_features(model, task, SEEN)
+        weights = tiny64.experts[task] if model == "expert" else session.fit.weights(model)
+        found = session.measure.layer_features(model, task, SEEN)
         assert list(found) == tiny64.adapter.layers() == ["embeddings", *tiny64.adapter.block_layers(), "head"]
         expected = clip_states(tiny64, weights, session.samples(SEEN)[task].inputs["pixel_values"].double())
         for own, theirs in zip(found.values(), expected, strict=True):
@@ -90,20 +90,20 @@ def _note_output(seen: dict[str, Tensor], layer: str) -> Any:
 def test_the_last_features_are_those_of_the_drift(tiny: Family) -> None:
     session = Session(tiny)
     for model in ("merged", CONFIG):
-        measured = session.features(model, SEEN).tasks["pets"]
-        assert session.layer_features(model, "pets", SEEN)["head"].equal(measured.model_features)
-        assert session.layer_features("expert", "pets", SEEN)["head"].equal(measured.expert_features)
+        measured = session.measure.features(model, SEEN).tasks["pets"]
+        assert session.measure.layer_features(model, "pets", SEEN)["head"].equal(measured.model_features)
+        assert session.measure.layer_features("expert", "pets", SEEN)["head"].equal(measured.expert_features)
 
 
 def test_features_of_every_layer_are_kept_and_counted(tiny: Family) -> None:
     session = Session(tiny)
-    session.samples(SEEN)
-    session.counts(SEEN)
-    before = session._results.taken
-    found = session.layer_features("merged", "pets", SEEN)
-    assert session.layer_features("merged", "pets", SEEN) is found
-    assert session._results.taken - before >= nbytes(found) > 0
+    found = session.measure.layer_features("merged", "pets", SEEN)
+    assert session.measure.layer_features("merged", "pets", SEEN) is found
+    for budget, is_kept in ((nbytes(found) + 2000, True), (nbytes(found) - 1, False)):
+        tight = Session(tiny, budget=budget)
+        first = tight.measure.layer_features("merged", "pets", SEEN)
+        assert (tight.measure.layer_features("merged", "pets", SEEN) is first) == is_kept
     alone = Session(tiny, one_shot=True)
-    again = [alone.layer_features(model, "pets", SEEN) for model in ("merged", "expert", "merged")]
+    again = [alone.measure.layer_features(model, "pets", SEEN) for model in ("merged", "expert", "merged")]
     assert all(own.equal(other) for own, other in zip(again[0].values(), found.values(), strict=True))
     assert all(own.equal(other) for own, other in zip(again[0].values(), again[2].values(), strict=True))

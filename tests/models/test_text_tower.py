@@ -388,18 +388,18 @@ def test_heads_of_a_session_are_the_models_own(clip: Towers) -> None:
     session, view = Session(clip.family), EvaluationSamples(None, "test")
     for model in ("base", "merged", "expert"):
         assert (
-            session.quick_scores(model, view)
+            session.measure.quick_scores(model, view)
             .tasks["left"]
-            .predictions.equal(session.scores(model, view).tasks["left"].predictions)
+            .predictions.equal(session.measure.scores(model, view).tasks["left"].predictions)
         )
-    expert, own, _ = session.judges("merged", view)["left"]
+    expert, own, _ = session.measure.judges("merged", view)["left"]
     assert apart(expert.prompts, own.prompts) > 1e-3  # type: ignore[attr-defined]
 
 
 def test_what_is_told_of_prompts_reads_no_class_token(clip: Towers) -> None:
     """A prompt's first token is the same for all of them; the mean over its tokens is not."""
     session, view = Session(clip.family), EvaluationSamples(None, "calibration")
-    layers = session.layer_features("merged", "left", view)
+    layers = session.measure.layer_features("merged", "left", view)
     assert [*layers] == clip.family.adapter.layers()
     distinct = len({*clip.prompts("left")})
     for layer in ("text embeddings", "text block 1"):

@@ -118,8 +118,8 @@ def test_an_expert_writes_once_in_a_session(tmp_path: Path, monkeypatch: pytest.
 
     session = open_session(tmp_path / "suite.yaml")
     monkeypatch.setattr(session.family.adapter.__class__, "generating", counted)
-    session.calibrate(CalibrationConfig(samples=4))
-    session.calibrate(CalibrationConfig(samples=5, seed=7))
+    session.fit.calibrate(CalibrationConfig(samples=4))
+    session.fit.calibrate(CalibrationConfig(samples=5, seed=7))
     assert len(session.viewable_samples("left", EvaluationSamples(3, "calibration")).texts or ()) == 3
     assert len(calls) == len(TASKS)
 

@@ -17,7 +17,8 @@ from featcal.preflight.check import check
 from featcal.samples import vary as varying
 from featcal.samples.vary import NOISE, SHIFT, vary
 from featcal.server.lengths import seconds_to_calibrate
-from featcal.session.model_names import calibrate_command, full_name, resolve_model
+from featcal.session.model_names import calibrate_command, name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
 from featcal.suite.calibration_options import CalibrationConfig
@@ -137,14 +138,14 @@ def test_a_calibration_takes_them_says_so_and_can_be_replayed(pictures: Family, 
 
 def test_names_and_commands_say_how_many(pictures: Family) -> None:
     config = config_for(pictures, samples=8, augment=3)
-    assert full_name(config, pictures) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,augment=3"
-    assert resolve_model(full_name(config, pictures), pictures) == config
+    assert name_calibration(config, pictures) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,augment=3"
+    assert resolve_model(name_calibration(config, pictures), pictures).config == config
     assert "--samples 8 --augment 3 --out" in calibrate_command("s", config, config_for(pictures), "o")
 
 
 def test_a_session_does_not_take_one_for_the_other(pictures: Family) -> None:
     session, block = Session(pictures), pictures.adapter.blocks()[0]
-    made = [session.calibrate(config_for(pictures, samples=4, augment=n, blocks=("block 0",))) for n in (0, 1)]
+    made = [session.fit.calibrate(config_for(pictures, samples=4, augment=n, blocks=("block 0",))) for n in (0, 1)]
     plain, varied = (one.weights.read(block.names) for one in made)
     assert any(not plain[name].equal(varied[name]) for name in block.names)
 

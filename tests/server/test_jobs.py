@@ -22,7 +22,7 @@ from app_pages import button, charts, healthy, opened
 from tiny_clip import TASKS
 
 from app import jobs as app_jobs
-from featcal.calibration.calibrate import calibrate, config_for
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
@@ -382,17 +382,27 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     document = line.result(job.order)
     assert document is not None
     usual = calibrate(tiny, config).weights.read(tiny.adapter.tower)
-    monkeypatch.setattr("featcal.session.session.calibrate", None)  # nobody calibrates again
+    monkeypatch.setattr("featcal.session.fits.calibrate", None)  # nobody calibrates again
     session = Session(tiny, budget=budget)
-    found = session.get_or_make("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
+    asked: list[CalibrationResult] = []
+
+    def read() -> CalibrationResult:
+        asked.append(kinds.calibration_from(tiny, config, document))
+        return asked[-1]
+
+    found = session.fit.adopt_calibration(config, read, kinds.is_gone)
     assert nbytes(found, beside=vars(tiny).values()) < 28_000 < sum(one.nbytes for one in usual.values())
-    assert session.calibrate(config) is found
-    read = session.weights(config).read(tiny.adapter.tower)
-    assert all(torch.equal(read[name], usual[name]) for name in usual)
+    assert session.fit.calibrate(config) is found
+    tensors = session.fit.weights(config).read(tiny.adapter.tower)
+    assert all(torch.equal(tensors[name], usual[name]) for name in usual)
     assert not is_in_memory(found.weights, tiny.adapter.blocks()[0].names)
     assert not kinds.is_gone(found)
+    assert session.fit.adopt_calibration(config, read, kinds.is_gone) is found
+    assert len(asked) == 1
     line.forget(job.id)
     assert kinds.is_gone(found)
+    with pytest.raises(InputError, match="no folder"):  # it is read again, and there is nothing to read
+        session.fit.adopt_calibration(config, read, kinds.is_gone)
 
 
 def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: Path, line: Queue) -> None:

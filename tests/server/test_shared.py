@@ -37,6 +37,7 @@ from featcal.session.model_names import recorded_config
 from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite, load_suite
+from featcal.suite.views import EvaluationSamples
 from featcal.system import progress, sandbox
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
@@ -431,7 +432,9 @@ def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: p
             break
         time.sleep(0.01)
     assert session.released
-    assert not list(session._results)
+    assert session.samples(EvaluationSamples(4)) is not session.samples(
+        EvaluationSamples(4)
+    )  # nothing is kept any more
     names = session.family.adapter.tower
     assert not is_in_memory(session.family.base, names)
     assert healthy(app.run())  # and comes back when somebody looks
@@ -441,10 +444,13 @@ def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: p
 def test_a_released_session_gives_the_same_numbers(tiny_suite_file: Path) -> None:
     session = open_session(load_suite(tiny_suite_file), resident=True)
     config = CalibrationConfig(samples=8)
-    drift = [session.ledger(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
+    drift = [session.measure.drift(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
     session.release()
-    assert session.scores("merged").average == open_session(tiny_suite_file, resident=True).scores("merged").average
-    again = [session.ledger(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
+    assert (
+        session.measure.scores("merged").average
+        == open_session(tiny_suite_file, resident=True).measure.scores("merged").average
+    )
+    again = [session.measure.drift(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
     assert drift == again
     assert drift[0] != drift[1]
 

@@ -18,6 +18,7 @@ from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.session import projection
 from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
+from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -43,13 +44,15 @@ def test_cosines_and_distances_are_those_of_the_features(tiny: Family) -> None:
     assert list(found) == keys
     for task, layer, model in keys:
         rows = found[task, layer, model]
-        expert, one = (own.session.layer_features(name, task, ON)[layer].double() for name in (EXPERT, model))
+        expert, one = (own.session.measure.layer_features(name, task, ON)[layer].double() for name in (EXPERT, model))
         cosine = (expert * one).sum(1) / (expert.norm(dim=1) * one.norm(dim=1))
         assert list(rows["cosine"]) == pytest.approx(cosine.tolist(), abs=1e-6)
         distance = (2 - 2 * cosine).clamp_min(0).sqrt()  # of unit vectors
         assert list(rows["distance"]) == pytest.approx(distance.tolist(), abs=1e-3)
         if layer == "head" and model != EXPERT:
-            assert list(rows["cosine"]) == pytest.approx(own.session.features(model, ON).tasks[task].cosine.tolist())
+            assert list(rows["cosine"]) == pytest.approx(
+                own.session.measure.features(model, ON).tasks[task].cosine.tolist()
+            )
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -97,13 +100,13 @@ def test_the_expert_alone_is_nothing_to_compare(tiny: Family) -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])
 def test_a_feature_without_a_direction_is_an_error(wrong: float, tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Session.layer_features
+    real = Measurements.layer_features
 
-    def broken(self: Session, model: Any, *more: Any) -> dict[str, Tensor]:
+    def broken(self: Measurements, model: Any, *more: Any) -> dict[str, Tensor]:
         found = real(self, model, *more)
-        return {layer: torch.full_like(one, wrong) if model == "base" else one for layer, one in found.items()}
+        return {layer: torch.full_like(one, wrong) if model.kind == "base" else one for layer, one in found.items()}
 
-    monkeypatch.setattr(Session, "layer_features", broken)
+    monkeypatch.setattr(Measurements, "layer_features", broken)
     with pytest.raises(NumericalError, match="task 'signs', block 0: a feature of model 'base' is zero or not finite"):
         clouds(tiny).to_frame(["signs"], ["block 1"])
 

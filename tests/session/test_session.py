@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -25,10 +25,12 @@ from featcal.drift.ledger import DriftLedger
 from featcal.family import opening
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory, Weights
-from featcal.session import fingerprint, session
+from featcal.samples.sources import Samples
+from featcal.session import fingerprint, fits, measurements
 from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import suite_stamp
-from featcal.session.model_names import Same, label_of
+from featcal.session.model_ref import Same, resolve_model
+from featcal.session.open_suite import PASSES
 from featcal.session.session import Session, open_session
 from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
@@ -39,7 +41,7 @@ FEW = EvaluationSamples(8)
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the session's own module and the family's call, by name."""
+    """What the modules of fits and measurements and the family's call, by name."""
     called: list[str] = []
 
     def counted(module: ModuleType, name: str) -> None:
@@ -51,8 +53,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    for name in ("calibrate", "decompose", "follow", "measure_sources", "score", "task_vector_cosines"):
-        counted(session, name)
+    for name in ("calibrate", "measure_sources"):
+        counted(fits, name)
+    for name in ("decompose", "follow", "score", "task_vector_cosines"):
+        counted(measurements, name)
     counted(opening, "look")
     return called
 
@@ -60,16 +64,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
     def ask() -> list[object]:
         return [
-            own.ledger(CONFIG, DriftOptions(8)),
-            own.ledger(CONFIG, DriftOptions(8, own.split)),  # the same samples, named
-            own.features("merged", FEW),
-            own.scores("expert", FEW),
-            own.sources(CONFIG),
-            own.vector_cosines(CONFIG),
+            own.measure.drift(CONFIG, DriftOptions(8)),
+            own.measure.drift(CONFIG, DriftOptions(8, own.split)),  # the same samples, named
+            own.measure.features("merged", FEW),
+            own.measure.scores("expert", FEW),
+            own.fit.sources(CONFIG),
+            own.measure.vector_cosines(CONFIG),
             own.viewable_samples("pets", FEW),
-            own.layer_features("base", "pets", FEW),
+            own.measure.layer_features("base", "pets", FEW),
             own.samples(FEW),
-            own.calibrate(CONFIG),
+            own.fit.calibrate(CONFIG),
         ]
 
     own = Session(tiny)
@@ -85,22 +89,22 @@ def test_numbers_are_those_of_the_public_functions(tiny: Family) -> None:
     own = Session(tiny)
     options = DriftOptions(8, tokens="class", attribution=True, output=True)
     keywords: DriftKeywords = {"samples": 8, "tokens": "class", "attribution": True, "output": True}
-    assert own.ledger("merged", options).to_json() == measure_drift(tiny, **keywords).to_json()
+    assert own.measure.drift("merged", options).to_json() == measure_drift(tiny, **keywords).to_json()
     assert (
-        own.scores("base", EvaluationSamples(6, "test", 7)).to_json()
+        own.measure.scores("base", EvaluationSamples(6, "test", 7)).to_json()
         == evaluate(tiny, "base", samples=6, seed=7).to_json()
     )
     result = calibrate(tiny, CONFIG)
-    alone, kept = measure_drift(tiny, result, samples=8), own.ledger(CONFIG, DriftOptions(8))
+    alone, kept = measure_drift(tiny, result, samples=8), own.measure.drift(CONFIG, DriftOptions(8))
     assert (alone.model, kept.model) == ("calibrated model", "calibrated")
     assert alone.to_json()["tasks"] == kept.to_json()["tasks"]
-    assert evaluate(tiny, result).average == own.scores(CONFIG).average
+    assert evaluate(tiny, result).average == own.measure.scores(CONFIG).average
 
 
 def test_public_functions_of_a_session_ask_the_session(tiny: Family) -> None:
     own = Session(tiny)
-    assert measure_drift(own, samples=8) is own.ledger("merged", DriftOptions(8))
-    assert evaluate(own, "base") is own.scores("base")
+    assert measure_drift(own, samples=8) is own.measure.drift("merged", DriftOptions(8))
+    assert evaluate(own, "base") is own.measure.scores("base")
 
 
 def test_keywords_of_measure_drift_are_the_fields_of_its_options() -> None:
@@ -119,27 +123,27 @@ def test_an_unknown_choice_of_tokens_is_refused_before_anything_is_opened() -> N
 def test_scores_of_another_process_are_taken_over(tiny: Family, calls: list[str]) -> None:
     """The session finds them as its own: for the same model and samples alone, by the model's name here."""
     own, view = Session(tiny), EvaluationSamples(6, "test", 7)
-    elsewhere = replace(Session(tiny).scores(CONFIG, view), model="/somewhere/calibrated")
+    elsewhere = replace(Session(tiny).measure.scores(CONFIG, view), model="/somewhere/calibrated")
     calls.clear()
-    assert not own.has_scores(CONFIG, view)
-    assert own.adopt_scores(CONFIG, view, elsewhere) == replace(elsewhere, model="calibrated")
-    assert own.has_scores(CONFIG, view)
-    assert own.scores(CONFIG, view) is own.adopt_scores(CONFIG, view, elsewhere)
+    assert not own.measure.has_scores(CONFIG, view)
+    assert own.measure.adopt_scores(CONFIG, view, elsewhere) == replace(elsewhere, model="calibrated")
+    assert own.measure.has_scores(CONFIG, view)
+    assert own.measure.scores(CONFIG, view) is own.measure.adopt_scores(CONFIG, view, elsewhere)
     assert calls == []
-    assert not any(own.has_scores(*other) for other in (("merged", view), (CONFIG, replace(view, seed=8))))
+    assert not any(own.measure.has_scores(*other) for other in (("merged", view), (CONFIG, replace(view, seed=8))))
     for odd in (replace(view, split="validation"), replace(view, split=None)):
         with pytest.raises(InputError, match="scores of the test split"):
-            own.adopt_scores(CONFIG, odd, elsewhere)
+            own.measure.adopt_scores(CONFIG, odd, elsewhere)
 
 
 def test_features_alone_and_taken_apart_tell_the_same(tiny: Family) -> None:
     alone, apart = Session(tiny), Session(tiny)
-    whole = apart.ledger("merged", DriftOptions(8))
-    for task, found in alone.features("merged", FEW).tasks.items():
+    whole = apart.measure.drift("merged", DriftOptions(8))
+    for task, found in alone.measure.features("merged", FEW).tasks.items():
         for one, other in zip(found.layers, whole.tasks[task].layers, strict=True):
             assert one.layer == other.layer
             torch.testing.assert_close(one.drift, other.drift, rtol=1e-12, atol=0)
-    assert apart.features("merged", FEW) is whole
+    assert apart.measure.features("merged", FEW) is whole
 
 
 def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) -> None:
@@ -147,15 +151,15 @@ def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) ->
     own = Session(tiny)
     calibrate(tiny, CONFIG).save(tmp_path / "model")
     folder = str(tmp_path / "model")
-    ledger = own.ledger(folder, DriftOptions(8))
-    assert own.ledger(folder, DriftOptions(8)) is ledger
+    ledger = own.measure.drift(folder, DriftOptions(8))
+    assert own.measure.drift(folder, DriftOptions(8)) is ledger
     file = tmp_path / "model" / "model.safetensors"
     save_file({name: 1.1 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
-    changed = own.ledger(folder, DriftOptions(8))
+    changed = own.measure.drift(folder, DriftOptions(8))
     assert changed.macro_cosine != ledger.macro_cosine
     tensors = tiny.merged.read(tiny.adapter.tower)
     one, other = InMemory("one", tensors), InMemory("one", tensors)
-    assert own.features(one, FEW) is own.features(one, FEW) is not own.features(other, FEW)
+    assert own.measure.features(one, FEW) is own.measure.features(one, FEW) is not own.measure.features(other, FEW)
     key = Same(one)
     assert key == Same(one) != Same(other)
     gone = ref(one)
@@ -169,17 +173,21 @@ def test_a_small_budget_holds_and_changes_no_number(tiny: Family) -> None:
     roomy, tight = Session(tiny), {budget: Session(tiny, budget=budget) for budget in (0, 20_000)}
     for config in (CONFIG, replace(CONFIG, rho=1.5), CONFIG):
         for own in (roomy, *tight.values()):
-            own.scores(config, FEW)
-            own.vector_cosines(config)
-        for budget, own in tight.items():
-            assert own.features(config, FEW).macro_cosine == roomy.features(config, FEW).macro_cosine
-            assert own.quick_scores(config, FEW).to_json() == roomy.quick_scores(config, FEW).to_json()
-            assert own._results.taken <= budget
-    everything = {kind for kind, _ in roomy._results}  # type: ignore[misc]
-    for budget, own in tight.items():
-        kept = {kind for kind, _ in own._results}  # type: ignore[misc]
-        assert kept < everything
-        assert bool(kept) == (budget > 0)
+            own.measure.scores(config, FEW)
+            own.measure.vector_cosines(config)
+        for own in tight.values():
+            assert own.measure.features(config, FEW).macro_cosine == roomy.measure.features(config, FEW).macro_cosine
+            assert own.measure.quick_scores(config, FEW).to_json() == roomy.measure.quick_scores(config, FEW).to_json()
+    assert kept_of(roomy) == [True, True]
+    assert {budget: kept_of(own) for budget, own in tight.items()} == {0: [False, False], 20_000: [False, True]}
+
+
+def kept_of(own: Session) -> list[bool]:
+    """Whether a session gives its calibration, and then what is small, a second time as it was."""
+    return [
+        own.fit.calibrate(CONFIG) is own.fit.calibrate(CONFIG),
+        own.measure.vector_cosines(CONFIG) is own.measure.vector_cosines(CONFIG),
+    ]
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -197,12 +205,13 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_bytes_are_those_of_the_tensors_that_are_held(tiny: Family) -> None:
     own = Session(tiny.resident())
-    result = own.calibrate(CONFIG)
+    result = own.fit.calibrate(CONFIG)
     solved = sum(tensor.nbytes for tensor in result.weights.replaced.values())  # type: ignore[attr-defined]
     counted = nbytes(result, (own.family.merged, own.family.adapter, own.family.base, *own.family.experts.values()))
     assert solved < counted < 2 * solved
-    assert own._results.taken < 3 * solved  # the models of the suite are not the result's
-    features = own.features("merged", FEW)
+    small = Session(own.family, budget=3 * solved)
+    assert small.fit.calibrate(CONFIG) is small.fit.calibrate(CONFIG)  # the suite's models are not the result's
+    features = own.measure.features("merged", FEW)
     held = sum(
         tensor.nbytes
         for task in features.tasks.values()
@@ -215,42 +224,79 @@ def test_bytes_are_those_of_the_tensors_that_are_held(tiny: Family) -> None:
     assert held <= nbytes(features) < held + 10_000
 
 
-def test_expert_passes_have_their_own_room(tiny: Family) -> None:
+@pytest.fixture
+def forwards() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """How many forward passes of a block something takes."""
+    blocks = 0
+
+    def count(module: torch.nn.Module, *_: object) -> None:
+        nonlocal blocks
+        blocks += type(module).__name__ == "CLIPEncoderLayer"
+
+    def cost(ask: Callable[[], object]) -> int:
+        before = blocks
+        ask()
+        return blocks - before
+
+    with torch.nn.modules.module.register_module_forward_hook(count):
+        yield cost
+
+
+def test_expert_passes_have_their_own_room(tiny: Family, forwards: Callable[[Callable[[], object]], int]) -> None:
     own = Session(tiny, budget=0)
-    for n in range(4, 10):
-        own.features("merged", EvaluationSamples(n))
-    assert len([*own._passes]) == session.PASSES
+    views = [EvaluationSamples(n) for n in range(4, 10)]
+    both = [forwards(lambda view=view: own.measure.features("merged", view)) for view in views]  # type: ignore[misc]
+    kept = [forwards(lambda view=view: own.measure.features("base", view)) for view in reversed(views)]  # type: ignore[misc]
+    assert len({*both}) == 1
+    one = kept[0]  # the model alone
+    assert 0 < one < both[0]
+    assert [cost == one for cost in kept] == [True] * PASSES + [False] * (len(views) - PASSES)
+
+
+def test_a_session_for_one_question_keeps_nothing_of_the_experts(
+    tiny: Family, forwards: Callable[[Callable[[], object]], int]
+) -> None:
     once = Session(tiny, one_shot=True)
-    whole = once.features("merged", FEW)
-    again = once.features("base", FEW)  # the samples are drawn anew: the first walk let them go
-    assert not [*once._passes]
-    assert not any(kind == "samples" for kind, _ in once._results)
+    assert once.samples(FEW) is not once.samples(FEW)
+    costs = [forwards(lambda model=model: once.measure.features(model, FEW)) for model in ("merged", "base")]  # type: ignore[misc]
+    assert costs[0] == costs[1] > 0
+    # the samples are drawn anew: the first walk let them go
+    whole, again = once.measure.features("merged", FEW), once.measure.features("base", FEW)
     for task in TASKS:
         assert whole.tasks[task].expert_features.equal(again.tasks[task].expert_features)
 
 
-def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(tiny: Family) -> None:
+def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(
+    tiny: Family, forwards: Callable[[Callable[[], object]], int]
+) -> None:
     bound = Session(tiny, max_memory=2**36)
-    for task, found in bound.ledger("merged", DriftOptions(6, attribution=True)).tasks.items():
+    for task, found in bound.measure.drift("merged", DriftOptions(6, attribution=True)).tasks.items():
         free = measure_drift(tiny, samples=6, attribution=True).tasks[task]
         assert found.model_features.equal(free.model_features)
-    assert not [*bound._passes]
+    costs = [forwards(lambda model=model: bound.measure.features(model, FEW)) for model in ("merged", "base")]  # type: ignore[misc]
+    assert costs[0] == costs[1] > 0
     with pytest.raises(InputError, match="max_memory: an open session has a limit of its own"):
         measure_drift(bound, max_memory=2**36)
 
 
 def test_failures_are_not_kept(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
     def fail(*_: object, **__: object) -> None:
+        tried.append(True)
         raise NumericalError("not positive definite")
 
     own = Session(tiny)
     with monkeypatch.context() as broken:
-        broken.setattr(session, "calibrate", fail)
+        broken.setattr(fits, "calibrate", fail)
         for _ in range(2):
             with pytest.raises(NumericalError):
-                own.ledger(CONFIG, DriftOptions(8))
-    assert "calibrated" not in {kind for kind, _ in own._results}  # type: ignore[misc]
-    assert own.ledger(CONFIG, DriftOptions(8)).to_json() == Session(tiny).ledger(CONFIG, DriftOptions(8)).to_json()
+                own.measure.drift(CONFIG, DriftOptions(8))
+    assert len(tried) == 2
+    assert (
+        own.measure.drift(CONFIG, DriftOptions(8)).to_json()
+        == Session(tiny).measure.drift(CONFIG, DriftOptions(8)).to_json()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +306,9 @@ def calm(tiny: Family) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_work_that_is_overtaken_leaves_nothing_half_done(tiny: Family, calm: dict[str, Any], step: int) -> None:
+def test_work_that_is_overtaken_leaves_nothing_half_done(
+    tiny: Family, calm: dict[str, Any], calls: list[str], step: int
+) -> None:
     class NewerRun(Exception):
         pass
 
@@ -270,27 +318,28 @@ def test_work_that_is_overtaken_leaves_nothing_half_done(tiny: Family, calm: dic
 
     disturbed = Session(tiny)
     asked: list[Callable[[Session, Any], object]] = [
-        lambda own, report: own.calibrate(CONFIG, report),
-        lambda own, report: own.ledger("merged", DriftOptions(8), report),
-        lambda own, report: own.features("merged", FEW, report),
-        lambda own, report: own.scores("merged", FEW, report),
-        lambda own, report: own.sources(CONFIG, report),
+        lambda own, report: own.fit.calibrate(CONFIG, report),
+        lambda own, report: own.measure.drift("merged", DriftOptions(8), report),
+        lambda own, report: own.measure.features("merged", FEW, report),
+        lambda own, report: own.measure.scores("merged", FEW, report),
+        lambda own, report: own.fit.sources(CONFIG, report),
     ]
     for ask in asked:
         with pytest.raises(NewerRun):
             ask(disturbed, overtaken)
-    assert {"ledger", "features", "scores", "sources"}.isdisjoint(kind for kind, _ in disturbed._results)  # type: ignore[misc]
+    calls.clear()
     assert numbers(disturbed) == calm
+    assert {"decompose", "follow", "score", "measure_sources"} <= {*calls}  # nothing of them was kept
 
 
 def numbers(own: Session) -> dict[str, Any]:
     """Of everything that a session computes."""
-    ledger: DriftLedger = own.ledger(CONFIG, DriftOptions(8, attribution=True))
+    ledger: DriftLedger = own.measure.drift(CONFIG, DriftOptions(8, attribution=True))
     return {
         "ledger": ledger.to_json(),
-        "features": own.features("merged", FEW).macro_cosine,
-        "scores": own.scores(CONFIG, FEW).to_json(),
-        "sources": [asdict(one) for one in own.sources(CONFIG)],
+        "features": own.measure.features("merged", FEW).macro_cosine,
+        "scores": own.measure.scores(CONFIG, FEW).to_json(),
+        "sources": [asdict(one) for one in own.fit.sources(CONFIG)],
     }
 
 
@@ -313,7 +362,7 @@ def test_threads_of_a_tight_session_give_the_same_numbers(tiny: Family, calm: di
     own = Session(tiny, budget=5000)
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(lambda _: numbers(own), range(2))] == [calm, calm]
-    assert own._results.taken <= 5000
+    assert own.fit.calibrate(CONFIG) is not own.fit.calibrate(CONFIG)  # which is larger than its budget
 
 
 def test_the_same_files_are_one_session_while_somebody_holds_it(own_suite_file: Path) -> None:
@@ -323,7 +372,8 @@ def test_the_same_files_are_one_session_while_somebody_holds_it(own_suite_file: 
     numbers(first)
     del first  # nothing in it holds it, so no collector is needed
     again = open_session(own_suite_file)
-    assert not [*again._results]
+    assert not again.measure.has_features("merged", FEW)
+    assert not again.measure.has_scores(CONFIG, FEW)
     with ThreadPoolExecutor(4) as pool:
         assert all(one is again for one in pool.map(open_session, [own_suite_file] * 8))
 
@@ -332,7 +382,7 @@ def test_the_same_files_are_one_session_while_somebody_holds_it(own_suite_file: 
 def test_changed_content_is_another_session(own_suite_file: Path, changed: str) -> None:
     """Also with the size and the time of the file as they were."""
     before = open_session(own_suite_file)
-    cosine = before.features("merged", FEW).macro_cosine
+    cosine = before.measure.features("merged", FEW).macro_cosine
     root = own_suite_file.parent
     if changed == "suite":
         own_suite_file.write_text(own_suite_file.read_text().replace("scale: 0.5", "scale: 0.9"))
@@ -353,7 +403,7 @@ def test_changed_content_is_another_session(own_suite_file: Path, changed: str) 
             os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     after = open_session(own_suite_file)
     assert after is not before
-    assert (after.features("merged", FEW).macro_cosine == cosine) == (changed == "tokenizer")
+    assert (after.measure.features("merged", FEW).macro_cosine == cosine) == (changed == "tokenizer")
 
 
 def test_a_stamp_is_of_the_content_of_the_suite(own_suite_file: Path) -> None:
@@ -393,28 +443,39 @@ def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..
 
 def test_the_experts_features_are_beside_those_of_the_merged_model(tiny: Family) -> None:
     own = Session(tiny)
-    assert not own.has_features("expert", FEW)
-    assert own.features("expert", FEW) is own.features("merged", FEW)
-    assert own.has_features("expert", FEW)
+    assert not own.measure.has_features("expert", FEW)
+    assert own.measure.features("expert", FEW) is own.measure.features("merged", FEW)
+    assert own.measure.has_features("expert", FEW)
 
 
 def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:
     own = Session(tiny)
     for model in ("merged", "expert"):
         assert (
-            own.quick_scores(model, EvaluationSamples(12)).to_json()
-            == own.scores(model, EvaluationSamples(None, "validation")).to_json()
+            own.measure.quick_scores(model, EvaluationSamples(12)).to_json()
+            == own.measure.scores(model, EvaluationSamples(None, "validation")).to_json()
         )
 
 
 def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    real = Family.parts
+
+    def counted(self: Family, task: str, *more: Any) -> Iterator[Samples]:
+        drawn.append(task)
+        return real(self, task, *more)
+
+    monkeypatch.setattr(Family, "parts", counted)
     kept = Session(tiny)
-    scores = kept.scores("merged").to_json()
-    assert [key[0] for kind, key in kept._results if kind == "split"] == [*TASKS]  # type: ignore[misc]
+    scores = kept.measure.scores("merged").to_json()
+    kept.measure.scores("base")
+    assert drawn == [*TASKS]
+    drawn.clear()
     monkeypatch.setattr("featcal.family.opening.PART", 5)
     passing = Session(tiny)
-    assert passing.scores("merged").to_json() == scores
-    assert "split" not in {kind for kind, _ in passing._results}  # type: ignore[misc]
+    assert passing.measure.scores("merged").to_json() == scores
+    passing.measure.scores("base")
+    assert drawn == [*TASKS, *TASKS]
     seen = passing.viewable_samples("signs", EvaluationSamples(None, "test"))
     assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
     assert seen.labels is not None
@@ -426,12 +487,16 @@ def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: P
     own_suite_file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
     own = open_session(own_suite_file)
     config = clip_config(samples=4, precision="fast")
-    assert own.calibrate(config).record["config"]["precision"] == "fast"
-    assert {one.source for one in own.sources(config)} >= {"prefix", "expert"}
-    exact = own.calibrate(replace(config, precision="exact"))
+    assert own.fit.calibrate(config).record["config"]["precision"] == "fast"
+    assert {one.source for one in own.fit.sources(config)} >= {"prefix", "expert"}
+    exact = own.fit.calibrate(replace(config, precision="exact"))
     assert exact.weights.read(own.family.adapter.tower).keys() == set(own.family.adapter.tower)
 
 
 def test_models_are_called_by_what_they_are(tiny: Family) -> None:
     weights: Weights = tiny.merged
-    assert [label_of(one) for one in ("base", CONFIG, weights)] == ["base", "calibrated", weights.label]
+    assert [resolve_model(one, tiny).label for one in ("base", CONFIG, weights)] == [
+        "base",
+        "calibrated",
+        weights.label,
+    ]

@@ -24,6 +24,7 @@ from tiny_clip import TASKS
 from featcal import load_suite
 from featcal.family.opening import Family
 from featcal.figures import run_tables
+from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
@@ -301,14 +302,14 @@ def test_what_is_recorded_is_what_the_session_measured(tiny: Family, tmp_path: P
     assert record(session, CONFIG, FEW, history) == ""
     (run,) = history.runs(hash_of(session))
     (found,) = run.measured
-    scores, features = session.quick_scores(CONFIG, FEW), session.features(CONFIG, FEW)
+    scores, features = session.measure.quick_scores(CONFIG, FEW), session.measure.features(CONFIG, FEW)
     assert {task: one.value for task, one in found.scores.items()} == {t: s.value for t, s in scores.tasks.items()}
     assert {task: one.n for task, one in found.scores.items()} == dict.fromkeys(TASKS, 8)
     assert dict(found.drift) == {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
     assert found.samples_key == ("features", "validation", 8, 42)
-    assert found.seconds == session.calibrate(CONFIG).record["seconds"]["total"]
+    assert found.seconds == session.fit.calibrate(CONFIG).record["seconds"]["total"]
     assert CalibrationConfig(**run.options) == CONFIG
-    assert session.resolve(run.model) == CONFIG
+    assert session.resolve(run.model).config == CONFIG
     assert run.made_by["device"] == "cpu"
     assert run_of(session, replace(CONFIG, batch_size=3)).id == run.id
     assert run_of(session, replace(CONFIG, seed=43)).id != run.id
@@ -338,7 +339,7 @@ def test_what_cannot_be_scored_for_another_reason_is_no_record_without_scores(
 
     session, history = Session(tiny), History(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(session, "quick_scores", fails)
+        patched.setattr(Measurements, "quick_scores", fails)
         with pytest.raises(InputError, match="label 9 has no class"):
             record(session, CONFIG, FEW, history)
     assert history.runs() == []
@@ -350,11 +351,11 @@ def test_a_drift_that_is_no_number_is_an_error_that_says_so(
     tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, history = Session(tiny), History(tmp_path)
-    found = session.features(CONFIG, FEW)
+    found = session.measure.features(CONFIG, FEW)
     one = found.tasks[TASKS[0]]
     nothing = replace(one.layers[-1], expert_norm=torch.zeros(8), drift=torch.zeros(8))
     tasks = {**found.tasks, TASKS[0]: replace(one, layers=(*one.layers[:-1], nothing))}
-    monkeypatch.setattr(session, "features", lambda *_: replace(found, tasks=tasks))
+    monkeypatch.setattr(Measurements, "features", lambda *_: replace(found, tasks=tasks))
     with pytest.raises(NumericalError, match=rf"task '{TASKS[0]}': the relative final drift of calibrated is nan"):
         record(session, CONFIG, FEW, history)
     assert history.runs() == []
@@ -380,7 +381,7 @@ def test_a_look_is_a_model_that_was_scored_on_test(
     def look(*models: Any, on: EvaluationSamples = test) -> Looks:
         with count_looks(session, models, on, "app", history):
             for model in models:
-                session.scores(model, on)
+                session.measure.scores(model, on)
         return history.looks(hash_of(session))
 
     assert look("merged", "expert") == Looks(2, 2)

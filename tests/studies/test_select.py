@@ -29,7 +29,7 @@ from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out
 from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
@@ -143,7 +143,7 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
     other = open_family(load_suite(tmp_path / "two" / "suite.yaml"), device="cpu")
     config = clip_config(recipe=recipe, samples=COUNT, layernorms=False)
     session, fitted = Session(other), calibrate(other, config)
-    found = session.features(fitted.weights, EvaluationSamples(None, "validation"))
+    found = session.measure.features(fitted.weights, EvaluationSamples(None, "validation"))
     values = Fold(contest_of(many), number).values(Tried("merged", config))
     heads = contest_of(many).criterion.heads
     assert heads is not None
@@ -200,7 +200,7 @@ def test_without_heads_drift_takes_the_place_and_says_so(many: Family) -> None:
     assert contest.criterion.name == "drift"
     assert "no class names" in contest.criterion.note
     values = Fold(contest, 0).values(Tried("merged", None))
-    features = Session(many).features("merged", EvaluationSamples(COUNT, "calibration", ASKED.seed)).tasks
+    features = Session(many).measure.features("merged", EvaluationSamples(COUNT, "calibration", ASKED.seed)).tasks
     for task in TASKS:
         rows, own = folds(COUNT, ASKED.seed, task)[0], features[task]
         expert, model = own.expert_features.double(), own.model_features.double()
@@ -235,7 +235,7 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     assert len(plan_candidates(many, another)) == len(plan_candidates(many, ASKED)) + 1
     for one in plan:
         if one.start == "merged" and one.config is not None:
-            assert resolve_model(one.name(many), many) == one.config
+            assert resolve_model(one.name(many), many).config == one.config
 
 
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
@@ -341,10 +341,10 @@ def test_the_choice_is_made_of_all_samples(many: Family, short: None) -> None:
     for name, tensor in again.weights.read(many.adapter.tower).items():
         assert tensor.equal(found.calibrated.weights.read([name])[name]), name
     assert {task: one["samples"] for task, one in again.record["tasks"].items()} == dict.fromkeys(TASKS, COUNT)
-    assert session.calibrate(found.config) is found.calibrated
+    assert session.fit.calibrate(found.config) is found.calibrated
     assert len(found.candidates) == SHORT
     assert found.calibrations == 4 * (SHORT - 1) + 1
-    assert resolve_model(found.to_json()["model"], many) == found.config
+    assert resolve_model(found.to_json()["model"], many).config == found.config
     assert [one.score.value for one in found.candidates if one.score] == sorted(
         (one.score.value for one in found.candidates if one.score), reverse=True
     )
@@ -654,7 +654,7 @@ def test_a_start_that_was_chosen_has_a_command_too(
     words = [*found.command(str(many_file)).split()[1:-1], str(tmp_path / "out")]
     code, _, err = run(*words)
     assert code == 0, err
-    expected = Session(many).weights(start)
+    expected = Session(many).fit.weights(start)
     for name, tensor in many.model(str(tmp_path / "out")).read(many.adapter.tower).items():
         torch.testing.assert_close(tensor, expected.read([name])[name], rtol=1e-5, atol=1e-6)
     folder = replace(found, start=str(tmp_path / "out"))

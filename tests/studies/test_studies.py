@@ -20,7 +20,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.cli import commands
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies import ablate, budget, corrupt, runner, schedule, tasks
 from featcal.studies.plan import Plan
@@ -95,7 +95,7 @@ def test_what_another_study_has_measured_is_not_measured_again(own: Session, mon
 @pytest.mark.parametrize("recipe", ["paper", "refined"])
 def test_lag_0_is_algorithm_1(tiny64: Family, recipe: str) -> None:
     """Block by block on the finished blocks before it: the same weights as all at once."""
-    config = resolve_model(f"calibrated:recipe={recipe},samples=8", tiny64)
+    config = resolve_model(f"calibrated:recipe={recipe},samples=8", tiny64).config
     assert isinstance(config, CalibrationConfig)
     whole = calibrate(tiny64, config).weights
     found = schedule.calibrate_behind(Session(tiny64), config, 0)
@@ -135,7 +135,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
     predicted = {one.at["schedule"]: one.beside for one in study.summaries() if one.at}
-    sources = own.sources(CONFIG)
+    sources = own.fit.sources(CONFIG)
     for order, source in (("stale", "stale"), ("parallel", "merged")):
         of_source = [one.relative for one in sources if one.source == source]
         assert predicted[order] == {"excess": pytest.approx(np.mean(of_source), abs=1e-6)}
@@ -153,7 +153,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
 @pytest.mark.slow
 def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:
     study = ablate.ablate(own, plan("merged"))
-    configs = {row.method: resolve_model(row.point.model, tiny) for row in study.rows}
+    configs = {row.method: resolve_model(row.point.model, tiny).config for row in study.rows}
     whole = configs["paper: whole"]
     assert whole == replace(CONFIG)
     changed = {

@@ -21,7 +21,7 @@ from tiny_clip import TASKS
 from featcal import calibrate, cli, load_suite, measure_drift, open_family
 from featcal.family.opening import Family
 from featcal.figures import run_tables, sweep_charts
-from featcal.session import session
+from featcal.session import fits
 from featcal.session.model_names import weights_of
 from featcal.session.session import Session
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run
@@ -63,13 +63,13 @@ def own(tiny: Family) -> Session:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationConfig]:
     """Every calibration that a session computes."""
     calibrations: list[CalibrationConfig] = []
-    real = session.calibrate
+    real = fits.calibrate
 
     def counted(family: Family, config: CalibrationConfig, **more: Any) -> Any:
         calibrations.append(config)
         return real(family, config, **more)
 
-    monkeypatch.setattr(session, "calibrate", counted)
+    monkeypatch.setattr(fits, "calibrate", counted)
     return calibrations
 
 
@@ -82,7 +82,7 @@ def test_points_are_single_calibrations_to_the_last_bit(tiny: Family, own: Sessi
         alone = calibrate(tiny, config)
         drift = measure_drift(other, alone, samples=8)
         assert dict(point.found.drift) == {t: one.layers[-1].relative_drift for t, one in drift.tasks.items()}
-        scores = other.quick_scores(alone, FEW)
+        scores = other.measure.quick_scores(alone, FEW)
         assert {t: one.value for t, one in point.found.scores.items()} == {
             task: one.value for task, one in scores.tasks.items()
         }
@@ -100,7 +100,7 @@ def test_baselines_are_the_models_they_are_called(tiny: Family, own: Session, tm
         drift = measure_drift(other, weights_of(name, tiny), samples=8)
         assert dict(points[name].found.drift) == {t: one.layers[-1].relative_drift for t, one in drift.tasks.items()}
     assert points["task-arithmetic:scale=0.5"].found.scores == points["merged"].found.scores  # the suite's own recipe
-    expert = other.quick_scores("expert", FEW)
+    expert = other.measure.quick_scores("expert", FEW)
     assert points["expert"].found.mean == expert.average
     assert dict(points["expert"].found.drift) == {}
 

@@ -70,13 +70,13 @@ def test_the_story_of_the_card(clip_mini: Family) -> None:
     config = CalibrationConfig(samples=64)
     base, merged, expert, ours = (
         evaluate(session, m, samples=200).average
-        for m in ("base", "merged", "expert", session.calibrate(config).weights)
+        for m in ("base", "merged", "expert", session.fit.calibrate(config).weights)
     )
     assert 0.5 < base < 0.7
     assert expert > 0.9
     assert merged < expert - 0.2
     assert ours >= merged + 0.09
-    before, after = measure_drift(session), measure_drift(session, session.calibrate(config))
+    before, after = measure_drift(session), measure_drift(session, session.fit.calibrate(config))
     for task in TASKS:
         old, new = before.tasks[task], after.tasks[task]
         assert old.identity_residual <= 1e-5

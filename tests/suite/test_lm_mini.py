@@ -128,7 +128,7 @@ def test_the_story_of_the_card(session: Session) -> None:
     for recipe, repaired in REPAIRED.items():
         config = config_for(session.family, recipe=recipe)
         assert config.samples == 64
-        made = session.calibrate(config)
+        made = session.fit.calibrate(config)
         assert evaluate(session, made, samples=200).average >= merged + repaired * (expert - merged)
         after = measure_drift(session, made)
         for task in TASKS:
@@ -143,10 +143,10 @@ def test_the_story_of_the_card(session: Session) -> None:
 def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(seed: int, session: Session) -> None:
     """On the prompts of `featcal canary` and on those that a calibration draws, another seed."""
     for recipe in ("paper", "refined"):
-        assert session.canary(config_for(session.family, recipe=recipe), seed=seed).reasons == ()
-    assert session.canary(scaled(session.weights("merged"), 0.5), seed=seed).is_broken
+        assert session.measure.canary(config_for(session.family, recipe=recipe), seed=seed).reasons == ()
+    assert session.measure.canary(scaled(session.fit.weights("merged"), 0.5), seed=seed).is_broken
     if seed == 43:
-        assert session.canary(BROKEN, seed=seed).is_broken
+        assert session.measure.canary(BROKEN, seed=seed).is_broken
 
 
 @pytest.mark.usefixtures("instant_maps")

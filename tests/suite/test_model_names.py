@@ -23,7 +23,8 @@ from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.session.model_names import calibrate_command, full_name, resolve_model, weights_of
+from featcal.session.model_names import calibrate_command, name_calibration, weights_of
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import ModelName, model_name
@@ -107,17 +108,21 @@ def test_a_merge_is_written_named_and_calibrated_alike(
 
 def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     own = config_for(tiny)
-    assert resolve_model("calibrated", tiny) == own
-    assert resolve_model("calibrated:lam=1e-05,biases=false,seed=7", tiny) == config_for(
+    assert resolve_model("calibrated", tiny).config == own
+    assert resolve_model("calibrated:lam=1e-05,biases=false,seed=7", tiny).config == config_for(
         tiny, lam=1e-5, biases=False, seed=7
     )
     for config in (own, config_for(tiny, lam=1 / 3, samples=8), config_for(tiny, layernorms=False, precision="fast")):
-        again = resolve_model(full_name(config, tiny), tiny)
+        again = resolve_model(name_calibration(config, tiny), tiny).config
         assert isinstance(again, CalibrationConfig)
         assert again.lam == pytest.approx(config.lam, rel=1e-11)
         assert CalibrationConfig(**{**vars(again), "lam": config.lam}) == config
-    assert full_name(own, tiny) == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
-    assert [full_name(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+    assert (
+        name_calibration(own, tiny)
+        == resolve_model(own, tiny).name
+        == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
+    )
+    assert [resolve_model(one, tiny).name for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
 
 
 def changed(family: Family, name: str) -> CalibrationConfig:
@@ -135,7 +140,7 @@ CHANGING = pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig()))
 @CHANGING
 def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
     other = changed(tiny, name)
-    assert resolve_model(full_name(other, tiny), tiny) == other != config_for(tiny, recipe=other.recipe)
+    assert resolve_model(name_calibration(other, tiny), tiny).config == other != config_for(tiny, recipe=other.recipe)
 
 
 @CHANGING
@@ -154,17 +159,17 @@ def test_any_model_is_calibrated_as_if_it_were_the_suites(
 ) -> None:
     """The anchor behind the @ is what `merged:` of a suite file is."""
     session = Session(tiny)
-    assert session.resolve("calibrated:samples=8@merged") == session.resolve("calibrated:samples=8")
+    assert session.resolve("calibrated:samples=8@merged").key == session.resolve("calibrated:samples=8").key
     name = session.resolve("calibrated:samples=8,rho=1@tsv-m")
-    assert name == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
+    assert name.name == name.label == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
     suite = load_suite(edit_suite(lambda content: content.update(merged={"method": "tsv-m"})))
     other = calibrate(open_family(suite, device="cpu"), CalibrationConfig(samples=8, rho=1.0))
-    assert same(tensors(tiny, session.weights(name)), tensors(tiny, other.weights))
-    assert session.calibrate(name).record["merged"] == "tsv-m"
-    assert session.weights(session.resolve("calibrated:rho=1,samples=8@tsv-m")) is session.weights(name)
+    assert same(tensors(tiny, session.fit.weights(name)), tensors(tiny, other.weights))
+    assert session.fit.calibrate(name).record["merged"] == "tsv-m"
+    assert session.fit.weights(session.resolve("calibrated:rho=1,samples=8@tsv-m")) is session.fit.weights(name)
     held = session.resolve("calibrated:samples=4,lam=1e6,rho=1@regmean:samples=8")
-    regmean = tensors(tiny, session.weights(session.resolve("regmean:samples=8")))
-    assert same(tensors(tiny, session.weights(held)), regmean, 1e-4)
+    regmean = tensors(tiny, session.fit.weights(session.resolve("regmean:samples=8")))
+    assert same(tensors(tiny, session.fit.weights(held)), regmean, 1e-4)
     assert not same(regmean, tensors(tiny, tiny.merged), 1e-2)
 
 
@@ -190,9 +195,9 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
     named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
     assert evaluate(tiny, str(tmp_path / "out")).average == named.average
-    interrupted(Session(tiny).family_with("tsv-m"), tmp_path / "again")
+    interrupted(Session(tiny).fit.family_with("tsv-m"), tmp_path / "again")
     with pytest.raises(InputError, match="other inputs, options or versions"):
-        calibrate_to_folder(Session(tiny).family_with("iso-c"), FEW, tmp_path / "again", resume=True)
+        calibrate_to_folder(Session(tiny).fit.family_with("iso-c"), FEW, tmp_path / "again", resume=True)
     failed = CliRunner().invoke(
         commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
     )

@@ -69,9 +69,13 @@ _KINDS = {
         'ledger.to_json()["tasks"]',
     ),
     "task vectors": Kind(
-        "drift", ("--task-vectors",), (), "task_vector_cosines", "session.vector_cosines(session.resolve(model))"
+        "drift",
+        ("--task-vectors",),
+        (),
+        "task_vector_cosines",
+        "session.measure.vector_cosines(session.resolve(model))",
     ),
-    "sources": Kind("drift", ("--source",), (), "sources[]", "session.sources(session.resolve(model))"),
+    "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(session.resolve(model))"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
     "answers": Kind(
         "evaluate",
@@ -85,7 +89,7 @@ _KINDS = {
     "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "maps.to_frame", _MIRRORED),
     "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "maps.to_frame", _UMAP),
     "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP),
-    "conditioning": Kind("conditioning", (), (), "systems[]", "session.conditioning(session.resolve(model))"),
+    "conditioning": Kind("conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"),
     "sweep": Kind(
         "sweep",
         (),

@@ -27,7 +27,7 @@ def grids(names: Iterable[str]) -> list[Grid]:
     """Return grids that hold these calibrations and no others; models that are not calibrations are passed over.
 
     Args:
-        names: full names, which say lam, rho and alpha (`featcal.session.model_names.full_name`).
+        names: full ones, which say lam, rho and alpha (`featcal.session.model_ref.ModelRef.name`).
     """
     found: dict[tuple[tuple[str, str], ...], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
@@ -77,7 +77,7 @@ def python(measured: Measured) -> str:
         lam, rho, alpha = (tuple(map(float, values)) for values in grid.values)
         options = f"calibrated:{','.join(f'{option}={text}' for option, text in grid.options)}".rstrip(":")
         lines += [
-            f"options = session.resolve({options!r})",
+            f"options = session.resolve({options!r}).config",
             f"points += run_sweep(session, Grid({lam}, {rho}, {alpha}, options), on=view)",
         ]
     return "\n".join([*lines, "for point in points:", f'    print(point.run.model, {measured.kind.read}, sep="\\n")'])

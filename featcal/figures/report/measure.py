@@ -20,7 +20,7 @@ from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
 from featcal.figures.theme import Shown
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
@@ -51,7 +51,7 @@ class Asked:
     on: EvaluationSamples
 
     @property
-    def models(self) -> dict[str, ModelId]:
+    def models(self) -> dict[str, ModelRef]:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
     def measurement(self, what: str, on: EvaluationSamples, *more: str) -> Measured:
@@ -63,12 +63,12 @@ def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
-        InputError: a model or samples that cannot be opened or measured.
-        NumericalError: features or scores that are not finite.
+        InputError, NumericalError: as `Measurements.drift` and `Measurements.scores`; a suite without answers has no
+            scores.
     """
     session = asked.session
     options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
-    ledgers = {shown: session.ledger(model, options, progress) for shown, model in asked.models.items()}
+    ledgers = {shown: session.measure.drift(model, options, progress) for shown, model in asked.models.items()}
     final = EvaluationSamples(None, "test" if "test" in session.family.suite.splits() else session.split)
     scores, missing = _scores(asked, final, progress)
     summary = _summary(ledgers, scores)
@@ -91,10 +91,10 @@ def gather(asked: Asked, progress: Progress) -> Content:
 
 def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
-    models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
+    models: dict[str, ModelRef] = {Shown("base", "base"): BASE, **asked.models, Shown("expert", "expert"): EXPERT}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
-            return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
+            return {shown: asked.session.measure.scores(model, final, progress) for shown, model in models.items()}, ""
     except NoScores as error:
         return {}, str(error)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from featcal.figures.names import shorten
 from featcal.figures.theme import ROLES, Shown
-from featcal.session.model_names import ModelId, full_name, recorded_config
+from featcal.session.model_names import recorded_config
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
@@ -34,16 +34,16 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
         if roles.count(role) > MOST:
             like = ", ".join(shown for shown, one in zip(found, roles, strict=True) if one == role)
             raise InputError(f"{like} would look alike: charts tell {MOST} models of a role apart; write two reports")
-    return {shown: full_name(model, session.family) for shown, model in found.items()}
+    return {shown: model.name for shown, model in found.items()}
 
 
-def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
-    """Map what charts call models (`Shown`) to the models; the second of a role is drawn as such.
+def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
+    """Models by what charts call them (`Shown`); the second of a role is drawn as that.
 
     Args:
         named: the name that somebody wrote, and the model that it stands for.
     """
-    found: dict[str, ModelId] = {}
+    found: dict[str, ModelRef] = {}
     roles: list[str] = []
     for text, model in named:
         role, label = _role(text), _label(text, model)
@@ -68,10 +68,11 @@ def _role(text: str) -> str:
     return "calibrated"
 
 
-def _label(text: str, model: ModelId) -> str:
+def _label(text: str, model: ModelRef) -> str:
     """Return a short name without anything that Markdown or plotly would draw."""
-    if isinstance(model, CalibrationConfig) and text != "calibrated":
-        text = f"calibrated λ {exactly(model.lam)} ρ {exactly(model.rho)} α {exactly(model.alpha)}"
+    config = model.calibration
+    if config is not None and text != "calibrated":
+        text = f"calibrated λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"
     elif model_name(text).kind == REFERENCE:
         text = Path(text).name or text
     else:

@@ -10,7 +10,6 @@ import pandas as pd
 from featcal.export.record_facts import input_hashes
 from featcal.figures.report.content import Table
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.views import EvaluationSamples
 from featcal.system.versions import all_versions
@@ -39,9 +38,9 @@ def settings(
         for task in session.tasks
     ]
     calibrations = {
-        one: model.settings()
+        one: config.settings()
         for one, name in names.items()
-        if isinstance(model := session.resolve(name), CalibrationConfig)
+        if (config := session.resolve(name).calibration) is not None
     }
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]

@@ -122,7 +122,7 @@ def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Pr
     if then.command == "merge":
         write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out)
         return
-    family = Session(open_family(load_suite(suite), device), one_shot=True).family_with(then.model)
+    family = Session(open_family(load_suite(suite), device), one_shot=True).fit.family_with(then.model)
     calibrate_to_folder(family, then.options(), out, progress=progress)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
-from featcal.session.model_names import full_name, resolve_model
+from featcal.session.model_names import name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.suite.recipe import METHODS
@@ -35,7 +36,7 @@ class Tried:
         """Return the name that every command knows it by."""
         if self.config is None:
             return self.start
-        return full_name(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
+        return name_calibration(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
@@ -82,4 +83,4 @@ def _start(name: str, family: Family) -> str:
                 f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
             )
         part = parsed.of
-    return full_name(resolve_model(name, family), family)
+    return resolve_model(name, family).name

@@ -114,7 +114,7 @@ def folder_of(contest: Contest) -> Path | None:
     adapter = family.adapter
     own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
     starts = {tried.start for tried in contest.plan}
-    models += [session.family_with(name).merged for name in sorted(starts) if reference_in(name) is not None]
+    models += [session.fit.family_with(name).merged for name in sorted(starts) if reference_in(name) is not None]
     prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
     said = {
         "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},

@@ -76,7 +76,7 @@ def select(
     started = time.perf_counter()
     calibrated = None
     if chosen.config is not None:
-        calibrated = session.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
+        calibrated = session.fit.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
     notes = tuple(filter(None, (criterion.note, _ANSWERS if session.is_text else "")))
     dealt = {

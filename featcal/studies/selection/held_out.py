@@ -93,7 +93,7 @@ class Fold:
         Raises:
             InputError, NumericalError: as `calibrate`, or a start that is more than its weights.
         """
-        family = self._session.family_with(tried.start)
+        family = self._session.fit.family_with(tried.start)
         if tried.config is None:
             return self._judge.values(family.merged)
         fast = ensure_family(family, precision=self._precision)

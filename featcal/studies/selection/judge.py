@@ -26,7 +26,7 @@ from featcal.models.generation import Pupil, prompt_batch
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, brings
 from featcal.samples.sources import Samples
-from featcal.session.session import BATCH_SIZE
+from featcal.session.open_suite import BATCH_SIZE
 from featcal.system.errors import NoScores, NumericalError
 
 DECISION, DRIFT = CRITERIA = ("decision", "drift")

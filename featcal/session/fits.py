@@ -1,0 +1,230 @@
+"""What is made of the models of an open suite: calibrations, baselines, and what a calibration costs and depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from featcal.baselines.fit import fit
+from featcal.baselines.fitted import Fitted
+from featcal.baselines.options import Sampled
+from featcal.calibration.block_preview import Preview, hold
+from featcal.calibration.block_statistics import FirstBlock
+from featcal.calibration.calibrate import CalibrationResult, calibrate, select_tasks
+from featcal.calibration.conditioning import Conditioning, measure_conditioning
+from featcal.drift.source import SourceExcess, measure_sources
+from featcal.export.write import require_weights_alone
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+from featcal.models.lane import ExpertPass
+from featcal.session.model_names import recorded_calibration, weights_of
+from featcal.session.model_ref import OBJECT, ModelId, ModelRef
+from featcal.session.open_suite import Kind, OpenSuite
+from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.name_grammar import FITTED, REFERENCE
+from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
+
+_DRIFT = DriftOptions()
+_CALIBRATED = Kind[CalibrationResult]("calibrated")
+_FITTED = Kind[Fitted]("fitted")
+_WEIGHTS = Kind[Weights]("weights")
+_SOURCES = Kind[list[SourceExcess]]("sources")
+_CONDITIONING = Kind[list[Conditioning]]("conditioning")
+_PREVIEW = Kind[Preview]("preview")
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Make models of an open suite, each once; reached by `Session.fit`."""
+
+    suite: OpenSuite
+
+    def calibrate(self, model: ModelId, progress: Progress = silent) -> CalibrationResult:
+        """Calibrate the suite's merged model, or another one that a name says (`calibrated:rho=1@tsv-m`).
+
+        Args:
+            model: options of a calibration, or its name.
+
+        Raises:
+            InputError: a model of another kind, or an option that is unknown or outside its range.
+        """
+        one = self.suite.resolve(model)
+        if one.config is None:
+            raise InputError(f"model '{one.name}' is no calibration; write calibrated:lam=0.05,rho=2@{one.name}")
+        config = one.config
+        return self._calibrate(one, lambda: self.suite.calibration_passes(config), progress)
+
+    def adopt_calibration(
+        self,
+        config: CalibrationConfig,
+        make: Callable[[], CalibrationResult],
+        is_stale: Callable[[CalibrationResult], bool],
+    ) -> CalibrationResult:
+        """Keep what another process has calibrated as this calibration, which `calibrate` gives from then on.
+
+        Args:
+            make: gives it, where none is kept.
+            is_stale: says that a kept one can no longer be read; it is made again then.
+        """
+        if is_stale(self.suite.get_or_make(_CALIBRATED, config, make)):
+            self.suite.forget(_CALIBRATED, config)
+        return self.suite.get_or_make(_CALIBRATED, config, make)
+
+    def family_with(self, model: ModelId) -> Family:
+        """The suite with a model in the place of its merged one: what is calibrated then.
+
+        Raises:
+            InputError: no such model, or one that is more than its weights.
+        """
+        one = self.suite.resolve(model)
+        if one.kind == "merged":
+            return self.suite.family
+        weights = self.weights(one)
+        require_weights_alone(weights)
+        return self.suite.family.with_merged(weights, one.name)
+
+    def baseline(self, model: ModelId, progress: Progress = silent) -> Fitted:
+        """The model that a baseline makes of the suite.
+
+        Raises:
+            InputError: a model of another kind, or an option that is unknown or outside its range.
+            NumericalError: as `fit`.
+        """
+        one = self.suite.resolve(model)
+        options, of = one.baseline, one.of
+        if options is None or of is None:
+            raise InputError(f"model '{one.name}' is no baseline; those are {', '.join(FITTED)}")
+
+        def make() -> Fitted:
+            family, passes = self.suite.family, None
+            if of.kind != "merged":
+                family = family.with_merged(self.weights(of), of.name)
+            if isinstance(options, Sampled):
+                passes = self.suite.calibration_passes(options.counting, options.split)
+            found = fit(family, options, experts=passes, progress=progress)
+            return replace(found, record={**found.record, "model": one.name})
+
+        return self.suite.get_or_make(_FITTED, (options, of.key), make)
+
+    def weights(self, model: ModelId) -> Weights:
+        """The tensors of a model, calibrated or fitted where it is of that kind.
+
+        Raises:
+            InputError: as `Family.model`.
+        """
+        one = self.suite.resolve(model)
+        if one.given is not None:
+            return self.suite.family.model(one.given)
+        if one.config is not None:
+            return self.calibrate(one).weights
+        if one.baseline is not None:
+            return self.baseline(one).weights
+        return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, self.suite.family))
+
+    def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
+        """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
+
+        Args:
+            model: options to calibrate with, a calibration by its name, or the folder of a calibrated checkpoint, whose
+                own options are used. What was calibrated stands in the place of the merged model.
+
+        Raises:
+            InputError: a model that is neither: a folder that holds no record of a calibration among them.
+        """
+
+        one = self.suite.resolve(model)
+
+        def make() -> list[SourceExcess]:
+            config, of = self._calibration(one)
+            passes = self.suite.calibration_passes(config)
+            if one.config is None:
+                weights = self.weights(one)
+            else:
+                weights = self._calibrate(one, lambda: passes, progress).weights
+            return measure_sources(self.family_with(of), weights, config, passes, progress)
+
+        return self.suite.get_or_make(_SOURCES, one.key, make)
+
+    def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
+        """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
+
+        Args:
+            model: as in `sources`.
+
+        Raises:
+            InputError: a model that is none of a calibration, or as `calibrate`.
+        """
+
+        one = self.suite.resolve(model)
+
+        def make() -> list[Conditioning]:
+            config, of = self._calibration(one)
+            passes, first = self.suite.calibration_passes(config), self._first_block(of)
+            return measure_conditioning(self.family_with(of), config, passes, first, progress)
+
+        return self.suite.get_or_make(_CONDITIONING, one.key, make)
+
+    def preview(
+        self, of: CalibrationConfig, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> Preview:
+        """What previews of one block of a calibration need; that of the last one alone is kept.
+
+        Args:
+            of: the exact run that everything in front of the block is left as.
+            layer: the block, as tables name it.
+            view: the samples that drift is measured on.
+
+        Raises:
+            InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
+        """
+        key = (of, layer, *self.suite.key(view))
+        if of.precision != "exact":
+            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
+
+        def make() -> Preview:
+            run = self.suite.family.run(progress)
+            fitted = select_tasks(of, self.suite.calibration_passes(of))
+            weights = self._calibrate(self.suite.resolve(of), lambda: fitted, progress).weights
+            return hold(run, of, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
+
+        return self.suite.get_or_replace(_PREVIEW, key, make)
+
+    def has_preview(self, of: CalibrationConfig, layer: str, view: EvaluationSamples) -> bool:
+        """Whether `preview` would cost nothing."""
+        return self.suite.has(_PREVIEW, (of, layer, *self.suite.key(view)))
+
+    def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
+        """The options of a calibration, and the model that is calibrated.
+
+        Raises:
+            InputError: a model that is none, or a folder that holds no record of one.
+        """
+        if model.config is not None and model.of is not None:
+            return model.config, model.of
+        if model.kind == OBJECT:
+            raise InputError(f"'{model.label}' is an object; give the options of a calibration, its name or its folder")
+        if model.kind != REFERENCE:
+            raise InputError(
+                f"'{model.name}' is no calibration; give its options, as calibrated:lam=0.05,rho=2@{model.name}"
+            )
+        config, of = recorded_calibration(Path(model.name))
+        return config, self.suite.resolve(of)
+
+    def _calibrate(
+        self, model: ModelRef, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
+    ) -> CalibrationResult:
+        """Calibrate on expert passes that are asked for where nothing is kept."""
+
+        def make() -> CalibrationResult:
+            config, of = self._calibration(model)
+            first = self._first_block(of)
+            return calibrate(self.family_with(of), config, experts=passes(), first=first, progress=progress)
+
+        return self.suite.get_or_make(_CALIBRATED, model.key, make)
+
+    def _first_block(self, of: ModelRef) -> FirstBlock | None:
+        """What calibrations of the suite's own merged model share in their first block."""
+        return self.suite.first_block if of.kind == "merged" else None

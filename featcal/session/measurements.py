@@ -1,0 +1,285 @@
+"""What is measured of the models of an open suite: drift, features, scores, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from featcal.drift.decomposition import decompose, follow
+from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.memory import measuring_store
+from featcal.drift.output import lead, output_drift
+from featcal.drift.task_vectors import task_vector_cosines
+from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.evaluation.generation_check import Canary
+from featcal.evaluation.generation_check import canary as measure_canary
+from featcal.evaluation.paired import Comparison, compare_scores
+from featcal.evaluation.scoring_heads import answers_of, judges
+from featcal.formats.weights import Weights
+from featcal.models.context import Run
+from featcal.models.features import layer_features
+from featcal.models.model import Head, own_head
+from featcal.samples.sources import Samples
+from featcal.session.fits import Fits
+from featcal.session.model_ref import MERGED, ModelId, ModelRef
+from featcal.session.open_suite import Kind, OpenSuite
+from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
+
+Judges = Mapping[str, tuple[Head, Head, Tensor]]
+"""Task → the expert's head, the model's head and the right class or first token of every sample."""
+FIRST_TOKEN = "first_token"
+"""Metric of `quick_scores` for language models: the first token of the answer is the right one."""
+_DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
+_FEATURES = Kind[Features]("features")
+_DRIFTS = Kind[DriftLedger]("drift")
+_LAYERS = Kind[dict[str, Tensor]]("features behind layers")
+_COSINES = Kind[dict[str, float]]("task vectors")
+_SCORES = Kind[Scores]("scores")
+_HEADS = Kind[Mapping[str, Head]]("heads")
+_QUICK = Kind[Scores]("quick scores")
+_MARGINS = Kind[dict[str, Tensor]]("margins")
+_COMPARED = Kind[Comparison]("compared")
+_CANARY = Kind[Canary]("canary")
+_JUDGES = Kind[Judges]("judges")
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Measure models of an open suite, each thing once; reached by `Session.measure`."""
+
+    suite: OpenSuite
+
+    @property
+    def fit(self) -> Fits:
+        """What makes the models that are measured."""
+        return Fits(self.suite)
+
+    def features(self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Features:
+        """How far a model's features drift from the experts', not why: half the cost of `drift`. For "expert", whose
+        own features stand beside any model's, those of the merged one."""
+        one = _walked_model(self.suite.resolve(model))
+        count, split, seed = self.suite.key(view)
+        apart = DriftOptions(count, split, seed)
+        if self.suite.has(_DRIFTS, (one.key, apart)):
+            return self.drift(one, apart)
+
+        def make() -> Features:
+            weights = self.fit.weights(one)
+            passes = self.suite.measured_passes(view, self.suite.samples(view))
+            tasks = follow(self._run(weights, progress), weights, passes)
+            return Features(self.suite.family.suite.name, one.label, split, tasks)
+
+        return self.suite.get_or_make(_FEATURES, (one.key, count, split, seed), make)
+
+    def drift(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
+        """A model's drift from the experts, layer by layer and task by task.
+
+        Raises:
+            InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
+                where their output is asked for, or a class token that the architecture does not have.
+            NumericalError: final features that are not finite.
+        """
+        one, split = self.suite.resolve(model), options.split or self.suite.split
+        options = replace(options, split=split)
+
+        def make() -> DriftLedger:
+            weights = self.fit.weights(one)
+            if options.tokens == "class" and not self.suite.family.adapter.class_token:
+                raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
+            drawn = self.suite.samples(options)
+            judged = self._judges(weights, options, lambda: drawn) if options.output else {}
+            passes = self.suite.measured_passes(options, drawn)
+            del drawn  # the passes let inputs go that were read
+            tasks = decompose(
+                self._run(weights, progress),
+                weights,
+                passes,
+                class_token=options.tokens == "class",
+                sublayers=options.sublayers,
+                attribution=options.attribution,
+            )
+            for task, judge in judged.items():
+                found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
+                tasks[task] = replace(tasks[task], output=found)
+            return DriftLedger(self.suite.family.suite.name, one.label, split, tasks)
+
+        return self.suite.get_or_make(_DRIFTS, (one.key, options), make)
+
+    def layer_features(
+        self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> dict[str, Tensor]:
+        """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
+        token or mean over tokens but padding, and last the final features."""
+        one = self.suite.resolve(model)
+
+        def make() -> dict[str, Tensor]:
+            walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
+            if not one.is_every_expert:
+                walk = replace(walk, weights=self.fit.weights(one), batches=list(walk.batches), kept=None)
+            return layer_features(self._run(walk.weights, progress), walk)
+
+        return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
+
+    def vector_cosines(self, model: ModelId) -> dict[str, float]:
+        """Cosine of the model's task vector to each expert's."""
+        one = self.suite.resolve(model)
+        return self.suite.get_or_make(
+            _COSINES, one.key, lambda: task_vector_cosines(self.suite.family, self.fit.weights(one))
+        )
+
+    def scores(self, model: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent) -> Scores:
+        """Scores on every task: accuracy of pictures, generated answers of text.
+
+        Raises:
+            InputError: no such split, no labels, answers or class names, or a base without a text tower.
+            NumericalError: features that are not finite.
+        """
+        one, split = self.suite.resolve(model), view.split or self.suite.split
+        said = f"scoring {one.label}"
+
+        def make() -> Scores:
+            own = None if one.is_every_expert else self.fit.weights(one)
+            models = {task: own or self.suite.family.experts[task] for task in self.suite.tasks}
+            needed = {task: weights for task, weights in models.items() if own_head(weights, task) is None}
+            whose = one.key if self.suite.family.adapter.reads_prompts else None
+            key = split, tuple(needed), whose
+            heads = self.suite.get_or_make(_HEADS, key, lambda: scoring_heads(self.suite.family, split, needed))
+            tasks = {}
+            for done, task in enumerate(self.suite.tasks):
+                progress(said, done, len(self.suite.tasks))
+                tasks[task] = score(self.suite.family, models[task], self.suite.parts(task, view), heads.get(task))
+            progress(said, len(self.suite.tasks), len(self.suite.tasks))
+            return Scores(self.suite.family.suite.name, one.label, split, tasks)
+
+        return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)
+
+    def quick_scores(self, model: ModelId, view: EvaluationSamples) -> Scores:
+        """Scores off the features that drift is measured on, so that they cost nothing.
+
+        Accuracy of pictures; of text how often the first token of the answer is right.
+        """
+        one = self.suite.resolve(model)
+
+        def make() -> Scores:
+            tasks, weights = {}, self.fit.weights(_walked_model(one))
+            for task, scores, labels in self._iterate_scores(one, view):
+                predictions = scores.argmax(1)
+                right = float((predictions == labels).double().mean())
+                metric = FIRST_TOKEN if answers_of(self.suite.family, weights, task) == "text" else "accuracy"
+                tasks[task] = TaskScore(metric, right, predictions, labels)
+            return Scores(self.suite.family.suite.name, one.label, view.split or self.suite.split, tasks)
+
+        return self.suite.get_or_make(_QUICK, (one.key, *self.suite.key(view)), make)
+
+    def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
+        """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
+        sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
+        one = self.suite.resolve(model)
+
+        def make() -> dict[str, Tensor]:
+            return {task: lead(scores) for task, scores, _ in self._iterate_scores(one, view)}
+
+        return self.suite.get_or_make(_MARGINS, (one.key, *self.suite.key(view)), make)
+
+    def judges(self, model: ModelId, view: EvaluationSamples) -> Judges:
+        """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
+        them of class names.
+
+        Raises:
+            InputError: labels, answers, class names, a text tower or a head are missing.
+        """
+        return self._judges(self.fit.weights(model), view, lambda: self.suite.samples(view))
+
+    def compare(
+        self, a: ModelId, b: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent
+    ) -> Comparison:
+        """What B is better or worse than A on the same samples, with intervals, tests and flips.
+
+        Raises:
+            InputError, NumericalError: as `scores`.
+        """
+
+        one, other = self.suite.resolve(a), self.suite.resolve(b)
+
+        def named_scores(model: ModelRef) -> Scores:
+            return replace(self.scores(model, view, progress), model=model.name)
+
+        key = one.key, other.key, *self.suite.key(view)
+        return self.suite.get_or_make(_COMPARED, key, lambda: compare_scores(named_scores(one), named_scores(other)))
+
+    def canary(
+        self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
+    ) -> Canary:
+        """Whether a model still generates; as `featcal.evaluation.generation_check.canary`."""
+        one, other = self.suite.resolve(model), self.suite.resolve(against)
+
+        def make() -> Canary:
+            held, weights = self.fit.weights(other), self.fit.weights(one)
+            return measure_canary(self.suite.family, weights, held, seed=seed, progress=progress)
+
+        return self.suite.get_or_make(_CANARY, (one.key, other.key, seed), make)
+
+    def adopt_scores(self, model: ModelId, view: EvaluationSamples, scores: Scores) -> Scores:
+        """Keep what another process has scored as this model's scores, which `scores` gives from then on.
+
+        Raises:
+            InputError: scores of another split or of other tasks.
+        """
+        split, tasks = view.split or self.suite.split, list(self.suite.tasks)
+        if (scores.split, list(scores.tasks)) != (split, tasks):
+            raise InputError(
+                f"scores of the {scores.split} split for {', '.join(scores.tasks)} are none of the {split} split for "
+                f"{', '.join(tasks)}"
+            )
+        one = self.suite.resolve(model)
+        own = replace(scores, model=one.label)
+        return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), lambda: own)
+
+    def has_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
+        """Whether `scores` would cost nothing."""
+        return self.suite.has(_SCORES, (self.suite.resolve(model).key, *self.suite.key(view)))
+
+    def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
+        """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
+        count, split, seed = self.suite.key(view)
+        kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
+        apart = (kept[0], DriftOptions(count, split, seed))
+        return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+
+    def _run(self, model: Weights, progress: Progress) -> Run:
+        """For a measurement of a model, once its samples are there: they count as well.
+
+        Raises:
+            InputError: one block of expert and model needs more than `max_memory`.
+        """
+        limit, adapter = self.suite.max_memory, self.suite.family.adapter
+        return self.suite.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
+
+    def _judges(self, model: Weights, view: EvaluationSamples, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
+        models = model, *self.suite.family.experts.values()
+
+        def make() -> Judges:
+            return judges(self.suite.family, model, drawn())
+
+        shared = self.suite.family.adapter.scores_with == "prompts" and not self.suite.family.adapter.reads_prompts
+        if shared and not any(own_head(one, task) for one in models for task in self.suite.tasks):
+            return self.suite.get_or_make(_JUDGES, self.suite.key(view), make)
+        return make()  # nothing to keep but the models, which read their heads when they are asked
+
+    def _iterate_scores(self, model: ModelRef, view: EvaluationSamples) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
+        features, judged = self.features(model, view), self.judges(_walked_model(model), view)
+        for task, found in features.tasks.items():
+            expert_head, model_head, labels = judged[task]
+            own = found.expert_features if model.is_every_expert else found.model_features
+            head = expert_head if model.is_every_expert else model_head
+            yield task, head.scores(own.float()), labels
+
+
+def _walked_model(model: ModelRef) -> ModelRef:
+    """Whose walk has a model's features: that of any model has those of "expert" too, so the merged one's."""
+    return MERGED if model.is_every_expert else model

@@ -1,0 +1,122 @@
+"""One model of a suite, whatever a caller has named it by: a name, options, weights or a calibration's result."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import ref
+
+from featcal.baselines.options import Baseline, options_of
+from featcal.calibration.config import resolve
+from featcal.family.opening import Calibrated, Family
+from featcal.formats.weights import Weights
+from featcal.session.fingerprint import model_stamp
+from featcal.session.model_names import config_of, name_calibration, read_name
+from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.name_grammar import FITTED, reference_in
+from featcal.system.errors import InputError
+
+OBJECT = "object"
+"""Kind of weights and results of calibrations that a caller has in hand."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRef:
+    """A model of a suite; `resolve_model` makes it. Two of them are the same model if their keys are equal.
+
+    Args:
+        kind: that of its name (`suite.name_grammar.ModelName`), or `OBJECT`.
+        name: the whole name, which stands for the same model everywhere; of an object its label.
+        label: what charts, tables and documents call it.
+        config: all options of a calibration.
+        baseline: all options of a baseline.
+        of: the model that a calibration or a baseline acts on.
+        given: the object itself.
+    """
+
+    kind: str
+    name: str
+    label: str
+    config: CalibrationConfig | None = None
+    baseline: Baseline | None = None
+    of: ModelRef | None = None
+    given: Weights | Calibrated | None = None
+
+    @property
+    def calibration(self) -> CalibrationConfig | None:
+        """The options of a calibration of the suite's own merged model; None of every other model."""
+        return self.config if self.of is not None and self.of.kind == "merged" else None
+
+    @property
+    def is_every_expert(self) -> bool:
+        """Whether it is every expert on its own task, where models are scored or pooled."""
+        return self.name == "expert"
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same model of one suite: a name, options, a checkpoint while its files are as they are now, an
+        object that is the very same."""
+        if self.given is not None:
+            return Same(self.given)
+        options = self.config or self.baseline
+        if options is not None and self.of is not None:
+            return options if self.of.kind == "merged" else (options, self.of.key)
+        reference = reference_in(self.name)
+        return self.name if reference is None else (self.name, Path.cwd(), model_stamp(reference, Path.cwd()))
+
+
+BASE, MERGED, EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", "expert"))
+"""Models that every suite has; the last is every expert on its own task."""
+ModelId = str | CalibrationConfig | Weights | Calibrated | ModelRef
+"""What a caller may name a model by: a name (`suite.name_grammar`), the options it is calibrated with, weights, a
+calibration's result, or what `resolve_model` has made of one of them."""
+
+
+def resolve_model(given: ModelId, family: Family) -> ModelRef:
+    """Return the model that a caller means. Options of a calibration or of a baseline that a name does not say are the
+    suite's, else the method's own.
+
+    Raises:
+        InputError: an option that is unknown or outside its range, a name that is a folder's as well, or an object that
+            is not a model.
+    """
+    if isinstance(given, ModelRef):
+        return given
+    if isinstance(given, CalibrationConfig):
+        config = resolve(given, family.adapter, family.suite.tasks)
+        return ModelRef("calibrated", name_calibration(config, family), "calibrated", config=config, of=MERGED)
+    if not isinstance(given, str | Weights | Calibrated):
+        raise InputError(
+            f"model: a {type(given).__name__} is not a model of this suite; give its name, a folder or what featcal "
+            "returned, or make a suite with it: featcal.Suite.of(merged=…)"
+        )
+    if not isinstance(given, str):
+        label = given.weights.label if isinstance(given, Calibrated) else given.label
+        return ModelRef(OBJECT, label, label, given=given)
+    name = read_name(given)
+    if name.kind == "calibrated":
+        config, of = config_of(name, family), resolve_model(name.of or MERGED, family)
+        if of.kind == "merged":
+            return resolve_model(config, family)
+        whole = f"{name_calibration(config, family)}@{of.name}"
+        return ModelRef(name.kind, whole, whole, config=config, of=of)
+    if name.kind in FITTED:
+        options, of = options_of(name, family), resolve_model(name.of or MERGED, family)
+        whole = options.name + ("" if of.kind == "merged" else f"@{of.name}")
+        return ModelRef(name.kind, whole, whole, baseline=options, of=of)
+    return ModelRef(name.kind, given, given)
+
+
+class Same:
+    """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
+
+    def __init__(self, thing: object) -> None:
+        self._id, self._thing = id(thing), ref(thing)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        thing = self._thing()
+        return isinstance(other, Same) and thing is not None and other._thing() is thing
