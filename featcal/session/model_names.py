@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from featcal.baselines.folded import with_heads
-from featcal.baselines.options import KINDS, Baseline, options_of
+from featcal.baselines.shared.baseline import Baseline, baseline_options
+from featcal.baselines.shared.folded import with_heads
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import IDLE, NUMBERS, OF_A_RECIPE, PAPER, PARTIAL, CalibrationConfig
@@ -18,17 +18,17 @@ from featcal.export.merge import recipe_for
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
+from featcal.suite.methods import baseline_names, is_baseline, method
 from featcal.suite.name_grammar import (
     ALL,
-    FITTED,
     REFERENCE,
-    WITH_OPTIONS,
     ModelName,
     format_parts,
     known_option,
     model_name,
     parts_of,
     reference_in,
+    takes_options,
     value_of,
 )
 from featcal.system.errors import InputError
@@ -55,9 +55,9 @@ def resolve_model(model: ModelId, family: Family) -> ModelId:
     if not isinstance(model, str):
         return model
     name = _read(model)
-    if name.kind in FITTED:
+    if is_baseline(name.kind):
         below = "merged" if name.of is None else _model_below(name, family)
-        return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
+        return baseline_options(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
     config = _config_of(name, family)
@@ -100,9 +100,9 @@ def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
         InputError: a name of another kind, or an option that is unknown or outside its range.
     """
     name = _read(model)
-    if name.kind not in FITTED:
-        raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
-    return options_of(name, family), name.of or "merged"
+    if not is_baseline(name.kind):
+        raise InputError(f"model '{model}' is no baseline; those are {', '.join(baseline_names())}")
+    return baseline_options(name, family), name.of or "merged"
 
 
 def full_name(model: ModelId, family: Family) -> str:
@@ -185,10 +185,10 @@ def weights_of(model: str, family: Family) -> Weights:
 def _read(model: str) -> ModelName:
     """The parts of a name that can mean one thing alone."""
     name = model_name(model)
-    if model in WITH_OPTIONS and Path(model).exists():
+    if takes_options(model) and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
-        if model in FITTED:
-            option = KINDS[model]().name.partition(":")[2].partition(",")[0]
+        if is_baseline(model):
+            option = method(model)().name.partition(":")[2].partition(",")[0]
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"

@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from featcal.baselines.fit import fit
-from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Sampled
+from featcal.baselines.shared.baseline import Sampled
+from featcal.baselines.shared.fit import fit
+from featcal.baselines.shared.fitted import Fitted
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, select_tasks
@@ -52,7 +52,8 @@ from featcal.session.model_names import (
     resolve_model,
     weights_of,
 )
-from featcal.suite.name_grammar import FITTED, REFERENCE, model_name
+from featcal.suite.methods import is_baseline
+from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import InputError
@@ -498,7 +499,7 @@ class Session:
         if not isinstance(model, str):
             return self.family.model(model)
         kind = model_name(model).kind
-        if kind in FITTED:
+        if is_baseline(kind):
             return self.fit(model).weights
         if kind == "calibrated":
             return self.calibrate(model).weights

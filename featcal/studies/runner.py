@@ -21,7 +21,8 @@ from featcal.studies.history import History, TaskValue, current_maker
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
-from featcal.suite.name_grammar import FITTED, model_name, reference_in
+from featcal.suite.methods import is_baseline
+from featcal.suite.name_grammar import model_name, reference_in
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
 from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rss_bytes, silent
@@ -206,7 +207,7 @@ def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Map
     if isinstance(named, CalibrationConfig):
         result = maker.calibrate(named)
         return result.weights, result.record["seconds"]
-    if isinstance(named, str) and model_name(named).kind in FITTED:
+    if isinstance(named, str) and is_baseline(model_name(named).kind):
         fitted = maker.fit(named)
         return fitted.weights, fitted.record["seconds"]
     return maker.weights(named), {}

@@ -26,8 +26,9 @@ from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.session.model_names import calibrate_command, full_name, resolve_model, weights_of
 from featcal.session.session import Session
+from featcal.suite.methods import merger_names
 from featcal.suite.name_grammar import ModelName, model_name
-from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
@@ -83,7 +84,7 @@ def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
 @pytest.mark.parametrize(
     "method",
     rows(
-        METHODS,
+        merger_names(),
         quick=("simple-averaging", "ties", "tsv-m"),
         slow=("linear", "task-arithmetic", "dare-ties", "model-stock", "iso-cts", "swudi", "wudi", "ace"),
     ),

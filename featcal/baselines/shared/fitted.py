@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.baselines.folded import describe_heads, foldable, locate_task, write_heads
-from featcal.baselines.options import Baseline
+from featcal.baselines.shared.baseline import Baseline
+from featcal.baselines.shared.folded import describe_heads, foldable, locate_task, write_heads
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import HEADS, require_weights_alone, write_model
@@ -17,7 +17,6 @@ from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
-from featcal.suite.name_grammar import AFTER
 from featcal.system.errors import InputError
 
 _NAMED = "calibration"
@@ -55,10 +54,13 @@ class Fitted:
         weights = self.weights if mapped is None else mapped.under
         require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
-        container = family.container if self.options.kind in AFTER else family.origin
+        container = family.container if self.options.on_another else family.origin
         notes = [*check_lineage(family), *(note_left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
-        what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
+        about = self.options.about
+        what = (
+            f"`{self.options.kind}`: {about.summary}{about.link and f' ({about.link})'}. A baseline beside calibration."
+        )
         title = f"{family.suite.name}, {self.options.kind}"
         if task is not None:
             if mapped is None:
