@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featcal.baselines.shared.baseline import Baseline
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from featcal.evaluation.heads import ClassificationHead
     from featcal.evaluation.paired import Comparison
     from featcal.family.opening import Family, open_family
+    from featcal.mergers.shared.merger import MatrixMerger, Merger
     from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
     from featcal.models.families.encoder_facts import EncoderFacts
     from featcal.models.families.registry import register_decoder, register_encoder
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from featcal.studies.selection.choose import select
     from featcal.studies.selection.outcome import Selection
     from featcal.studies.sweep import Grid, SweepPoint, run_sweep
+    from featcal.suite.methods import register_method
+    from featcal.suite.options import option
     from featcal.suite.schema import Suite, load_suite
     from featcal.suite.views import DriftOptions, View
     from featcal.system.errors import FeatcalError, InputError, NumericalError
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Baseline": "baselines.shared.baseline",
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
     "ClassificationHead": "evaluation.heads",
@@ -52,6 +57,8 @@ _HOME = {
     "History": "studies.history",
     "InputError": "system.errors",
     "LayerDrift": "drift.ledger",
+    "MatrixMerger": "mergers.shared.merger",
+    "Merger": "mergers.shared.merger",
     "Model": "models.model",
     "NumericalError": "system.errors",
     "Run": "studies.history",
@@ -71,14 +78,17 @@ _HOME = {
     "measure_drift": "session.api",
     "open_family": "family.opening",
     "open_session": "session.session",
+    "option": "suite.options",
     "register_decoder": "models.families.registry",
     "register_encoder": "models.families.registry",
+    "register_method": "suite.methods",
     "run_sweep": "studies.sweep",
     "select": "studies.selection.choose",
     "task_vector_cosines": "drift.task_vectors",
 }
 
 __all__ = [
+    "Baseline",
     "CalibrationConfig",
     "CalibrationResult",
     "ClassificationHead",
@@ -96,6 +106,8 @@ __all__ = [
     "History",
     "InputError",
     "LayerDrift",
+    "MatrixMerger",
+    "Merger",
     "Model",
     "NumericalError",
     "Run",
@@ -115,8 +127,10 @@ __all__ = [
     "measure_drift",
     "open_family",
     "open_session",
+    "option",
     "register_decoder",
     "register_encoder",
+    "register_method",
     "run_sweep",
     "select",
     "task_vector_cosines",

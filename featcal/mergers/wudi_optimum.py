@@ -17,7 +17,10 @@ from featcal.mergers.swudi import follow_flow
 from featcal.suite.methods import register_method
 
 
-@register_method("wudi-optimum", "where that way ends: the minimiser in closed form, which is another merge")
+@register_method(
+    "wudi-optimum",
+    "the minimiser of WUDI's loss in closed form: where the way of `swudi` ends, and another merge than `wudi`",
+)
 @dataclass(frozen=True)
 class WudiOptimum(MatrixMerger):
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:

@@ -97,8 +97,9 @@ class Options:
 
     @property
     def name(self) -> str:
-        """The model's name with every option."""
-        return f"{self.kind}:{','.join(f'{option}={_format_value(value)}' for option, value in asdict(self).items())}"
+        """The model's name with every option that a name can say."""
+        said = [f"{option}={_format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
+        return f"{self.kind}:{','.join(said)}" if said else self.kind
 
 
 def options_of_class(kind: type[Options]) -> list[Field[Any]]:
@@ -115,6 +116,10 @@ def facts_of(one: Field[Any]) -> OptionFacts:
 def type_of(one: Field[Any]) -> type:
     """Return the type of an option's value, of one task where it has one per task."""
     return float if one.default is None else type(one.default)
+
+
+def _can_be_said(value: Any) -> bool:
+    return value is not None and not isinstance(value, Mapping)
 
 
 def _format_value(value: Any) -> str:
