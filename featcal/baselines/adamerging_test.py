@@ -11,7 +11,7 @@ from featcal.suite.methods import TEST_DATA, TRAINING, register_method
 
 @register_method(
     "adamerging-test",
-    "AdaMerging on *test* inputs, as published; no other model sees those",
+    "AdaMerging as published: coefficients trained on the entropy for *test* inputs, which no other model sees",
     paper="2310.02575",
     needs=(TEST_DATA, TRAINING),
     compared=("adamerging-test:steps=200,seed=42",),

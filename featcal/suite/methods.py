@@ -37,8 +37,8 @@ GROUP = "featcal.methods"
 """The entry points of packages that bring methods."""
 MERGER, BASELINE = "merger", "baseline"
 _FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
-_RESERVED = ("base", "merged", "expert", "calibrated", "anchor", "all")
-"""Names of models that no method makes, and of all methods."""
+_RESERVED = ("base", "merged", "expert", "calibrated", "anchor", "reference", "all")
+"""Names and kinds of models that no method makes, and the name of all methods."""
 
 
 class Method(Options):
@@ -142,8 +142,9 @@ def is_method(name: str) -> bool:
 
 def is_merger(name: str) -> bool:
     """Say whether that is the name of a merger; of featcal's own methods none is imported."""
-    place = _place_of(name)
-    return is_method(name) and (_own(MERGER).get(name) is not None if place else method(name).role == MERGER)
+    if _place_of(name) is not None:
+        return name in _own(MERGER)
+    return is_method(name) and method(name).role == MERGER
 
 
 def is_baseline(name: str) -> bool:

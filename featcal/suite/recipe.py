@@ -111,9 +111,15 @@ class MergeRecipe(Strict):
 
 def explain_recipe(error: ValidationError) -> InputError:
     """Return the error that says what is wrong with a recipe, option by option."""
-    places = [(".".join(str(one) for one in problem["loc"][:1]), problem) for problem in error.errors()]
-    said = [f"{place and f'{place}: '}{str(one['msg']).removeprefix('Value error, ')}" for place, one in places]
-    return InputError(*dict.fromkeys(said))
+    said: dict[str, list[tuple[str, str]]] = {}
+    for one in error.errors():
+        text = str(one["msg"]).removeprefix("Value error, ")
+        said.setdefault(f"{one['loc'][0]}: " if one["loc"] else "", []).append((one["type"], text))
+    plain = {  # of an option that may be given by task, what is wrong with one number
+        place: [text for kind, text in texts if kind != "dict_type"] or [text for _, text in texts]
+        for place, texts in said.items()
+    }
+    return InputError(*(f"{place}{text}" for place, texts in plain.items() for text in texts))
 
 
 def _require_known(given: Mapping[str, Any], kind: type[Method]) -> None:
