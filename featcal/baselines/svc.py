@@ -33,7 +33,9 @@ from featcal.suite.options import option
 )
 @dataclass(frozen=True)
 class Svc(Baseline):
-    alpha: float = option(0.1, "least share of an expert's answer that counts; FusionBench's for averages", above=0)
+    alpha: float = option(
+        0.1, "least share of an expert's answer that counts: FusionBench's for averages and Task Arithmetic", above=0
+    )
     on_another: ClassVar[bool] = True
 
     def make(self, given: Given) -> Made:

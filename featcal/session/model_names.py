@@ -18,7 +18,7 @@ from featcal.export.merge import recipe_for
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
-from featcal.suite.methods import baseline_names, is_baseline, method
+from featcal.suite.methods import baseline_names, is_baseline, is_method, method
 from featcal.suite.name_grammar import (
     ALL,
     REFERENCE,
@@ -187,8 +187,8 @@ def _read(model: str) -> ModelName:
     name = model_name(model)
     if takes_options(model) and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
-        if is_baseline(model):
-            option = method(model)().name.partition(":")[2].partition(",")[0]
+        if is_method(model):
+            option = method(model)().name.partition(":")[2].partition(",")[0] or "dtype=float32"
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"

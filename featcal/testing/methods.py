@@ -25,6 +25,7 @@ from featcal.suite.methods import NEEDS, SAMPLES, TEST_DATA, Method
 from featcal.suite.name_grammar import acts_on_another, grammar, model_name
 from featcal.suite.options import facts_of, options_of_class, type_of
 from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
 from featcal.testing.trial import TASKS, Trial
 
@@ -81,9 +82,9 @@ def merger_names_itself(trial: MergerTrial) -> None:
     """A name with every default is the merge with none; options outside their range are refused, by their name."""
     say_itself(trial.kind)
     name = trial.kind().name
-    suite: Any = type("NoRecipe", (), {"merged": "checkpoint"})()  # of a suite only `merged` counts
+    suite = Suite.model_construct(merged="checkpoint")  # no recipe of its own
     _same(trial.merge(**recipe_for(suite, name).settings), trial.merge(), 0.0, "defaults that are said")
-    for one, value in _outside(trial.kind):
+    for one, value in _values_beyond(trial.kind):
         said = {one.name: dict.fromkeys(trial.experts, value) if one.default is None else value}
         _require_refusal(partial(trial.kind, **said), one.name, value)
         if one.default is not None:
@@ -188,7 +189,7 @@ def baseline_names_itself(trial: BaselineTrial) -> None:
     if kind.on_another:
         of = str(resolve_model(f"{own.name}@expert:{TASKS[0]}", family))
         _hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
-    for one, value in _outside(kind):
+    for one, value in _values_beyond(kind):
         _require_refusal(partial(kind, **{one.name: value}), one.name, value)
         said = model_name(f"{kind.kind}:{one.name}={value}")
         _require_refusal(partial(baseline_options, said, family), one.name, value)
@@ -236,7 +237,7 @@ def _draw(label: str, seed: int) -> InMemory:
     return InMemory(label, drawn)
 
 
-def _outside(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
+def _values_beyond(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
     """Yield every bound of an option with a number beyond it."""
     for one in options_of_class(kind):
         said, number = facts_of(one), type_of(one)
@@ -248,7 +249,7 @@ def _outside(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
             yield one, number(high if said.below is not None else high + 1)
 
 
-def _inside(one: Field[Any], default: Any) -> list[Any]:
+def _other_values(one: Field[Any], default: Any) -> list[Any]:
     """Return other values of an option in its range, the likeliest to make a difference first."""
     said = facts_of(one)
     if type_of(one) is bool:
@@ -269,9 +270,9 @@ def _require_effects(
     """Raise AssertionError for an option without any value that makes a difference."""
     own, plain = kind(**few or {}), make({})
     for one in options_of_class(kind):
-        tried: list[dict[str, Any]] = [{one.name: value} for value in _inside(one, getattr(own, one.name))]
+        tried: list[dict[str, Any]] = [{one.name: value} for value in _other_values(one, getattr(own, one.name))]
         if facts_of(one).by_task and tasks:
-            values = _inside(one, one.default)
+            values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
         _hold(any(_changes(make, said, plain) for said in tried), f"option '{one.name}' changes nothing")
 
