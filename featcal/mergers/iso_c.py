@@ -27,6 +27,6 @@ class IsoC(MatrixMerger):
     scale: float = option(1.0, "factor (alpha) of the merged task matrix")
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """mean(S) U V^T of sum_i tau_i = U S V^T."""
+        """Return mean(S) U V^T of sum_i tau_i = U S V^T."""
         u, s, vh = top(sum(changes[1:], changes[0]))
         return s.sum() / max(1, len(s)) * (u @ vh)

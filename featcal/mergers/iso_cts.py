@@ -29,7 +29,7 @@ class IsoCts(MatrixMerger):
     common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1)
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """`common` is rounded so that all tasks get equally many of the other directions."""
+        """Round `common` so that all tasks get equally many of the other directions."""
         shared, each = _directions(min(changes[0].shape), len(changes), self.common)
         u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
         for change in changes:

@@ -26,8 +26,8 @@ from featcal.suite.methods import register_method
 @dataclass(frozen=True)
 class ModelStock(Merger):
     def merge(self, given: Tensors) -> Tensor:
-        """w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors: ||sum_i u_i||^2 =
-        N + N (N - 1) cos."""
+        """Return w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors:
+        ||sum_i u_i||^2 = N + N (N - 1) cos."""
         total, units = (torch.zeros_like(given.base) for _ in range(2))
         moved, count = [0] * len(given.parts), len(given.tasks)
         for change in given.vectors():

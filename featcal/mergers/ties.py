@@ -43,7 +43,7 @@ class Ties(Merger):
     )
 
     def prepare(self, whole: Whole) -> list[float]:
-        """The smallest magnitude that is kept of every whole task vector, in three passes over base and experts."""
+        """Return the smallest magnitude that is kept of every whole task vector, in three passes over the models."""
         densities = [self.density[t] if isinstance(self.density, Mapping) else self.density for t in whole.tasks]
         return [
             largest(partial(self._parts, whole, task), kept_count(whole.entries, density))

@@ -40,8 +40,8 @@ class TiesPerTensor(Merger):
     normalize: bool = option(True, "divide every entry by the weights of the experts that agree there")
 
     def merge(self, given: Tensors) -> Tensor:
-        """Base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus where
-        the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of their w_i if `normalize`."""
+        """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus
+        where the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
         sizes, densities = list(given.parts.values()), given.values_per_expert(self.density)
         trimmed = (trim(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
         plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(self.weights))

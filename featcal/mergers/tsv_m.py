@@ -28,7 +28,7 @@ class TsvM(MatrixMerger):
     scale: float = option(1.0, "factor (alpha) of the merged task matrix")
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """At least one component of every task is kept. As long as no directions of two tasks coincide, the singular
+        """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular
         values are those that were kept."""
         kept = max(1, min(changes[0].shape) // len(changes))
         u, s, vh = zip(*(top(change, kept) for change in changes), strict=True)

@@ -40,7 +40,7 @@ class Wudi(MatrixMerger):
     steps: int = option(300, "steps of Adam", least=0)
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """t after the steps at rate 1e-5 from the sum of the task matrices."""
+        """Return t after the steps at rate 1e-5 from the sum of the task matrices."""
         a, b = normal_equations(changes)
         t = sum(changes[1:], changes[0].clone())
         adam = torch.optim.Adam([t], lr=RATE)

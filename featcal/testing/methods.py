@@ -64,8 +64,8 @@ class MergerTrial:
         return self.open(experts, **said).read(SHAPES)
 
 
-def say_itself(kind: type[Method], **few: Any) -> None:
-    """The method says what it does and needs, and its name with all options is read as the same options."""
+def check_description(kind: type[Method], **few: Any) -> None:
+    """Check that the method says what it does and needs, and that its name has all its options."""
     about = kind.about
     _hold(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
     _hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
@@ -78,9 +78,9 @@ def say_itself(kind: type[Method], **few: Any) -> None:
     _hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
 
 
-def merger_names_itself(trial: MergerTrial) -> None:
-    """A name with every default is the merge with none; options outside their range are refused, by their name."""
-    say_itself(trial.kind)
+def check_merger_name(trial: MergerTrial) -> None:
+    """Check that a name with every default is the merge with none, and that options outside their range are refused."""
+    check_description(trial.kind)
     name = trial.kind().name
     suite = Suite.model_construct(merged="checkpoint")  # no recipe of its own
     _same(trial.merge(**recipe_for(suite, name).settings), trial.merge(), 0.0, "defaults that are said")
@@ -92,22 +92,22 @@ def merger_names_itself(trial: MergerTrial) -> None:
             _require_refusal(partial(recipe_for, suite, text), one.name, value)
 
 
-def base_comes_back(trial: MergerTrial) -> None:
-    """Experts that are all the base give the base."""
+def check_identity(trial: MergerTrial) -> None:
+    """Check that experts that are all the base give the base."""
     same = dict.fromkeys(trial.experts, trial.base)
     _same(trial.merge(same), trial.base.tensors, NEAR, "experts that are the base")
 
 
-def order_does_not_matter(trial: MergerTrial) -> None:
-    """Of a symmetric method, experts in another order give the same."""
+def check_order(trial: MergerTrial) -> None:
+    """Check that experts in another order give the same, where the method says so."""
     if trial.kind.symmetric:
         turned = dict(reversed(trial.experts.items()))
         _same(trial.merge(turned), trial.merge(), NEAR, "experts in another order")
 
 
-def parts_are_the_whole(trial: MergerTrial) -> None:
-    """Tensors read one by one are those that are read together, a second reading gives the same bits, and models stay
-    as they are."""
+def check_parts(trial: MergerTrial) -> None:
+    """Check that tensors read one by one are those that are read together, that a second merge has the same bits, and
+    that the models stay as they are."""
     before = {task: {n: t.clone() for n, t in one.tensors.items()} for task, one in trial.experts.items()}
     together, apart = trial.open(), trial.open()
     whole = together.read(SHAPES)
@@ -117,8 +117,8 @@ def parts_are_the_whole(trial: MergerTrial) -> None:
         _same(trial.experts[task].tensors, tensors, 0.0, f"expert {task} after the merge")
 
 
-def kind_is_kept(trial: MergerTrial) -> None:
-    """Shapes and dtypes are the base's, values finite: of three experts, of one, and in half precision."""
+def check_dtypes(trial: MergerTrial) -> None:
+    """Check that shapes and dtypes are the base's and values finite: of three experts, of one, in half precision."""
     one = dict([*trial.experts.items()][:1])
     half = InMemory("base", {name: tensor.bfloat16() for name, tensor in trial.base.tensors.items()})
     for base, experts in ((trial.base, trial.experts), (trial.base, one), (half, trial.experts)):
@@ -130,18 +130,18 @@ def kind_is_kept(trial: MergerTrial) -> None:
             _hold(bool(tensor.isfinite().all()), f"'{name}' is not finite")
 
 
-def merger_options_count(trial: MergerTrial) -> None:
-    """Every option changes something."""
+def check_merger_options(trial: MergerTrial) -> None:
+    """Check that every option changes something."""
     _require_effects(trial.kind, lambda said: trial.merge(**said), [*trial.experts])
 
 
 MERGER_CHECKS: tuple[Callable[[MergerTrial], None], ...] = (
-    merger_names_itself,
-    base_comes_back,
-    order_does_not_matter,
-    parts_are_the_whole,
-    kind_is_kept,
-    merger_options_count,
+    check_merger_name,
+    check_identity,
+    check_order,
+    check_parts,
+    check_dtypes,
+    check_merger_options,
 )
 
 
@@ -178,10 +178,10 @@ class BaselineTrial:
         return found
 
 
-def baseline_names_itself(trial: BaselineTrial) -> None:
-    """Its name is read as its options, with those of the suite where none are said; others are refused."""
+def check_baseline_name(trial: BaselineTrial) -> None:
+    """Check that its name is read as its options, with the suite's where none are said, and others refused."""
     kind, family = trial.kind, trial.family
-    say_itself(kind, **trial.few)
+    check_description(kind, **trial.few)
     own = trial.options()
     _hold(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
     whole = str(resolve_model(kind.kind, family))
@@ -195,9 +195,9 @@ def baseline_names_itself(trial: BaselineTrial) -> None:
         _require_refusal(partial(baseline_options, said, family), one.name, value)
 
 
-def record_says_how(trial: BaselineTrial) -> None:
-    """The record has the options and the samples; the model has shapes and dtypes of the base, and finite values; a
-    second one has the same bits."""
+def check_record(trial: BaselineTrial) -> None:
+    """Check that the record has the options and the samples, that the model has shapes and dtypes of the base and
+    finite values, and that a second one has the same bits."""
     made, again = trial.fit(), trial.fit()
     record, own = made.record, trial.options()
     _hold(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
@@ -211,23 +211,23 @@ def record_says_how(trial: BaselineTrial) -> None:
     _same(trial.tensors(again), found, 0.0, "a second model")
 
 
-def merged_model_counts_where_it_says(trial: BaselineTrial) -> None:
-    """Another merged model makes a difference to a method that acts on one, and to no other."""
+def check_merged_model(trial: BaselineTrial) -> None:
+    """Check that another merged model makes a difference to a method that acts on one, and to no other."""
     family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
     changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
     _hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
 
 
-def baseline_options_count(trial: BaselineTrial) -> None:
-    """Every option changes something."""
+def check_baseline_options(trial: BaselineTrial) -> None:
+    """Check that every option changes something."""
     _require_effects(trial.kind, lambda said: trial.tensors(trial.fit(**said)), [], trial.few)
 
 
 BASELINE_CHECKS: tuple[Callable[[BaselineTrial], None], ...] = (
-    baseline_names_itself,
-    record_says_how,
-    merged_model_counts_where_it_says,
-    baseline_options_count,
+    check_baseline_name,
+    check_record,
+    check_merged_model,
+    check_baseline_options,
 )
 
 
@@ -305,6 +305,6 @@ def _require_refusal(read: Callable[[], object], option: str, value: float) -> N
 
 
 def _hold(true: bool, what: str) -> None:
-    """Assertions that python -O leaves in."""
+    """Raise AssertionError unless something is true, under python -O too."""
     if not true:
         raise AssertionError(what)
