@@ -14,11 +14,11 @@ import streamlit as st
 from app import catalogue, state, view
 from app.export import output_folder
 from featcal.authoring.from_form import KINDS, DraftTask, draft, import_file, read_draft, write_draft
-from featcal.export.merge import DEFAULT_SCALES
 from featcal.figures.names import plain, plain_lines
 from featcal.preflight.check import Preflight, check
 from featcal.session.fingerprint import Stamp, suite_stamp
-from featcal.suite.recipe import METHODS, OPTIONS
+from featcal.suite.methods import merger_names, method
+from featcal.suite.options import options_of_class
 from featcal.suite.schema import Suite, task_catalogue
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import readable
@@ -61,12 +61,12 @@ def form() -> None:
     left, middle, right = st.columns(3)
     name = _field(left.text_input, "name", "my-suite", "Name of the suite")
     base = _field(middle.text_input, "base", "", "Base model", placeholder="folder or Hub id")
-    how = _field(right.selectbox, "merge", CHECKPOINT, "Merged model", [CHECKPOINT, *METHODS])
+    how = _field(right.selectbox, "merge", CHECKPOINT, "Merged model", [CHECKPOINT, *merger_names()])
     merged: str | dict[str, Any] = {"method": how}
     if how == CHECKPOINT:
         merged = _field(right.text_input, "merged", "", "Merged checkpoint", placeholder="folder or Hub id")
-    elif "scale" in OPTIONS[how]:
-        merged = {"method": how, "scale": _field(right.number_input, f"scale {how}", DEFAULT_SCALES[how], "Scale")}
+    elif scale := [one for one in options_of_class(method(how)) if one.name == "scale"]:
+        merged = {"method": how, "scale": _field(right.number_input, f"scale {how}", scale[0].default, "Scale")}
     columns: dict[str, Any] = {name: st.column_config.TextColumn(help=HELP.get(name)) for name in FIELDS}
     columns["kind"] = st.column_config.SelectboxColumn(options=list(KINDS), help=HELP["kind"], default=KINDS[0])
     kept: list[dict[str, str]] = st.session_state.get(_ROWS) or [asdict(DraftTask("", ""))]

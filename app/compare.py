@@ -15,6 +15,7 @@ from featcal.figures.theme import Shown
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import merger_names
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 
@@ -22,8 +23,6 @@ NOTHING = "nothing"
 """In the list of second models: none."""
 EXPERT = Shown("expert", "expert")
 BASE = Shown("base", "base")
-MERGES = ("simple-averaging", "task-arithmetic:scale=0.6", "ties:scale=1")
-"""Merges that any suite can be compared with."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def names(session: Session) -> list[str]:
     """Names of models that any suite has."""
     rho = exactly(opening.defaults(session).rho)
     experts = [f"expert:{task}" for task in session.tasks]
-    return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *MERGES, *experts]
+    return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *merger_names(), *experts]
 
 
 def settings(session: Session, compared: Compared) -> None:

@@ -19,8 +19,8 @@ from featcal.studies.corrupt import CLEAN, corrupt_suite
 from featcal.studies.history import suite_hash
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
-from featcal.studies.requirements import NEEDS
 from featcal.studies.study import Study
+from featcal.suite.methods import NEEDS
 from featcal.system.errors import FeatcalError
 
 TABLE = "compare"

@@ -20,7 +20,7 @@ from typing import Any
 import families
 import measure
 
-from featcal.suite.recipe import METHODS
+from featcal.suite.methods import merger_names
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("what", choices=["experts", "budget", "drift", "mergers"])
     parser.add_argument("--shape", choices=["l14", "llama"], default="l14", help="of the drift run")
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
-    parser.add_argument("--methods", nargs="+", default=METHODS, help="of the run of mergers")
+    parser.add_argument("--methods", nargs="+", default=merger_names(), help="of the run of mergers")
     parser.add_argument("--blocks", type=int, default=families.B32.blocks, help="of the models that are merged")
     parser.add_argument("--max-memory", default="2GB", help="limit of the budget, the drift and the mergers' run")
     parser.add_argument("--samples", type=int, default=16, help="per task")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_read_homes` reads it where featcal runs
+    from featcal.baselines.shared.baseline import Baseline as Baseline
     from featcal.calibration.calibrate import CalibrationResult as CalibrationResult
     from featcal.calibration.calibrate import calibrate_to_folder as calibrate_to_folder
     from featcal.drift.ledger import DriftLedger as DriftLedger
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_re
     from featcal.export.merged import merge as merge
     from featcal.family.opening import Family as Family
     from featcal.family.opening import open_family as open_family
+    from featcal.mergers.shared.merger import MatrixMerger as MatrixMerger
+    from featcal.mergers.shared.merger import Merger as Merger
     from featcal.models.families.decoder_facts import DecoderFacts as DecoderFacts
     from featcal.models.families.decoder_facts import DecoderPart as DecoderPart
     from featcal.models.families.decoder_facts import ExpertFacts as ExpertFacts
@@ -47,6 +50,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_re
     from featcal.studies.sweep import SweepPoint as SweepPoint
     from featcal.studies.sweep import run_sweep as run_sweep
     from featcal.suite.calibration_options import CalibrationConfig as CalibrationConfig
+    from featcal.suite.methods import register_method as register_method
+    from featcal.suite.options import option as option
     from featcal.suite.schema import Suite as Suite
     from featcal.suite.schema import load_suite as load_suite
     from featcal.suite.views import DriftOptions as DriftOptions

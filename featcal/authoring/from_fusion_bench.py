@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from featcal.authoring.common import Imported, read_recipe, reference, samples_missing
-from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import task_catalogue
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -32,7 +31,7 @@ _DEFAULT_SPLIT = {"calibration": "train", "validation": "validation", "test": "t
 LOAD_DATASET = "datasets.load_dataset"
 _KEYS = ("_target_", "defaults", "models", "processor", "tokenizer", "model_kwargs", *DATA.values())
 BASE = "_pretrained_"
-_MERGE = MergeRecipe(method="task-arithmetic", scale=0.3)
+_MERGE = {"method": "task-arithmetic", "scale": 0.3}
 
 
 def is_model_pool(content: Mapping[str, Any]) -> bool:
@@ -75,7 +74,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
         notes.append("a pool says nothing of merging: merged is Task Arithmetic with scale 0.3; change it if it is not")
     suite: dict[str, Any] = {"name": file.stem, "description": f"Imported from {file.name} (FusionBench, {pool})."}
     suite |= {"base": models[BASE]} if BASE in models else {}
-    suite["merged"] = reference(merged, None, file.parent) if merged else _MERGE.model_dump(exclude_none=True)
+    suite["merged"] = reference(merged, None, file.parent) if merged else {**_MERGE}
     return Imported({**suite, "tasks": tasks}, tuple(missing), tuple(notes))
 
 

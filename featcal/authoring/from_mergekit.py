@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from featcal.authoring.common import Imported, read_recipe, reference, samples_missing, task_names
 from featcal.authoring.mergekit_schema import Configuration, Model, validate_configuration
+from featcal.suite.methods import merger_names, method
+from featcal.suite.options import options_of_class
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
-_METHODS = {"linear": "linear", "task_arithmetic": "task-arithmetic", "ties": "ties-per-tensor"}
 _MODEL_PARAMETERS = ("weight", "density")
 _PARAMETERS = (*_MODEL_PARAMETERS, "normalize", "lambda", "int8_mask", "rescale")
 """Parameters of these methods; neither `int8_mask` nor the `density` of `task_arithmetic` changes a number."""
@@ -28,6 +29,11 @@ _BASE_IS_MERGED = ("slerp", "nearswap", "arcee_fusion")
 """Methods whose `base_model` is one of the models that are merged, not the one they were fine-tuned from."""
 _DTYPES = ("float32", "bfloat16", "float16")
 _RUN_IT = "run mergekit and give its output folder with --merged"
+
+
+def _methods() -> dict[str, str]:
+    """Return the mergers that mergekit has too, by its name for them."""
+    return {method(name).about.mergekit: name for name in merger_names() if method(name).about.mergekit}
 
 
 def is_configuration(content: Mapping[str, Any]) -> bool:
@@ -103,10 +109,10 @@ class _Recipe:
 
     def content(self) -> dict[str, Any]:
         """Return what a suite file has under `merged`; only to be used if there are no problems."""
-        method = self.config.merge_method
-        if method not in _METHODS or self.config.models is None:
-            what = f"merge_method '{method}'" if method not in _METHODS else "a merge of slices or modules"
-            known = f"which has {', '.join(_METHODS)} of whole models"
+        own, name = _methods(), self.config.merge_method
+        if name not in own or self.config.models is None:
+            what = f"merge_method '{name}'" if name not in own else "a merge of slices or modules"
+            known = f"which has {', '.join(own)} of whole models"
             self.problems.append(f"{what} has no recipe in featcal, {known}; {_RUN_IT}")
             return {}
         self._check_inputs()
@@ -135,15 +141,17 @@ class _Recipe:
             self.problems.append(f"rescale: true has no recipe in featcal; {_RUN_IT}")
 
     def _options(self) -> dict[str, Any]:
-        method = self.config.merge_method
+        name = self.config.merge_method
+        own = _methods()[name]
+        takes = {option.name for option in options_of_class(method(own))}
         weights = {task: self._number("weight", model) for task, model in self.tasks.items()}
-        normalize = self._flag("normalize", method != "task_arithmetic")
-        if method == "linear":
+        normalize = self._flag("normalize", name != "task_arithmetic")
+        if name == "linear":
             if self.base is not None:
                 return self._with_base_among_the_experts(weights, normalize)
             return {"method": "linear", "weights": weights, "normalize": normalize}
-        options = {"method": _METHODS[method], "scale": self._number("lambda", None, 1.0), "weights": weights}
-        if method == "ties":
+        options = {"method": own, "scale": self._number("lambda", None, 1.0), "weights": weights}
+        if "density" in takes:
             options["density"] = {task: self._number("density", model, 1.0) for task, model in self.tasks.items()}
         return options | {"normalize": normalize}
 

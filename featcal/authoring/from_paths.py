@@ -20,7 +20,7 @@ from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE
 from featcal.models.families.decoder_facts import FACTS
 from featcal.models.families.encoder_facts import ENCODERS
-from featcal.suite.recipe import METHODS
+from featcal.suite.methods import is_merger
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.json_files import read_json
@@ -135,7 +135,7 @@ def _classes(expert: str) -> dict[str, list[str]]:
 def _choose_merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:
     if given is None:
         return dict(DEFAULT_MERGE), ["merged: Task Arithmetic at scale 0.3, since no merged model was given (--merged)"]
-    if given in METHODS and not Path(given).is_dir():
+    if is_merger(given) and not Path(given).is_dir():
         return {"method": given}, []
     return _model(given, root, "merged"), []
 

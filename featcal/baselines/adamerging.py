@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -24,17 +25,43 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import average_experts
-from featcal.baselines.gradients import Sample, batch_by_shape, draw_batches, final, log_probabilities, samples_of
-from featcal.baselines.options import AdaMerging
+from featcal.baselines.shared.averaged import average_experts
+from featcal.baselines.shared.baseline import Given, Made, Trained
+from featcal.baselines.shared.gradients import (
+    Sample,
+    batch_by_shape,
+    draw_batches,
+    final,
+    heads_of,
+    log_probabilities,
+    samples_of,
+)
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head
+from featcal.suite.methods import SAMPLES, TRAINING, register_method
 from featcal.system.errors import NumericalError
 
 START = 0.3
+
+
+@register_method(
+    "adamerging",
+    "AdaMerging, layer-wise: coefficients trained on the entropy of predictions for calibration inputs",
+    paper="2310.02575",
+    needs=(
+        SAMPLES,
+        TRAINING,
+    ),
+    compared=("adamerging:steps=200,seed=42",),
+)
+@dataclass(frozen=True)
+class AdaMerging(Trained):
+    def make(self, given: Given) -> Made:
+        scored = dict.fromkeys(given.experts, given.family.base)
+        return adamerging(given.run, given.experts, heads_of(given.family, scored, self.split), self)
 
 
 def adamerging(

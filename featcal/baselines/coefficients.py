@@ -19,15 +19,15 @@ the blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import average_experts
-from featcal.baselines.options import Coefficients
+from featcal.baselines.shared.averaged import average_experts
+from featcal.baselines.shared.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import task_weight
 from featcal.calibration.gram import Gram
@@ -39,7 +39,21 @@ from featcal.models.adapter import Block, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Lane, Step
 from featcal.models.walk import Walk
+from featcal.suite.methods import SAMPLES, register_method
 from featcal.system.errors import NumericalError
+
+
+@register_method(
+    "coefficients",
+    "coefficients of the task vectors for every linear map, by least squares on the inputs that the merged model gives "
+    "it (after output-space projection)",
+    paper="2605.29101",
+    needs=(SAMPLES,),
+)
+@dataclass(frozen=True)
+class Coefficients(Sampled):
+    def make(self, given: Given) -> Made:
+        return coefficients(given.run, given.experts, self)
 
 
 def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficients) -> tuple[Weights, dict[str, Any]]:

@@ -25,31 +25,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import average_changes
-from featcal.baselines.options import Esm
+from featcal.baselines.shared.averaged import average_changes
+from featcal.baselines.shared.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.mergers.singular import orthonormal
+from featcal.mergers.shared.singular import orthonormal
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.linear_maps import orient_weight
 from featcal.models.walk import Walk
+from featcal.suite.methods import SAMPLES, register_method
+from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
 _LINALG: Any = torch.linalg
 Directions: TypeAlias = tuple[Tensor, Tensor]
 """P_t `[m, k]`, orthonormal, and A_t `[k, d]` of one task."""
+
+
+@register_method(
+    "esm",
+    "Essential Subspace Merging: of every task vector the directions in which it moves its own features most, made "
+    "orthogonal",
+    paper="2602.20208",
+    needs=(SAMPLES,),
+)
+@dataclass(frozen=True)
+class Esm(Sampled):
+    scale: float = option(1.0, "factor of the merged task vector")
+
+    def make(self, given: Given) -> Made:
+        return esm(given.run, given.experts, self), {}
 
 
 def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:

@@ -16,20 +16,43 @@ products of different samples and labels stay; adds 1e-6; and divides by the nor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from featcal.baselines.averaged import average_experts
-from featcal.baselines.gradients import final, log_probabilities, samples_of
-from featcal.baselines.options import Fisher
+from featcal.baselines.shared.averaged import average_experts
+from featcal.baselines.shared.baseline import Given, Made, Sampled
+from featcal.baselines.shared.gradients import final, heads_of, log_probabilities, samples_of
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
+from featcal.suite.methods import SAMPLES, register_method
+from featcal.suite.options import option
 from featcal.system.errors import NumericalError
+
+
+@register_method(
+    "fisher",
+    "Fisher merging: parameters averaged by how much the experts' own predictions depend on them, sample by sample",
+    paper="2111.09832",
+    needs=(SAMPLES,),
+    compared=("fisher:seed=42",),
+)
+@dataclass(frozen=True)
+class Fisher(Sampled):
+    labels: int = option(
+        16,
+        "labels of every sample whose gradients are taken: where there are no more the expectation is exact",
+        least=2,
+    )
+    normalize: bool = option(False, "divide every expert's information by its norm, so that none outweighs others")
+
+    def make(self, given: Given) -> Made:
+        return fisher(given.run, given.experts, heads_of(given.family, given.family.experts, self.split), self), {}
 
 
 def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:

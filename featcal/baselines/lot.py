@@ -19,13 +19,14 @@ convolution as a linear map and outer norms as norms.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from featcal.baselines.averaged import average_changes
-from featcal.baselines.options import Lot
+from featcal.baselines.shared.averaged import average_changes
+from featcal.baselines.shared.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import check_inputs, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
@@ -37,7 +38,23 @@ from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.walk import Walk
+from featcal.suite.methods import SAMPLES, register_method
+from featcal.suite.options import option
 from featcal.system.errors import NumericalError
+
+
+@register_method(
+    "lot",
+    "LOT Merging: the task vector that changes every layer's own features least",
+    paper="2505.23859",
+    needs=(SAMPLES,),
+)
+@dataclass(frozen=True)
+class Lot(Sampled):
+    scale: float = option(1.0, "factor of the merged task vector")
+
+    def make(self, given: Given) -> Made:
+        return lot(given.run, given.experts, self), {}
 
 
 def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:

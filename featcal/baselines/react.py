@@ -19,17 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.options import React
+from featcal.baselines.shared.baseline import Given, Made, Sampled
 from featcal.baselines.surgery import with_modules
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Model
+from featcal.suite.methods import MODULES, PROPOSED, SAMPLES, TASK, register_method
+from featcal.suite.options import option
 from featcal.system.errors import InputError, NumericalError
 
 
@@ -44,6 +47,29 @@ class AffineMap:
     def __call__(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         bias = None if self.bias is None else self.bias.to(features)
         return torch.nn.functional.linear(features, self.weight.to(features), bias)
+
+
+@register_method(
+    "react",
+    "Surgery in closed form: an affine map per task behind the final features, by ridge regression to the expert's "
+    "(after ReACT); written into the tasks' heads",
+    paper="2511.10943",
+    needs=(
+        SAMPLES,
+        MODULES,
+        TASK,
+    ),
+    compared=tuple(f"react@{one}" for one in ("merged", *PROPOSED)),
+)
+@dataclass(frozen=True)
+class React(Sampled):
+    ridge: float = option(
+        0.1, "strength of the pull to the identity, beside the mean variance of the features", above=0
+    )
+    on_another: ClassVar[bool] = True
+
+    def make(self, given: Given) -> Made:
+        return react(given.run, given.experts, given.family.merged, self)
 
 
 def react(

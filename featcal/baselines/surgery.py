@@ -1,4 +1,4 @@
-"""Representation Surgery (arXiv 2402.02705) and ProbSurgery: a small module per task behind the final features.
+"""Representation Surgery (arXiv 2402.02705), also as `probsurgery`: a small module per task behind the final features.
 
 A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
 expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.options import ProbSurgery, Surgery
+from featcal.baselines.shared.baseline import Given, Made, Sampled
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
 from featcal.models.model import FeatureMap, Model, brings
+from featcal.suite.methods import MODULES, PROPOSED, SAMPLES, TASK, TRAINING, register_method
+from featcal.suite.options import option
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.formatting import some
 
@@ -38,6 +41,36 @@ class LowRank:
     def __call__(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         inner = torch.relu(features @ self.down.to(features).mT)
         return features - inner @ self.up.to(features).mT
+
+
+@register_method(
+    "surgery",
+    "Representation Surgery: a low-rank module per task behind the final features; classification only, and no "
+    "checkpoint holds them",
+    paper="2402.02705",
+    needs=(
+        SAMPLES,
+        TRAINING,
+        MODULES,
+        TASK,
+    ),
+    compared=tuple(f"surgery@{one}" for one in ("merged", *PROPOSED)),
+)
+@dataclass(frozen=True)
+class Surgery(Sampled):
+    rank: int = option(16, "of every module", least=1)
+    steps: int = option(1000, "steps of Adam for every task", least=0)
+    rate: float = option(1e-3, "step size of Adam", above=0)
+    batch: int = option(16, "samples in a step", least=1)
+    on_another: ClassVar[bool] = True
+
+    def make(self, given: Given) -> Made:
+        return surgery(given.run, given.experts, given.family.merged, self)
+
+    @property
+    def noise(self) -> float | None:
+        """Weight of the divergence of what is drawn while a module is trained; None where nothing is."""
+        return None
 
 
 def surgery(
@@ -108,19 +141,17 @@ def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options
     start = (2 * torch.rand(options.rank, width, generator=generator) - 1) / width**0.5
     down = start.to(features).requires_grad_()
     up, spread = (features.new_zeros(width, options.rank).requires_grad_() for _ in range(2))
-    optimizer = torch.optim.Adam(
-        [down, up, spread] if isinstance(options, ProbSurgery) else [down, up], lr=options.rate
-    )
+    optimizer = torch.optim.Adam([down, up] if options.noise is None else [down, up, spread], lr=options.rate)
     for rows in _draw_rows(len(features), options, generator):
         few, wanted = features[rows], target[rows]
         optimizer.zero_grad()
         inner = torch.relu(few @ down.mT)
         taken, penalty = inner @ up.mT, few.new_zeros(())
-        if isinstance(options, ProbSurgery):
+        if options.noise is not None:
             log_variance = inner @ spread.mT
             divergence = (taken.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
             noise = torch.randn(taken.shape, generator=generator).to(taken)
-            taken, penalty = taken + (log_variance / 2).exp() * noise, options.kl * divergence
+            taken, penalty = taken + (log_variance / 2).exp() * noise, options.noise * divergence
         loss = (few - taken - wanted).abs().mean() + penalty
         torch.autograd.backward(loss)
         optimizer.step()

@@ -12,14 +12,34 @@ not say. FusionBench's code projects every expert on its own singular vectors, n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.options import Svc
+from featcal.baselines.shared.baseline import Baseline, Given, Made
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.context import Run
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
+
+
+@register_method(
+    "svc",
+    "singular value calibration of a merged model: directions in which task vectors add up are scaled back",
+    paper="2602.05536",
+)
+@dataclass(frozen=True)
+class Svc(Baseline):
+    alpha: float = option(
+        0.1, "least share of an expert's answer that counts: FusionBench's for averages and Task Arithmetic", above=0
+    )
+    on_another: ClassVar[bool] = True
+
+    def make(self, given: Given) -> Made:
+        return svc(given.run, given.family.experts, given.family.merged, self), {}
 
 
 def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) -> Weights:

@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, view_options
 from featcal.cli.terminal import bar, show
-from featcal.suite.name_grammar import GRAMMAR
+from featcal.suite.name_grammar import grammar
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def drift(
 @click.command()
 @SUITE
 @click.option(
-    "--model", "models", multiple=True, default=["merged"], show_default=True, help=f"Once per model: {GRAMMAR}."
+    "--model", "models", multiple=True, default=["merged"], show_default=True, help=f"Once per model: {grammar()}."
 )
 @click.option("--task", "tasks", multiple=True, help="Once per task.  [all]")
 @click.option("--layer", "layers", multiple=True, help="Once per layer, as `featcal drift` names them.  [all]")

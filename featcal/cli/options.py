@@ -12,7 +12,7 @@ import click
 
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
-from featcal.suite.name_grammar import GRAMMAR
+from featcal.suite.name_grammar import grammar
 
 T = TypeVar("T")
 Option = Callable[[Any], Any]
@@ -53,7 +53,7 @@ def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]
 SUITE = click.argument("suite")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-MODEL = click.option("--model", default="merged", show_default=True, help=GRAMMAR)
+MODEL = click.option("--model", default="merged", show_default=True, help=grammar())
 MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.")
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 SPLIT = click.Choice(["calibration", "validation", "test"])

@@ -9,7 +9,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, JSON, SUITE, Size, file_to_write, view_options
 from featcal.cli.terminal import bar, say_notes, say_problems, show
-from featcal.suite.name_grammar import GRAMMAR
+from featcal.suite.name_grammar import grammar
 from featcal.system.formatting import readable
 from featcal.system.progress import available_bytes, keep_memory
 from featcal.system.resources import bundle_root
@@ -76,7 +76,7 @@ def delete(run: tuple[str, ...]) -> None:
 
 @click.command()
 @SUITE
-@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
+@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {grammar()}.")
 @view_options(
     "Samples per task that drift is measured on.", "Of these samples. Default: validation where every task has it."
 )

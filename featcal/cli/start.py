@@ -11,7 +11,7 @@ import click
 from featcal.cli.options import DRAWN, JSON, block, file_to_write, view_options
 from featcal.cli.suite import show_check
 from featcal.cli.terminal import bar, say, say_notes, show
-from featcal.suite.name_grammar import GRAMMAR
+from featcal.suite.name_grammar import grammar
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
 
@@ -94,7 +94,7 @@ def init(
 @click.command()
 @click.argument("folder")
 @MODELS_AND_SAMPLES
-@click.option("--model", "models", multiple=True, help=f"More models to show beside it: {GRAMMAR}.")
+@click.option("--model", "models", multiple=True, help=f"More models to show beside it: {grammar()}.")
 @view_options("Samples per task that drift is measured on.")
 @file_to_write("report.html, or report.md; the suite is written beside it as report.yaml.")
 @DRAWN

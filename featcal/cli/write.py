@@ -9,8 +9,8 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import JSON, OUT, SUITE, Size, file_to_write
 from featcal.cli.terminal import bar, say, say_notes, show
-from featcal.suite.name_grammar import FITTED, model_name
-from featcal.suite.recipe import METHODS
+from featcal.suite.methods import is_baseline, method_names
+from featcal.suite.name_grammar import model_name
 from featcal.system.progress import keep_memory
 
 
@@ -18,15 +18,14 @@ from featcal.system.progress import keep_memory
 @SUITE
 @click.option(
     "--method",
-    help=f"{', '.join(METHODS)}, with options as in ties:density=0.3.  [the suite's own recipe] Or a baseline: "
-    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, coefficients, fisher, adamerging:steps=200, svc:alpha=0.1, "
-    "react@calibrated.",
+    help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
+    "react@calibrated.  [the suite's own recipe]",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
 @click.option("--task", help="Of react: write the model for this task alone, in a folder like that of its expert.")
 @click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
-@click.option("--device", help="Of a baseline: auto, cpu or cuda; others are merged on the CPU.  [auto]")
+@click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
 def merge(
     suite: str,
@@ -45,7 +44,7 @@ def merge(
     """
     from featcal.export.merge import merge_to_folder
 
-    if method is not None and model_name(method).kind in FITTED:
+    if method is not None and is_baseline(model_name(method).kind):
         if scale is not None:
             raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
         if max_memory is not None:
@@ -57,10 +56,8 @@ def merge(
         return
     if task is not None:
         raise click.UsageError("--task is for react, which has a map for every task")
-    if device not in (None, "auto", "cpu"):
-        what = method or "the suite's recipe"
-        raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")
-    document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory)
+    on = "cpu" if device in (None, "auto") else str(device)
+    document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory, device=on)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +16,27 @@ from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
-from featcal.mergers import breadcrumbs, dare, spectral, task_arithmetic, ties, ties_per_tensor
+from featcal.models.compute import compute_for
 from featcal.suite.facts import suite_facts
+from featcal.suite.methods import is_merger, merger_names, method
 from featcal.suite.name_grammar import known_option, model_name, value_of
-from featcal.suite.recipe import METHODS, OPTIONS, MergeRecipe
+from featcal.suite.options import options_of_class, type_of
+from featcal.suite.recipe import DTYPE, MergeRecipe, explain_recipe
 from featcal.suite.schema import Suite
 from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.versions import all_versions
 
-DEFAULT_SCALES = {
-    "task-arithmetic": task_arithmetic.DEFAULT_SCALE,
-    "ties": ties.DEFAULT_SCALE,
-    "ties-per-tensor": ties_per_tensor.DEFAULT_SCALE,
-    "dare": dare.DEFAULT_SCALE,
-    "dare-ties": ties.DEFAULT_SCALE,
-    "breadcrumbs": breadcrumbs.DEFAULT_SCALE,
-    **dict.fromkeys(("tsv-m", "iso-c", "iso-cts", "ace"), spectral.DEFAULT_SCALE),
-}
-
-_OF_A_MERGER = {
-    "scale": float,
-    "density": float,
-    "drop": float,
-    "seed": int,
-    "beta": float,
-    "gamma": float,
-    "common": float,
-    "eps": float,
-    "steps": int,
-    "time": float,
-    "share": float,
-    "normalize": bool,
-    "dtype": str,
-}
-"""Options that a name can say of a merge method, and their types."""
-
 
 def merge_to_folder(
-    suite: Suite | Family, method: str | None, scale: float | None, out: str | Path, *, max_memory: int | None = None
+    suite: Suite | Family,
+    method: str | None,
+    scale: float | None,
+    out: str | Path,
+    *,
+    max_memory: int | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Write the experts of a suite merged; everything outside the tower is the base's.
 
@@ -63,6 +45,7 @@ def merge_to_folder(
             others are said over where it is of this method, and what is merged by where this is None.
         max_memory: bytes of resident memory that a whole model must fit into to be verified whole; else it is written
             and verified by blocks. None stands for what the machine has to spare.
+        device: "cpu" or "cuda": where tensors are merged, wherever a family is; the last bits differ between the two.
 
     Returns:
         The document of `featcal merge --json`.
@@ -72,17 +55,18 @@ def merge_to_folder(
             base, or an output that cannot be written.
     """
     family = ensure_family(suite, "cpu")
-    return write_merge(
-        family, recipe_for(family.suite, method, **({} if scale is None else {"scale": scale})), out, max_memory
-    )
+    recipe = recipe_for(family.suite, method, **({} if scale is None else {"scale": scale}))
+    return write_merge(family, recipe, out, max_memory, device)
 
 
-def write_merge(family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None) -> dict[str, Any]:
+def write_merge(
+    family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """The same by a recipe with all its options; returns and raises as `merge_to_folder`."""
-    merged = family.merge(recipe)
+    merged = replace(family.merge(recipe), device=compute_for(device).device)
     settings = {**recipe.model_dump(exclude_none=True)}
-    if recipe.method in DEFAULT_SCALES:
-        settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
+    if hasattr(merged.merger, "scale"):
+        settings.setdefault("scale", merged.merger.scale)
     notes = [*recipe.notes, *check_lineage(family), *note_left_out(family).values()]
     record = {
         "command": "merge",
@@ -92,7 +76,7 @@ def write_merge(family: Family, recipe: MergeRecipe, out: str | Path, max_memory
         "recipe": recipe.model_dump(mode="json", exclude_none=True),
         "inputs": input_hashes(family),
         "versions": all_versions(),
-        "machine": machine_facts(family.compute.device),
+        "machine": machine_facts(merged.device),
         "notes": notes,
     }
     with OutputFolder(out) as folder:
@@ -138,15 +122,18 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
     try:
         return MergeRecipe.model_validate({**start, **options})
     except ValidationError as error:
-        raise InputError(*(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())) from error
+        raise explain_recipe(error) from error
 
 
-def _read(method: str) -> tuple[str, dict[str, object]]:
+def _read(text: str) -> tuple[str, dict[str, object]]:
     """Return the method and the options in a name, in the types that they have."""
-    kind = method.partition(":")[0]
-    if kind not in METHODS:
-        raise InputError(f"no merge method '{kind}'; there are {', '.join(METHODS)}.{did_you_mean(kind, METHODS)}")
-    known, options = tuple(one for one in (*OPTIONS[kind], "dtype") if one in _OF_A_MERGER), model_name(method).options
-    for option, _ in options:
-        known_option(option, known, kind)
-    return kind, {o: value_of(text, _OF_A_MERGER[o], f"model '{method}': {o}") for o, text in options}
+    kind = text.partition(":")[0]
+    if not is_merger(kind):
+        known = merger_names()
+        raise InputError(f"no merge method '{kind}'; there are {', '.join(known)}.{did_you_mean(kind, known)}")
+    alone = [one for one in options_of_class(method(kind)) if one.default is not None]  # others are given per task
+    types = {**{one.name: type_of(one) for one in alone}, DTYPE: str}
+    said = model_name(text).options
+    for option, _ in said:
+        known_option(option, tuple(types), kind)
+    return kind, {o: value_of(value, types[o], f"model '{text}': {o}") for o, value in said}

@@ -15,7 +15,7 @@ from featcal.formats.locate import locate
 from featcal.formats.located import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import FirstRows, Overlay, Weights
-from featcal.mergers.engine import RecipeWeights
+from featcal.mergers.shared.engine import RecipeWeights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch
 from featcal.models.compute import DTYPES, Compute, compute_for

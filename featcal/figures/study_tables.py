@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from featcal.studies.paper import PaperTable
-from featcal.studies.requirements import NEEDS
 from featcal.studies.study import Study
 from featcal.studies.summary import Spread, Summary
+from featcal.suite.methods import NEEDS
 from featcal.system.formatting import percent
 
 NOTHING = "–"

@@ -27,14 +27,17 @@ averaged. eps is 1e-5 in the paper, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.singular import top
+from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.shared.singular import top
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
-DEFAULT_EPS = 1e-5
 UNLIKE = 0.3
 """tau: what Eq. 7 gives of experts that are unlike is above it."""
 STRONGEST = 0.3
@@ -42,37 +45,38 @@ STRONGEST = 0.3
 _LINALG: Any = torch.linalg
 
 
-def merge(changes: Sequence[Tensor], eps: float | None = None) -> Tensor:
-    """The merged task matrix `[m, d]` of task matrices of that shape.
+@register_method(
+    "ace",
+    "ACE-Merging: the closed form of RegMean with covariances of inputs that are estimated from the task matrices",
+    paper="2603.02945",
+)
+@dataclass(frozen=True)
+class Ace(MatrixMerger):
+    scale: float = option(1.0, "factor of the merged task matrix")
+    eps: float = option(1e-5, "ridge strength, in the unit of the weights squared", above=0)
 
-    Args:
-        eps: ridge strength, > 0, in the unit of the weights squared; 1e-5 when None.
-
-    Raises:
-        LinAlgError: eps is lost in rounding beside the covariances, or a decomposition does not converge.
-    """
-    moved = [change for change in changes if bool(change.any())]
-    if not moved:
-        return torch.zeros_like(changes[0])
-    eps = DEFAULT_EPS if eps is None else eps
-    apart, d = unlike(moved), moved[0].shape[1]
-    covariances, answers, pulled = moved[0].new_zeros(d, d), torch.zeros_like(moved[0]), torch.zeros_like(moved[0])
-    ridge = moved[0].new_zeros(())
-    for change in moved:
-        covariance, share = _covariance(change, apart)
-        covariances += covariance
-        answers += change @ covariance
-        ridge += eps * share
-        pulled += eps * share * change
-    if not bool(ridge > d * torch.finfo(ridge.dtype).eps * covariances.trace()):
-        raise _LINALG.LinAlgError(f"eps of {eps:g} is lost in rounding beside the covariances; raise it")
-    prior = covariances.mean(0) / (_squares(moved).mean() if apart else 1)  # c: a row of P
-    covariances.diagonal().add_(ridge)  # sum R_t from here on
-    merged: Tensor = torch.linalg.solve(covariances + prior, answers + pulled, left=False)
-    if apart:
-        total = sum(moved[1:], moved[0])
-        merged += strongest(merged + answers - total @ covariances / len(moved))
-    return merged
+    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
+        moved = [change for change in changes if bool(change.any())]
+        if not moved:
+            return torch.zeros_like(changes[0])
+        apart, d = unlike(moved), moved[0].shape[1]
+        covariances, answers, pulled = moved[0].new_zeros(d, d), torch.zeros_like(moved[0]), torch.zeros_like(moved[0])
+        ridge = moved[0].new_zeros(())
+        for change in moved:
+            covariance, share = _covariance(change, apart)
+            covariances += covariance
+            answers += change @ covariance
+            ridge += self.eps * share
+            pulled += self.eps * share * change
+        if not bool(ridge > d * torch.finfo(ridge.dtype).eps * covariances.trace()):
+            raise _LINALG.LinAlgError(f"eps of {self.eps:g} is lost in rounding beside the covariances; raise it")
+        prior = covariances.mean(0) / (_squares(moved).mean() if apart else 1)  # c: a row of P
+        covariances.diagonal().add_(ridge)  # sum R_t from here on
+        merged: Tensor = torch.linalg.solve(covariances + prior, answers + pulled, left=False)
+        if apart:
+            total = sum(moved[1:], moved[0])
+            merged += strongest(merged + answers - total @ covariances / len(moved))
+        return merged
 
 
 def unlike(changes: Sequence[Tensor]) -> bool:

@@ -7,37 +7,40 @@ tuned in the paper; here it is Task Arithmetic's where none is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.suite.recipe import DEFAULT_BETA, DEFAULT_GAMMA
+from featcal.mergers.shared.merger import Merger, Tensors, add_up
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
+from featcal.system.errors import InputError
 
-DEFAULT_SCALE = 0.3
 
+@register_method(
+    "breadcrumbs",
+    "Model Breadcrumbs: the smallest and the largest entries of every tensor masked, then Task Arithmetic",
+    paper="2312.06795",
+)
+@dataclass(frozen=True)
+class Breadcrumbs(Merger):
+    scale: float = option(0.3, "factor (alpha) of the sum of masked task vectors")
+    beta: float = option(0.9, "share of a tensor's entries, the smallest, that is masked", least=0, most=1)
+    gamma: float = option(0.99, "share of a tensor's entries above which the largest are masked", least=0, most=1)
 
-def merge(
-    base: Tensor,
-    experts: Iterable[Tensor],
-    scale: float | None = None,
-    beta: float | None = None,
-    gamma: float | None = None,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """Base plus `scale` (alpha, 0.3 when None) times the sum of masked task vectors, read one at a time, in order.
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta >= self.gamma:
+            raise InputError(
+                f"nothing lies between 'beta' ({self.beta:g}) and 'gamma' ({self.gamma:g}); beta must be the smaller"
+            )
 
-    Args:
-        beta, gamma: percentiles between which magnitudes stay, 0 <= beta < gamma <= 1; 0.9 and 0.99 when None.
-        sizes: numbers of entries of consecutive parts that are masked each on its own; the whole when None.
-    """
-    total = torch.zeros_like(base)
-    low, high = DEFAULT_BETA if beta is None else beta, DEFAULT_GAMMA if gamma is None else gamma
-    for expert in experts:
-        change = (expert - base).flatten()
-        parts = torch.split(change, list(sizes or [change.numel()]))
-        total += torch.cat([mask(part, low, high) for part in parts]).view_as(base)
-    return base + (DEFAULT_SCALE if scale is None else scale) * total
+    def merge(self, given: Tensors) -> Tensor:
+        masked = (
+            torch.cat([mask(part, self.beta, self.gamma) for part in given.split(vector)]) for vector in given.vectors()
+        )
+        return given.base + self.scale * add_up(given.base, masked)
 
 
 def mask(part: Tensor, beta: float, gamma: float) -> Tensor:

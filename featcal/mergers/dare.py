@@ -9,40 +9,48 @@ read together or in which order, and other experts change nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-DEFAULT_DROP = 0.5
-DEFAULT_SCALE = 0.3
-DEFAULT_SEED = 42
+from featcal.mergers.shared.merger import Merger, Tensors, add_up
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
 
-def merge(base: Tensor, vectors: Iterable[Tensor], scale: float | None = None) -> Tensor:
-    """Base plus `scale` (0.3 when None) times the sum of task vectors that were thinned, taken one at a time."""
-    total = torch.zeros_like(base)
-    for vector in vectors:
-        total += vector
-    return base + (DEFAULT_SCALE if scale is None else scale) * total
+@register_method(
+    "dare",
+    "DARE: a share of every task vector's entries dropped at random, the rest rescaled, then Task Arithmetic",
+    paper="2311.03099",
+)
+@dataclass(frozen=True)
+class Dare(Merger):
+    scale: float = option(0.3, "factor of the summed task vectors")
+    drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1)
+    seed: int = option(42, "of what is dropped", least=0)
+
+    def merge(self, given: Tensors) -> Tensor:
+        return given.base + self.scale * add_up(given.base, thin_vectors(given, self.drop, self.seed))
 
 
-def thin(vector: Tensor, drop: float | None, streams: Sequence[str], sizes: Sequence[int]) -> Tensor:
-    """The task vector with entries dropped at random and the others divided by 1 - p.
+def thin_vectors(given: Tensors, drop: float, seed: int) -> Iterator[Tensor]:
+    """Yield task vectors as DARE leaves them, one at a time."""
+    for task, vector in zip(given.tasks, given.vectors(), strict=True):
+        yield thin(vector, given.parts, drop, f"{seed}:{task}")
+
+
+def thin(vector: Tensor, parts: Mapping[str, int], drop: float, stream: str) -> Tensor:
+    """Return the task vector with entries dropped at random and the others divided by 1 - p.
 
     Args:
-        vector: `[entries]`, consecutive parts of `sizes` entries.
-        drop: p in [0, 1), 0.5 when None.
-        streams: what the draw of every part depends on; see `stream`.
+        vector: `[entries]`, consecutive tensors with the names and sizes of `parts`.
+        drop: p in [0, 1).
+        stream: with a tensor's name it decides what is drawn there.
     """
-    p = DEFAULT_DROP if drop is None else drop
-    drawn = [torch.rand(size, generator=_generator(one)) for one, size in zip(streams, sizes, strict=True)]
-    return vector * (torch.cat(drawn) >= p) / (1 - p)
-
-
-def stream(seed: int | None, task: str, name: str) -> str:
-    """What tells the draw for one tensor of one expert from all others; the seed is 42 when None."""
-    return f"{DEFAULT_SEED if seed is None else seed}:{task}:{name}"
+    drawn = [torch.rand(size, generator=_generator(f"{stream}:{name}")) for name, size in parts.items()]
+    return vector * (torch.cat(drawn).to(vector.device) >= drop) / (1 - drop)
 
 
 def _generator(stream: str) -> torch.Generator:

@@ -9,13 +9,24 @@ what rounding adds to the strength of the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.singular import top
+from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.shared.singular import top
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
 
-def merge(changes: Sequence[Tensor]) -> Tensor:
-    """mean(S) U V^T of sum_i tau_i = U S V^T, all `[m, d]`."""
-    u, s, vh = top(sum(changes[1:], changes[0]))
-    return s.sum() / max(1, len(s)) * (u @ vh)
+@register_method(
+    "iso-c", "Isotropic merging: all singular values of the summed task matrices equal", paper="2502.04959"
+)
+@dataclass(frozen=True)
+class IsoC(MatrixMerger):
+    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
+
+    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
+        """Return mean(S) U V^T of sum_i tau_i = U S V^T."""
+        u, s, vh = top(sum(changes[1:], changes[0]))
+        return s.sum() / max(1, len(s)) * (u @ vh)

@@ -9,30 +9,35 @@ averaged. Scale and experts as in Iso-C.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.singular import orthonormal, top
+from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.shared.singular import orthonormal, top
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
-DEFAULT_COMMON = 0.8
 
+@register_method(
+    "iso-cts", "Iso-C with directions of single tasks in place of the weakest common ones", paper="2502.04959"
+)
+@dataclass(frozen=True)
+class IsoCts(MatrixMerger):
+    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
+    common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1)
 
-def merge(changes: Sequence[Tensor], common: float | None = None) -> Tensor:
-    """The merged task matrix `[m, d]`.
-
-    Args:
-        common: share of the min(m, d) directions that the common space has, 0.8 when None; rounded so that all tasks
-            get equally many of the others.
-    """
-    shared, each = _directions(min(changes[0].shape), len(changes), DEFAULT_COMMON if common is None else common)
-    u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
-    for change in changes:
-        own = top(change - u[0] @ (u[0].T @ change), each)
-        for held, found in zip((u, s, vh), own, strict=True):
-            held.append(found)
-    values = torch.cat(s)
-    return values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh)))
+    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
+        """Round `common` so that all tasks get equally many of the other directions."""
+        shared, each = _directions(min(changes[0].shape), len(changes), self.common)
+        u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
+        for change in changes:
+            own = top(change - u[0] @ (u[0].T @ change), each)
+            for held, found in zip((u, s, vh), own, strict=True):
+                held.append(found)
+        values = torch.cat(s)
+        return values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh)))
 
 
 def _directions(rank: int, tasks: int, common: float) -> tuple[int, int]:

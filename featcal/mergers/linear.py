@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from featcal.mergers.shared.merger import Merger, Tensors, require_divisor, weighted_sum
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
-def merge(
-    base: Tensor, experts: Iterable[Tensor], weights: Sequence[float] | None = None, normalize: bool = True
-) -> Tensor:
-    """Sum of the experts' tensors by their `weights` (all 1 when None), over the sum of the weights if `normalize`.
 
-    The experts are read one at a time, in order. Of `base` only shape and dtype count.
-    """
-    total, mass = torch.zeros_like(base), 0.0
-    for i, expert in enumerate(experts):
-        weight = 1.0 if weights is None else weights[i]
-        total.add_(expert, alpha=weight)
-        mass += weight
-    return total / mass if normalize else total
+@register_method("linear", "weighted sum or mean of the experts", paper="2203.05482", mergekit="linear")
+@dataclass(frozen=True)
+class Linear(Merger):
+    weights: Mapping[str, float] | None = option(None, "weight of every task's expert", by_task=True)
+    normalize: bool = option(True, "divide by the sum of the weights")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_divisor(self.weights, self.normalize)
+
+    def merge(self, given: Tensors) -> Tensor:
+        return weighted_sum(given.base, given.experts, given.values_per_expert(self.weights), self.normalize)

@@ -9,37 +9,39 @@ cosine with an expert that left a tensor as it was is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from featcal.mergers.shared.merger import Merger, Tensors
+from featcal.suite.methods import register_method
 
-def merge(base: Tensor, experts: Iterable[Tensor], sizes: Sequence[int] | None = None) -> Tensor:
-    """w_H of every part; the experts are read one at a time, in order.
 
-    The mean cosine of all pairs follows from the sum of unit vectors: ||sum_i u_i||^2 = N + N (N - 1) cos.
-
-    Args:
-        sizes: numbers of entries of consecutive parts that have an angle each; the whole when None.
-    """
-    split = list(sizes or [base.numel()])
-    total, units = (torch.zeros_like(base) for _ in range(2))
-    moved, count = [0] * len(split), 0
-    for expert in experts:
-        change = expert - base
-        total += change
-        count += 1
-        for i, (part, unit) in enumerate(zip(_parts(change, split), _parts(units, split), strict=True)):
-            norm = part.norm()
-            if norm > 0:
-                unit += part / norm
-                moved[i] += 1
-    merged = base.clone(memory_format=torch.contiguous_format)
-    parts = zip(_parts(merged, split), _parts(total, split), _parts(units, split), moved, strict=True)
-    for target, summed, unit, those in parts:
-        target += ratio(_mean_cosine(unit, those, count), count) * summed / count
-    return merged
+@register_method(
+    "model-stock",
+    "Model Stock: between base and average, by the angle of the task vectors of every tensor",
+    paper="2403.19522",
+)
+@dataclass(frozen=True)
+class ModelStock(Merger):
+    def merge(self, given: Tensors) -> Tensor:
+        """Return w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors:
+        ||sum_i u_i||^2 = N + N (N - 1) cos."""
+        total, units = (torch.zeros_like(given.base) for _ in range(2))
+        moved, count = [0] * len(given.parts), len(given.tasks)
+        for change in given.vectors():
+            total += change
+            for i, (part, unit) in enumerate(zip(given.split(change), given.split(units), strict=True)):
+                norm = part.norm()
+                if norm > 0:
+                    unit += part / norm
+                    moved[i] += 1
+        merged = given.base.clone()
+        parts = zip(given.split(merged), given.split(total), given.split(units), moved, strict=True)
+        for target, summed, unit, those in parts:
+            target += ratio(_mean_cosine(unit, those, count), count) * summed / count
+        return merged
 
 
 def ratio(cosine: float, count: int) -> float:
@@ -55,7 +57,3 @@ def ratio(cosine: float, count: int) -> float:
 def _mean_cosine(units: Tensor, moved: int, count: int) -> float:
     """Mean cosine of all pairs of `count` vectors, out of the sum of the `moved` unit vectors among them."""
     return 1.0 if count == 1 else (float(units.dot(units)) - moved) / (count * (count - 1))
-
-
-def _parts(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    return torch.split(vector.view(-1), list(sizes))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers import linear
+from featcal.mergers.shared.merger import Merger, Tensors, weighted_sum
+from featcal.suite.methods import register_method
 
 
-def merge(base: Tensor, experts: Iterable[Tensor]) -> Tensor:
-    """Mean of the experts' tensors, read one at a time. Of `base` only shape and dtype count."""
-    return linear.merge(base, experts)
+@register_method("simple-averaging", "mean of the experts (model soups)", paper="2203.05482")
+@dataclass(frozen=True)
+class SimpleAveraging(Merger):
+    def merge(self, given: Tensors) -> Tensor:
+        return weighted_sum(given.base, given.experts, given.values_per_expert(1.0), normalize=True)

@@ -1,30 +1,33 @@
-"""Task Arithmetic: theta = theta_0 + s * sum_i w_i (theta_i - theta_0)."""
+"""Task Arithmetic: theta = theta_0 + s * sum_i w_i (theta_i - theta_0) (Ilharco et al., arXiv 2212.04089).
+
+With scale 0 it is the base, with 1/N Simple Averaging, with one expert and scale 1 that expert.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-DEFAULT_SCALE = 0.3
+from featcal.mergers.shared.merger import Merger, Tensors, require_divisor, weighted_sum
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
 
-def merge(
-    base: Tensor,
-    experts: Iterable[Tensor],
-    scale: float | None = None,
-    weights: Sequence[float] | None = None,
-    normalize: bool = False,
-) -> Tensor:
-    """Base plus `scale` (0.3 when None) times the task vectors, summed by their `weights` (all 1 when None).
+@register_method(
+    "task-arithmetic", "base plus scale times the sum of task vectors", paper="2212.04089", mergekit="task_arithmetic"
+)
+@dataclass(frozen=True)
+class TaskArithmetic(Merger):
+    scale: float = option(0.3, "factor of the summed task vectors")
+    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True)
+    normalize: bool = option(False, "divide by the sum of the weights")
 
-    With `normalize` the sum is divided by the sum of the weights. The experts are read one at a time, in order.
-    With scale 0 it is the base, with 1/N Simple Averaging, with one expert and scale 1 that expert.
-    """
-    total, mass = torch.zeros_like(base), 0.0
-    for i, expert in enumerate(experts):
-        weight = 1.0 if weights is None else weights[i]
-        total.add_(expert - base, alpha=weight)
-        mass += weight
-    return base + (DEFAULT_SCALE if scale is None else scale) * (total / mass if normalize else total)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_divisor(self.weights, self.normalize)
+
+    def merge(self, given: Tensors) -> Tensor:
+        total = weighted_sum(given.base, given.vectors(), given.values_per_expert(self.weights), self.normalize)
+        return given.base + self.scale * total

@@ -12,34 +12,65 @@ here, as sgn(0) = 0 says, such an entry stays the base's. Equal magnitudes at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.election import votes
+from featcal.mergers.shared.election import votes
+from featcal.mergers.shared.merger import Merger, Tensors, Whole
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
-DEFAULT_DENSITY = 0.2
-DEFAULT_SCALE = 1.0
 _DIGIT = 21
 """Bits that a pass settles: three of them are the 63 of a magnitude in float64, and 2**21 counts take 16 MiB."""
 
 
-def merge(base: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float], scale: float | None = None) -> Tensor:
-    """Base plus `scale` (lambda, 1 when None) times the elected task vector.
+@register_method(
+    "ties",
+    "TIES as published: whole task vectors trimmed, signs elected, mean of what agrees",
+    paper="2306.01708",
+    note="ties trims whole task vectors, as published; trimmed tensor by tensor, as mergekit does it, it is "
+    "ties-per-tensor",
+)
+@dataclass(frozen=True)
+class Ties(Merger):
+    scale: float = option(1.0, "factor (lambda) of the elected task vector")
+    density: float | Mapping[str, float] = option(
+        0.2, "share of a task vector's entries that is kept", above=0, most=1, by_task=True
+    )
 
-    The elected sign of an entry is that of the sum of its trimmed values; the elected value is the mean of those that
-    have it.
+    def prepare(self, whole: Whole) -> list[float]:
+        """Return the smallest magnitude that is kept of every whole task vector, in three passes over the models."""
+        densities = [self.density[t] if isinstance(self.density, Mapping) else self.density for t in whole.tasks]
+        return [
+            largest(partial(self._parts, whole, task), kept_count(whole.entries, density))
+            for task, density in zip(whole.tasks, densities, strict=True)
+        ]
+
+    def _parts(self, whole: Whole, task: str) -> Iterator[Tensor]:
+        return (vector for vector, _ in whole.vector(task))
+
+    def merge(self, given: Tensors) -> Tensor:
+        return given.base + self.scale * elect(given.base, given.vectors(), given.prepared)
+
+
+def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) -> Tensor:
+    """Return the elected task vector: its sign at an entry is that of the sum of the trimmed values, its size the mean
+    of those that have this sign.
 
     Args:
+        like: of which shape and dtype count.
         vectors: task vectors, taken one at a time, in order.
         thresholds: smallest magnitude that is kept of each; see `kept_count`.
     """
     trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
-    plus, minus, plus_count, minus_count = votes(base, trimmed)
+    plus, minus, plus_count, minus_count = votes(like, trimmed)
     total = plus + minus
     elected = torch.where(total > 0, plus / plus_count.clamp(min=1), minus / minus_count.clamp(min=1))
-    return base + (DEFAULT_SCALE if scale is None else scale) * elected.masked_fill(total == 0, 0)
+    return elected.masked_fill(total == 0, 0)
 
 
 def trim(vector: Tensor, threshold: float) -> Tensor:
@@ -71,7 +102,7 @@ def largest(parts: Callable[[], Iterable[Tensor]], k: int) -> float:
         for part in parts():
             bits = part.abs().view(torch.int64)
             inside = bits[bits >> (shift + _DIGIT) == found]
-            counts += torch.bincount((inside >> shift) & (2**_DIGIT - 1), minlength=2**_DIGIT)
+            counts += torch.bincount((inside >> shift) & (2**_DIGIT - 1), minlength=2**_DIGIT).cpu()
         from_above = counts.flip(0).cumsum(0)
         place = int(torch.searchsorted(from_above, k))
         k -= int(from_above[place - 1]) if place else 0

@@ -8,51 +8,49 @@ in papers' tables come from whole-vector trimming, and are not to be compared wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.election import votes
+from featcal.mergers.shared.election import votes
+from featcal.mergers.shared.merger import Merger, Tensors
 from featcal.mergers.ties import kept_count
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
-DEFAULT_DENSITY = 0.2
-DEFAULT_SCALE = 1.0
 _SMALLEST_MASS = 1e-8
 """Where weights of both signs cancel below this, the sum is not divided."""
 
 
-def merge(
-    base: Tensor,
-    experts: Iterable[Tensor],
-    scale: float | None = None,
-    weights: Sequence[float] | None = None,
-    densities: Sequence[float] | None = None,
-    normalize: bool = True,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """Base plus `scale` (1 when None) times the elected task vector.
-
-    The sign of an entry is that of sum_i w_i tau_i, plus where the sum is 0; the elected value is the sum of the
-    w_i tau_i of that sign, over the sum of their w_i if `normalize`.
-
-    Args:
-        base, experts: one tensor each; the experts are read one at a time, in order.
-        weights: one per expert; all 1 when None.
-        densities: share of entries kept, one per expert, in (0, 1]; all 0.2 when None.
-        sizes: numbers of entries of consecutive parts that are trimmed each on its own; the whole when None.
-    """
-    trimmed = (
-        trim(expert - base, DEFAULT_DENSITY if densities is None else densities[i], sizes)
-        for i, expert in enumerate(experts)
+@register_method(
+    "ties-per-tensor",
+    "mergekit's `ties`: trimmed tensor by tensor, with weights",
+    paper="2306.01708",
+    mergekit="ties",
+)
+@dataclass(frozen=True)
+class TiesPerTensor(Merger):
+    scale: float = option(1.0, "factor of the elected task vector")
+    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True)
+    density: float | Mapping[str, float] = option(
+        0.2, "share of a tensor's entries that is kept", above=0, most=1, by_task=True
     )
-    plus, minus, plus_mass, minus_mass = votes(base, trimmed, weights)
-    elected = plus + minus >= 0
-    merged = torch.where(elected, plus, minus)
-    if normalize:
-        mass = torch.where(elected, plus_mass, minus_mass)
-        merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
-    return base + (DEFAULT_SCALE if scale is None else scale) * merged
+    normalize: bool = option(True, "divide every entry by the weights of the experts that agree there")
+
+    def merge(self, given: Tensors) -> Tensor:
+        """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus
+        where the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
+        sizes, densities = list(given.parts.values()), given.values_per_expert(self.density)
+        trimmed = (trim(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
+        plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(self.weights))
+        elected = plus + minus >= 0
+        merged = torch.where(elected, plus, minus)
+        if self.normalize:
+            mass = torch.where(elected, plus_mass, minus_mass)
+            merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
+        return given.base + self.scale * merged
 
 
 def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:

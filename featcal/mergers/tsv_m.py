@@ -9,18 +9,27 @@ alpha is 1 in the paper.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.singular import orthonormal, top
+from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.shared.singular import orthonormal, top
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
 
 
-def merge(changes: Sequence[Tensor]) -> Tensor:
-    """The merged task matrix `[m, d]` of task matrices of that shape; at least one component of every task is kept.
+@register_method(
+    "tsv-m", "TSV-Merge: the strongest singular components of every task matrix, made orthogonal", paper="2412.00081"
+)
+@dataclass(frozen=True)
+class TsvM(MatrixMerger):
+    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
 
-    As long as no directions of two tasks coincide, its singular values are those that were kept.
-    """
-    kept = max(1, min(changes[0].shape) // len(changes))
-    u, s, vh = zip(*(top(change, kept) for change in changes), strict=True)
-    return orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh))
+    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
+        """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular
+        values are those that were kept."""
+        kept = max(1, min(changes[0].shape) // len(changes))
+        u, s, vh = zip(*(top(change, kept) for change in changes), strict=True)
+        return orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh))

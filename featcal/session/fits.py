@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from featcal.baselines.fit import fit
-from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Sampled
+from featcal.baselines.shared.baseline import Sampled
+from featcal.baselines.shared.fit import fit
+from featcal.baselines.shared.fitted import Fitted
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate, select_tasks
@@ -22,7 +22,8 @@ from featcal.session.model_names import recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
 from featcal.session.open_suite import Kind, OpenSuite
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.name_grammar import FITTED, REFERENCE
+from featcal.suite.methods import baseline_names
+from featcal.suite.name_grammar import REFERENCE
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
@@ -96,7 +97,7 @@ class Fits:
         one = self.suite.resolve(model)
         options, of = one.baseline, one.of
         if options is None or of is None:
-            raise InputError(f"model '{one.name}' is no baseline; those are {', '.join(FITTED)}")
+            raise InputError(f"model '{one.name}' is not a baseline; those are {', '.join(baseline_names())}")
 
         def make() -> Fitted:
             family, passes = self.suite.family, None

@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from featcal.baselines.folded import with_heads
-from featcal.baselines.options import KINDS
+from featcal.baselines.shared.folded import with_heads
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.export.merge import recipe_for
@@ -23,16 +22,16 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
+from featcal.suite.methods import is_method, method
 from featcal.suite.name_grammar import (
     ALL,
-    FITTED,
     REFERENCE,
-    WITH_OPTIONS,
     ModelName,
     format_parts,
     known_option,
     model_name,
     parts_of,
+    takes_options,
     value_of,
 )
 from featcal.system.errors import InputError
@@ -133,10 +132,10 @@ def weights_of(model: str, family: Family) -> Weights:
 def read_name(model: str) -> ModelName:
     """The parts of a name that can mean one thing alone."""
     name = model_name(model)
-    if model in WITH_OPTIONS and Path(model).exists():
+    if takes_options(model) and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
-        if model in FITTED:
-            option = KINDS[model]().name.partition(":")[2].partition(",")[0]
+        if is_method(model):
+            option = method(model)().name.partition(":")[2].partition(",")[0] or "dtype=float32"
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import ref
 
-from featcal.baselines.options import Baseline, options_of
+from featcal.baselines.shared.baseline import Baseline, baseline_options
 from featcal.calibration.config import resolve
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import config_of, name_calibration, read_name
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.name_grammar import FITTED, reference_in
+from featcal.suite.methods import is_baseline
+from featcal.suite.name_grammar import reference_in
 from featcal.system.errors import InputError
 
 OBJECT = "object"
@@ -101,8 +102,8 @@ def resolve_model(given: ModelId, family: Family) -> ModelRef:
             return resolve_model(config, family)
         whole = f"{name_calibration(config, family)}@{of.name}"
         return ModelRef(name.kind, whole, whole, config=config, of=of)
-    if name.kind in FITTED:
-        options, of = options_of(name, family), resolve_model(name.of or MERGED, family)
+    if is_baseline(name.kind):
+        options, of = baseline_options(name, family), resolve_model(name.of or MERGED, family)
         whole = options.name + ("" if of.kind == "merged" else f"@{of.name}")
         return ModelRef(name.kind, whole, whole, baseline=options, of=of)
     return ModelRef(name.kind, given, given)

@@ -8,9 +8,10 @@ from itertools import product
 
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.requirements import SAMPLES, needs
+from featcal.studies.requirements import needs
 from featcal.studies.runner import EXPERT, place_points
 from featcal.studies.study import Study, study_of
+from featcal.suite.methods import SAMPLES
 from featcal.suite.schema import Suite
 from featcal.suite.source import CORRUPTIONS, Corruption
 from featcal.system.errors import InputError

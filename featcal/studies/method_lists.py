@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from featcal.baselines.options import KINDS, Sampled
+from featcal.suite.methods import PROPOSED, Method, baseline_names, is_method, merger_names, method
 from featcal.suite.name_grammar import model_name
-from featcal.suite.recipe import METHODS, OPTIONS
+from featcal.suite.options import options_of_class
 from featcal.system.errors import InputError
 
 ALL = "all"
-_REFINED, _INFORMED = (f"calibrated:recipe={recipe}" for recipe in ("refined", "informed"))
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 
 
 def everything(anchor: float) -> list[str]:
-    """Every method that is recommended, at its defaults: experts and base, mergers, what uses samples, then what comes
-    after a merge. Of those whose gradients take a minute of a small suite there is one seed, and AdaMerging takes 200
-    steps in place of 1000.
+    """Every method that is recommended, at its defaults or as it says itself (`About.compared`): experts and base,
+    mergers, what else makes a model of the experts, calibrations, then what acts on another model.
 
     Args:
         anchor: rho of the calibration's anchor, which needs no data.
     """
-    calibrated = ["calibrated", _REFINED, _INFORMED]
-    polished = [f"polished:steps=30@{one}" for one in ("merged", *calibrated)]
-    behind = ("surgery", "probsurgery", "react")
-    surgery = [f"{kind}@{one}" for kind in behind for one in ("merged", _REFINED, _INFORMED)]
-    trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
-    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", "coefficients", *trained]
+    calibrated = ["calibrated", *PROPOSED]
     anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]
-    return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
+    beside = [method(name) for name in baseline_names()]
+    fitted, after = (
+        [one for kind in beside if kind.on_another is on for one in _models_of(kind)] for on in (False, True)
+    )
+    mergers = [one for name in merger_names() for one in _models_of(method(name))]
+    return ["expert", "base", "merged", *mergers, f"anchor:rho={anchor:g}", *fitted, *calibrated, *anchored, *after]
+
+
+def _models_of(kind: type[Method]) -> tuple[str, ...]:
+    return kind.about.compared or (kind.kind,)
 
 
 def parse_methods(text: str) -> list[str]:
@@ -102,6 +104,5 @@ def takes_samples(model: str) -> bool:
 
 def _draws(kind: str) -> tuple[str, ...]:
     """Which of samples and seed are options of a kind of model."""
-    if kind == "calibrated" or (kind in KINDS and issubclass(KINDS[kind], Sampled)):
-        return "samples", "seed"
-    return ("seed",) if "seed" in OPTIONS.get(kind, ()) else ()
+    own = [one.name for one in options_of_class(method(kind))] if is_method(kind) else []
+    return ("samples", "seed") if kind == "calibrated" else tuple(one for one in ("samples", "seed") if one in own)

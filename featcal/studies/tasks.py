@@ -52,7 +52,7 @@ def first_tasks(family: Family, count: int) -> Family:
     recipe = family.suite.merged
     if not isinstance(recipe, MergeRecipe):
         raise InputError("the merged model is a checkpoint of all tasks; give the suite a recipe under 'merged'")
-    if isinstance(recipe.weights, dict) or isinstance(recipe.density, dict):
+    if recipe.options_by_task:
         raise InputError("the recipe has options by task; leave them out for this study")
     chosen = list(family.suite.tasks)[:count]
     suite = family.suite.model_copy(update={"tasks": {name: family.suite.tasks[name] for name in chosen}})

@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from featcal.suite.recipe import METHODS
+from featcal.suite.methods import is_merger, is_method, method, method_names
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, shorten
 
 PLAIN = ("base", "merged")
-AFTER = ("svc", "polished", "surgery", "probsurgery", "react")
-"""Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
-FITTED = ("regmean", "regmean++", "lot", "esm", "coefficients", "fisher", "adamerging", "adamerging-test", *AFTER)
-"""Models of baselines, beside the calibrated one."""
-ON_ANOTHER = ("calibrated", *AFTER)
-"""Names that may say of which model they are, behind an @: `calibrated:rho=1@tsv-m`."""
-WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 _MOST = 8
 """Models one on another, of which there is use for two or three."""
 _AND, ALL = "+", "all"
@@ -27,15 +20,26 @@ _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
 """Signs of the grammar in the name of a part."""
 REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
-GRAMMAR = (
-    "base, merged, expert (every expert on its own task), expert:TASK, "
-    "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, a merge method[:scale=0.6,…], "
-    "regmean[:samples=64,reduce=0.9,…], regmean++, lot, esm, coefficients, fisher, adamerging[:steps=1000,…], "
-    "adamerging-test[:…] (sees test inputs), "
-    "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], surgery[:…][@MODEL], probsurgery[:…][@MODEL], "
-    "react[:ridge=0.1,…][@MODEL], "
-    "or a checkpoint (folder or Hub id)"
-)
+
+
+def grammar() -> str:
+    """Return what names of models look like; no method is imported."""
+    return (
+        "base, merged, expert (every expert on its own task), expert:TASK, "
+        "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, "
+        f"a method[:scale=0.6,…], some of them on a model[@MODEL] ({', '.join(method_names())}), "
+        "or a checkpoint (folder or Hub id)"
+    )
+
+
+def takes_options(kind: str) -> bool:
+    """Say whether models of a kind have options, as those of all methods do."""
+    return kind in ("calibrated", "anchor") or is_method(kind)
+
+
+def acts_on_another(kind: str) -> bool:
+    """Say whether a name of this kind may say of which model it is, behind an @: `calibrated:rho=1@tsv-m`."""
+    return kind == "calibrated" or (is_method(kind) and not is_merger(kind) and method(kind).on_another)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class ModelName:
     """A name in its parts. A folder that is called like a name is meant by `./ties`.
 
     Args:
-        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, one of `FITTED`, or `REFERENCE`.
+        kind: "base", "merged", "expert", "calibrated", "anchor", a method, or `REFERENCE`.
         options: values as they were written.
         task: of one expert; None for every expert on its own task, and for other kinds.
     """
@@ -52,7 +56,7 @@ class ModelName:
     options: tuple[tuple[str, str], ...] = field(default=())
     task: str | None = None
     of: str | None = None
-    """Name of the model that one of the kinds `ON_ANOTHER` is made of; "merged" where it is left out."""
+    """Name of the model that one of a kind that `acts_on_another` is made of; "merged" where it is left out."""
 
 
 def model_name(text: str) -> ModelName:
@@ -70,13 +74,13 @@ def model_name(text: str) -> ModelName:
     'reference'
     """
     word, _, behind = text.partition(",")
-    if word.strip() in WITH_OPTIONS and "=" in behind:
+    if takes_options(word.strip()) and "=" in behind:
         raise InputError(
             f"model '{shorten(text)}': options stand behind a colon, as in {word.strip()}:"
             f"{shorten(behind.strip())} (write ./{shorten(text)} for a folder that is called so)"
         )
     own, at, below = text.partition("@")
-    if own.partition(":")[0] not in ON_ANOTHER:
+    if not acts_on_another(own.partition(":")[0]):
         own, at = text, ""
     if at and not below:
         raise InputError(f"model '{shorten(text)}' names no model after @; leave @ out for the merged model")
@@ -91,7 +95,7 @@ def model_name(text: str) -> ModelName:
         return ModelName(kind, task=rest or None)
     if kind in PLAIN and not colon:
         return ModelName(kind)
-    if kind not in WITH_OPTIONS:
+    if not takes_options(kind):
         return ModelName(REFERENCE)
     options: dict[str, str] = {}
     for part in rest.split(",") if colon else ():
@@ -101,7 +105,7 @@ def model_name(text: str) -> ModelName:
         if name in options:
             raise InputError(f"model '{shorten(text)}': {shorten(name)} is given twice")
         options[name] = value
-    of = (below or "merged") if kind in ON_ANOTHER else None
+    of = (below or "merged") if acts_on_another(kind) else None
     return ModelName(kind, tuple(options.items()), of=of)
 
 

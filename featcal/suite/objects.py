@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from featcal.suite.held_samples import COLUMN_OPTIONS, read_samples
+from featcal.suite.methods import is_merger
 from featcal.suite.name_grammar import model_name
-from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.in_memory import hold
@@ -126,7 +127,7 @@ def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: l
         return recipe.model_dump(exclude_none=True)
     if isinstance(given, Mapping):
         return dict(given)
-    if isinstance(given, str) and given.partition(":")[0] in METHODS:
+    if isinstance(given, str) and is_merger(given.partition(":")[0]):
         if Path(given).exists():
             raise InputError(
                 f"{WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that"

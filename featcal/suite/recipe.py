@@ -1,150 +1,105 @@
-"""What a suite file says about a merge: the method, and the options that the method has."""
+"""What a suite file says about a merge: the method, and what differs from the method's own defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Collection, Mapping
+from dataclasses import Field as OptionField
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from featcal.suite.methods import Method, is_merger, merger_names, method
+from featcal.suite.options import facts_of, options_of_class, type_of
 from featcal.suite.strict import Strict
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, shorten
 
-Method = Literal[
-    "simple-averaging",
-    "linear",
-    "task-arithmetic",
-    "ties",
-    "ties-per-tensor",
-    "dare",
-    "dare-ties",
-    "breadcrumbs",
-    "model-stock",
-    "tsv-m",
-    "iso-c",
-    "iso-cts",
-    "ace",
-    "swudi",
-    "wudi",
-    "wudi-optimum",
-]
-METHODS: tuple[str, ...] = get_args(Method)
-Density = Annotated[float, Field(gt=0, le=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-DEFAULT_BETA = 0.9
-DEFAULT_GAMMA = 0.99
-"""Percentiles of Breadcrumbs."""
-
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "simple-averaging": (),
-    "linear": ("weights", "normalize"),
-    "task-arithmetic": ("scale", "weights", "normalize"),
-    "ties": ("scale", "density"),
-    "ties-per-tensor": ("scale", "weights", "density", "normalize"),
-    "dare": ("scale", "drop", "seed"),
-    "dare-ties": ("scale", "density", "drop", "seed"),
-    "breadcrumbs": ("scale", "beta", "gamma"),
-    "model-stock": (),
-    "tsv-m": ("scale",),
-    "iso-c": ("scale",),
-    "iso-cts": ("scale", "common"),
-    "ace": ("scale", "eps"),
-    "swudi": ("time", "share"),
-    "wudi": ("steps",),
-    "wudi-optimum": (),
-}
-"""Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE = "dtype"
+"""The option of every merger: storage dtype of the merged model; the base's own when left out."""
+_FIRST = ("scale", "weights", "density", "drop", "seed", "beta", "gamma", "common", "eps", "steps", "time", "share")
+_WRITTEN = ("method", *_FIRST, "normalize", DTYPE)
 _YOUNGER = ("eps", "time", "share")
-"""Options that came later."""
+"""Options in the order in which hashes of suites have them, by which histories and measurements go: whatever the method
+is all are written, as null where they are left out, but for those that came later."""
 
 
 class MergeRecipe(Strict):
-    """Merge the experts on the fly instead of reading a merged checkpoint."""
+    """Merge the experts on the fly instead of reading a merged checkpoint: a `method`, `dtype` and its options."""
 
-    method: Method
-    scale: FiniteFloat | None = None
-    """Factor of the combined task vectors; the merger's own (0.3 for Task Arithmetic, 1 for TIES) when left out."""
-    weights: dict[str, FiniteFloat] | None = None
-    """Weight of every task's expert, by task name; all 1 when left out."""
-    density: Density | dict[str, Density] | None = None
-    """TIES: share of a task vector's entries that is kept, for all experts or by task name; 0.2 when left out."""
-    drop: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """DARE: probability p that an entry of a task vector is dropped; 0.5 when left out."""
-    seed: Annotated[int, Field(ge=0)] | None = None
-    """DARE: of what is dropped; 42 when left out."""
-    beta: Share | None = None
-    """Breadcrumbs: share of a tensor's entries, the smallest, that is masked; 0.9 when left out."""
-    gamma: Share | None = None
-    """Breadcrumbs: share of a tensor's entries above which the largest are masked; 0.99 when left out."""
-    common: Share | None = None
-    """Iso-CTS: share of a matrix's directions that the common space has; 0.8 when left out."""
-    eps: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """ACE: ridge strength, in the unit of the weights squared; 1e-5 when left out."""
-    steps: Annotated[int, Field(ge=0)] | None = None
-    """WUDI: steps of Adam; 300 when left out."""
-    time: Annotated[FiniteFloat, Field(ge=0)] | None = None
-    """SWUDI: how long the gradient flow runs, in the unit of 1 / eigenvalues; 256 when left out."""
-    share: Share | None = None
-    """SWUDI: share of the eigenvectors, the strongest, that are followed; all when left out."""
-    normalize: bool | None = None
-    """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Storage dtype of the merged model; the base's own when left out."""
+    model_config = ConfigDict(extra="allow")
+    method: str
 
-    @model_serializer(mode="wrap")
-    def _younger_options_where_given(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without those of `_YOUNGER` that are left out: the history and the measurements of a suite go by what it
-        says, and those from before there was such an option are still of it."""
-        return {name: value for name, value in dumped(self).items() if name not in _YOUNGER or value is not None}
+    @field_validator("method")
+    @classmethod
+    def _is_a_merger(cls, name: str) -> str:
+        if not is_merger(name):
+            *names, last = (f"'{one}'" for one in merger_names())
+            near = did_you_mean(name, merger_names())
+            raise ValueError(f"Input should be {', '.join(names)} or {last}{near and f'.{near}'}")
+        return name
 
     @model_validator(mode="after")
-    def _options_belong_to_the_method(self) -> MergeRecipe:
-        given = self.model_fields_set - {"method", "dtype"}
-        misplaced = sorted(name for name in given - set(OPTIONS[self.method]) if getattr(self, name) is not None)
-        if misplaced:
-            takes = ", ".join([*OPTIONS[self.method], "dtype"])
-            names = ", ".join(f"'{name}'" for name in misplaced)
-            other = " or, where mergekit's method is meant, write ties-per-tensor" if self.method == "ties" else ""
-            raise ValueError(f"{names} means nothing to {self.method}, which takes {takes}; remove it{other}")
+    def _options_are_the_methods(self) -> MergeRecipe:
+        try:
+            kind = method(self.method)
+            given = {k: v for k, v in (self.model_extra or {}).items() if v is not None or k not in _WRITTEN}
+            _require_known(given, kind)
+            read = _content_of(kind).model_validate(given).model_dump(exclude_unset=True, exclude_none=True)
+            object.__setattr__(self, "__pydantic_extra__", read)
+            self.options()
+        except InputError as error:
+            raise ValueError(str(error)) from error
         return self
 
-    @model_validator(mode="after")
-    def _weights_can_be_normalized(self) -> MergeRecipe:
-        divides = self.method == "linear" if self.normalize is None else self.normalize
-        weights = list((self.weights or {}).values())
-        if (
-            divides
-            and self.method != "ties-per-tensor"
-            and weights
-            and abs(sum(weights)) <= 1e-9 * sum(map(abs, weights))
-        ):
-            raise ValueError("'weights' sum to 0, so they cannot be normalized; change them or set 'normalize: false'")
-        return self
+    @model_serializer
+    def _write(self, info: SerializationInfo) -> dict[str, Any]:
+        said = {name: None for name in _WRITTEN if name not in _YOUNGER} | {"method": self.method} | self.settings
+        order = [name for name in (*_WRITTEN, *self.settings) if name in said]
+        return {name: said[name] for name in order if said[name] is not None or not info.exclude_none}
 
-    @model_validator(mode="after")
-    def _something_stays_between_percentiles(self) -> MergeRecipe:
-        low = DEFAULT_BETA if self.beta is None else self.beta
-        high = DEFAULT_GAMMA if self.gamma is None else self.gamma
-        if low >= high:
-            raise ValueError(f"nothing lies between 'beta' ({low:g}) and 'gamma' ({high:g}); beta must be the smaller")
-        return self
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is said beside the method: of its options, and `dtype`."""
+        return dict(self.model_extra or {})
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Storage dtype of the merged model; None is the base's own."""
+        return self.settings.get(DTYPE)
+
+    @property
+    def options_by_task(self) -> dict[str, Mapping[str, float]]:
+        """The options that are given per task."""
+        return {name: value for name, value in self.settings.items() if isinstance(value, Mapping)}
+
+    def options(self) -> Method:
+        """Return the method with all its options.
+
+        Raises:
+            InputError: options that are not possible together, or a method that cannot be imported any more.
+        """
+        return method(self.method)(**{name: value for name, value in self.settings.items() if name != DTYPE})
 
     @property
     def notes(self) -> list[str]:
         """What should be known of the method: of a name that means something else elsewhere."""
-        if self.method != "ties":
-            return []
-        return [
-            "merged: ties trims whole task vectors, as published; trimmed tensor by tensor, as mergekit does it, it "
-            "is ties-per-tensor"
-        ]
+        note = method(self.method).about.note
+        return [f"merged: {note}"] if note else []
 
     def misfits(self, tasks: Collection[str]) -> list[str]:
-        """What keeps the recipe from being one for experts of these tasks; empty if nothing does."""
+        """Return what keeps the recipe from being one for experts of these tasks; empty if nothing does."""
         problems = []
-        for option in ("weights", "density"):
-            given = getattr(self, option)
-            if not isinstance(given, dict):
-                continue
+        for option, given in self.options_by_task.items():
             missing = [f"'{task}'" for task in tasks if task not in given]
             foreign = [f"'{task}'" for task in given if task not in tasks]
             if missing:
@@ -152,3 +107,43 @@ class MergeRecipe(Strict):
             if foreign:
                 problems.append(f"merged.{option}: no task {', '.join(foreign)}; there are {', '.join(tasks)}")
         return problems
+
+
+def explain_recipe(error: ValidationError) -> InputError:
+    """Return the error that says what is wrong with a recipe, option by option."""
+    said: dict[str, list[tuple[str, str]]] = {}
+    for one in error.errors():
+        text = str(one["msg"]).removeprefix("Value error, ")
+        said.setdefault(f"{one['loc'][0]}: " if one["loc"] else "", []).append((one["type"], text))
+    plain = {  # of an option that may be given by task, what is wrong with one number
+        place: [text for kind, text in texts if kind != "dict_type"] or [text for _, text in texts]
+        for place, texts in said.items()
+    }
+    return InputError(*(f"{place}{text}" for place, texts in plain.items() for text in texts))
+
+
+def _require_known(given: Mapping[str, Any], kind: type[Method]) -> None:
+    """Raise InputError for options that a method does not have."""
+    known = (*(one.name for one in options_of_class(kind)), DTYPE)
+    foreign = sorted(name for name in given if name not in known)
+    if foreign:
+        names, near = ", ".join(f"'{shorten(name, 60)}'" for name in foreign), did_you_mean(foreign[0], known)
+        also = f" ({kind.about.note})" if kind.about.note else ""
+        takes = f"which takes {', '.join(known)}"
+        raise InputError(f"{names} means nothing to {kind.kind}, {takes}; remove it{also}{near and f'.{near}'}")
+
+
+def _content_of(kind: type[Method]) -> type[Strict]:
+    """Return what reads the options of a method in a suite file."""
+    options: dict[str, Any] = {one.name: (_annotation(one), None) for one in options_of_class(kind)}
+    return create_model(kind.kind, __base__=Strict, dtype=(Dtype | None, None), **options)
+
+
+def _annotation(one: OptionField[Any]) -> Any:
+    said, own = facts_of(one), type_of(one)
+    bounds: Any = {"gt": said.above, "ge": said.least, "lt": said.below, "le": said.most}
+    bounds |= {"allow_inf_nan": False} if own is float else {}
+    value: Any = own if own is bool else Annotated[own, Field(**bounds)]
+    if not said.by_task:
+        return value | None
+    return dict[str, value] | None if one.default is None else value | dict[str, value] | None

@@ -441,7 +441,7 @@ def _explain(error: Any) -> str:
 
 def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
     """Keys that a suite file may have at the place of an unknown one."""
-    models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "merged": MergeRecipe, "tasks": Task}
+    models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "tasks": Task}
     model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
     if model is Task and len(loc) > 3:
         model = Source

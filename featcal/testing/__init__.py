@@ -1,8 +1,10 @@
-"""Test in one call whether the facts of a decoder-only model, or of an encoder with a head, are true.
+"""Test in one call whether the facts of an architecture are true, and whether a method keeps what it promises.
 
 `check_adapter(model, facts)` writes a base, two experts near it and a merged model, all with the shapes of a tiny
 `model` of the library with random weights, and holds what featcal makes of them against the library's own forward and
 against a second computation of the whole calibration in float64 that uses hooks alone (`reference`).
+
+`check_method(name)` merges tensors in memory, or fits a tiny suite, and holds the method against what is true of all.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from featcal.baselines.shared.baseline import Baseline
+from featcal.mergers.shared.merger import Merger
 from featcal.models.families.decoder_facts import FACTS, with_classifier
 from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.families.registry import register_decoder, register_encoder
+from featcal.suite.methods import method
 from featcal.testing.checks import CHECKS
+from featcal.testing.methods import BASELINE_CHECKS, MERGER_CHECKS, BaselineTrial, MergerTrial
 from featcal.testing.trial import Facts, write_trial
 
 
@@ -43,3 +49,40 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
     with TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))
         return {name: check(trial) for name, check in CHECKS.items()}
+
+
+def check_method(name: str, model: Any = None, facts: Facts | None = None) -> tuple[str, ...]:
+    """Apply every check of `testing.methods` to a registered method.
+
+    Args:
+        model, facts: as `check_adapter` has them: what a method beside calibration is tried on; left out, a tiny BERT
+            with a classifier per task, which every kind of method is defined for.
+
+    Returns:
+        The names of the checks, all of which passed.
+
+    Raises:
+        AssertionError: the first check that fails; says what was found.
+        InputError: no such method, or one that is not defined for the model.
+    """
+    kind = method(name)
+    if issubclass(kind, Merger):
+        for check in MERGER_CHECKS:
+            check(MergerTrial(kind))
+        return tuple(check.__name__ for check in MERGER_CHECKS)
+    assert issubclass(kind, Baseline)
+    with TemporaryDirectory(prefix="featcal-check-") as folder:
+        trial = BaselineTrial(kind, write_trial(model or _tiny_bert(), facts or _BERT, Path(folder)))
+        for own in BASELINE_CHECKS:
+            own(trial)
+    return tuple(check.__name__ for check in BASELINE_CHECKS)
+
+
+_BERT = next(facts for facts in ENCODERS if facts.model_type == "bert")
+
+
+def _tiny_bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 32, "max_position_embeddings": 16}
+    return BertForSequenceClassification(BertConfig(num_hidden_layers=2, num_attention_heads=4, num_labels=3, **sizes))

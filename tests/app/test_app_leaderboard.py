@@ -21,8 +21,8 @@ from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import suite_hash
 from featcal.studies.paper import paper_tables
 from featcal.studies.plan import Plan
-from featcal.studies.requirements import NEEDS
 from featcal.studies.study import Study, read_study
+from featcal.suite.methods import NEEDS
 from featcal.suite.schema import load_suite
 from featcal.system.progress import silent
 from featcal.system.resources import data_path

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from featcal import evaluate
-from featcal.baselines.fit import fit
-from featcal.baselines.gradients import heads_of
-from featcal.baselines.options import AdaMerging, AdaMergingTest
+from featcal.baselines.adamerging import AdaMerging
+from featcal.baselines.adamerging_test import AdaMergingTest
+from featcal.baselines.shared.fit import fit
+from featcal.baselines.shared.gradients import heads_of
 from featcal.calibration.calibrate import expert_passes
 from featcal.family.opening import Family
 from featcal.models.lane import Kept
@@ -119,7 +120,7 @@ def test_what_is_written_says_so(tiny: Family, tmp_path: Path) -> None:
     document = found.save(tmp_path / "out")
     assert document["model"] == "adamerging-test:samples=6,seed=42,steps=2,rate=0.001,batch=16"
     assert {*document["coefficients"][TASKS[0]]} == {*tiny.adapter.tower}
-    assert "on the entropy for *test* inputs." in (tmp_path / "out" / "README.md").read_text()
+    assert "on the entropy for *test* inputs" in (tmp_path / "out" / "README.md").read_text()
     assert evaluate(tiny, str(tmp_path / "out")).average == evaluate(tiny, found).average
 
 

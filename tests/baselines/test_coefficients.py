@@ -15,9 +15,8 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
-from featcal.baselines.coefficients import best
-from featcal.baselines.fit import fit
-from featcal.baselines.options import Coefficients
+from featcal.baselines.coefficients import Coefficients, best
+from featcal.baselines.shared.fit import fit
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory
 from featcal.session.model_ref import resolve_model

@@ -18,9 +18,10 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
-from featcal.baselines.fit import fit
-from featcal.baselines.options import KINDS, RegMean, RegMeanPlusPlus, options_of
-from featcal.baselines.regmean import merged_weight
+from featcal.baselines.regmean import RegMean, merged_weight
+from featcal.baselines.regmean_plus_plus import RegMeanPlusPlus
+from featcal.baselines.shared.baseline import baseline_options
+from featcal.baselines.shared.fit import fit
 from featcal.calibration.calibrate import expert_passes
 from featcal.calibration.closed_form import SolveError
 from featcal.cli import commands
@@ -28,7 +29,7 @@ from featcal.family.opening import Family
 from featcal.models.lane import Kept
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
-from featcal.suite.name_grammar import FITTED, model_name
+from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError, NumericalError
 from featcal.testing.reference import Sample
 
@@ -152,9 +153,8 @@ def test_the_plain_regression_is_a_minimum(tiny64: Family) -> None:
 
 
 def test_names(tiny: Family) -> None:
-    assert set(KINDS) == set(FITTED)
     assert resolve_model("regmean:samples=8", tiny).name == "regmean:samples=8,seed=42,reduce=0.95"
-    assert options_of(model_name("regmean++:reduce=0.5"), tiny) == RegMeanPlusPlus(reduce=0.5)
+    assert baseline_options(model_name("regmean++:reduce=0.5"), tiny) == RegMeanPlusPlus(reduce=0.5)
     for name, message in {
         "regmean:reduce=2": r"reduce is 2\.0; it lies in \[0, 1\]",
         "regmean++:samples=0": "samples is 0; it is at least 1",

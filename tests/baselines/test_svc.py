@@ -13,9 +13,8 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
-from featcal.baselines.fit import fit
-from featcal.baselines.options import Svc
-from featcal.baselines.svc import matrix
+from featcal.baselines.shared.fit import fit
+from featcal.baselines.svc import Svc, matrix
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.server.orders import order

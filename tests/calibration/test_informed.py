@@ -22,7 +22,7 @@ from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import fill_numbers
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
-from featcal.mergers.wudi import minimise
+from featcal.mergers.wudi_optimum import minimise
 from featcal.models.compute import computing
 from featcal.suite.calibration_options import RECIPES
 from featcal.testing.trial import write_trial

@@ -92,10 +92,9 @@ def test_a_merge_says_where_it_is_computed(run: Run, tiny_suite_file: Path, tmp_
         out = tmp_path / method[:4]
         written = document(run("merge", tiny_suite_file, "--method", method, "--device", "cpu", "--out", out, "--json"))
         assert written["machine"]["device"] == "cpu"
-    code, _, err = run("merge", tiny_suite_file, "--method", "regmean", "--device", "abacus", "--out", tmp_path / "o")
-    assert (code, "device 'abacus'" in err) == (1, True)
-    code, _, err = run("merge", tiny_suite_file, "--method", "ties", "--device", "cuda", "--out", tmp_path / "o")
-    assert (code, "--device cuda means nothing to ties" in err) == (2, True)
+    for method in ("regmean", "ties"):
+        code, _, err = run("merge", tiny_suite_file, "--method", method, "--device", "abacus", "--out", tmp_path / "o")
+        assert (code, "device 'abacus'" in err) == (1, True)
 
 
 def test_a_merge_that_does_not_fit_whole_is_verified_by_blocks(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:

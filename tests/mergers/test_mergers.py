@@ -11,29 +11,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from merging import is_of_matrices, merge, merge_matrix
 from pydantic import ValidationError
 from torch import Tensor
 
 from featcal.formats.weights import InMemory, TensorInfo
-from featcal.mergers import (
-    breadcrumbs,
-    dare,
-    engine,
-    linear,
-    model_stock,
-    simple_averaging,
-    spectral,
-    task_arithmetic,
-    ties,
-    ties_per_tensor,
-)
-from featcal.mergers.engine import RecipeWeights
-from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.mergers import dare, ties, ties_per_tensor
+from featcal.mergers.shared import engine
+from featcal.mergers.shared.engine import RecipeWeights
+from featcal.suite.methods import merger_names
+from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import suite_from_dict
 from featcal.system.errors import InputError
 
 SHAPES = {"a": (3, 4), "b": (7,), "c": (2, 3, 2)}
 TASKS = ("one", "two", "three")
+METHODS = [*merger_names()]
 
 
 def tensor(*values: Any) -> Tensor:
@@ -60,7 +53,7 @@ WEIGHTS, DENSITIES = [0.5, 0.25, 0.4], [0.3, 0.5, 0.77]
     ("merged", "mergekit"),
     [
         (
-            lambda: linear.merge(BASE, EXPERTS, WEIGHTS),
+            lambda: merge("linear", BASE, EXPERTS, weights=WEIGHTS),
             [
                 2.652173913,
                 -2.4782608696,
@@ -73,15 +66,15 @@ WEIGHTS, DENSITIES = [0.5, 0.25, 0.4], [0.3, 0.5, 0.77]
             ],
         ),
         (
-            lambda: linear.merge(BASE, EXPERTS, WEIGHTS, normalize=False),
+            lambda: merge("linear", BASE, EXPERTS, weights=WEIGHTS, normalize=False),
             [3.05, -2.85, 5.025, 1.9, -1.225, 8.6, -5.95, 6.575],
         ),
         (
-            lambda: task_arithmetic.merge(BASE, EXPERTS, 0.8, WEIGHTS),
+            lambda: merge("task-arithmetic", BASE, EXPERTS, scale=0.8, weights=WEIGHTS),
             [2.52, -2.44, 4.06, 1.76, -0.98, 7.2, -4.84, 5.42],
         ),
         (
-            lambda: task_arithmetic.merge(BASE, EXPERTS, 1.0, WEIGHTS, normalize=True),
+            lambda: merge("task-arithmetic", BASE, EXPERTS, scale=1.0, weights=WEIGHTS, normalize=True),
             [
                 2.652173913,
                 -2.4782608696,
@@ -94,15 +87,15 @@ WEIGHTS, DENSITIES = [0.5, 0.25, 0.4], [0.3, 0.5, 0.77]
             ],
         ),
         (
-            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.3, WEIGHTS, DENSITIES),
+            lambda: merge("ties-per-tensor", BASE, EXPERTS, scale=1.3, weights=WEIGHTS, density=DENSITIES),
             [1.0, -4.6, 10.9, -3.5, -5.2, 11.2222222222, -9.6666666667, 10.3],
         ),
         (
-            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.0, WEIGHTS, DENSITIES, normalize=False),
+            lambda: merge("ties-per-tensor", BASE, EXPERTS, weights=WEIGHTS, density=DENSITIES, normalize=False),
             [1.0, -2.8, 3.7, 1.75, -1.6, 9.0, -6.0, 6.15],
         ),
         (
-            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.0, [0.5, -0.25, 0.4], DENSITIES),
+            lambda: merge("ties-per-tensor", BASE, EXPERTS, weights=[0.5, -0.25, 0.4], density=DENSITIES),
             [1.0, -4.0, 8.5, 19.3333333333, -4.0, 13.2307692308, -8.0, 8.0],
         ),
     ],
@@ -123,22 +116,22 @@ def test_numbers_of_mergekit(merged: Callable[[], Tensor], mergekit: list[float]
 
 def test_mergers_agree_where_they_must() -> None:
     base, one, two = torch.randn(3, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 0.0), base)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one], 1.0), one)
-    average = simple_averaging.merge(base, [one, two])
+    torch.testing.assert_close(merge("task-arithmetic", base, [one, two], scale=0.0), base)
+    torch.testing.assert_close(merge("task-arithmetic", base, [one], scale=1.0), one)
+    average = merge("simple-averaging", base, [one, two])
     torch.testing.assert_close(average, (one + two) / 2)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 0.5), average)
-    torch.testing.assert_close(linear.merge(base, [one, two], [3.0, 3.0]), average)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 1.0, [2.0, 2.0], normalize=True), average)
-    torch.testing.assert_close(ties_per_tensor.merge(base, [one], densities=[1.0]), one)
+    torch.testing.assert_close(merge("task-arithmetic", base, [one, two], scale=0.5), average)
+    torch.testing.assert_close(merge("linear", base, [one, two], weights=[3.0, 3.0]), average)
+    torch.testing.assert_close(
+        merge("task-arithmetic", base, [one, two], scale=1.0, weights=[2.0, 2.0], normalize=True), average
+    )
+    torch.testing.assert_close(merge("ties-per-tensor", base, [one], density=1.0), one)
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=5, max_size=5), min_size=1, max_size=4), st.booleans())
 def test_ties_is_the_disjoint_mean_of_what_agrees_in_sign(changes: list[list[int]], normalize: bool) -> None:
     vectors = [tensor(*change) for change in changes]
-    merged = ties_per_tensor.merge(
-        torch.zeros(5, dtype=torch.float64), vectors, densities=[1.0] * len(vectors), normalize=normalize
-    )
+    merged = merge("ties-per-tensor", torch.zeros(5).double(), vectors, density=1.0, normalize=normalize)
     for entry, value in enumerate(merged.tolist()):
         values = [change[entry] for change in changes]
         sign = 1 if sum(values) >= 0 else -1
@@ -162,14 +155,14 @@ def test_trimming_tensor_by_tensor_is_another_merge_than_trimming_the_whole() ->
     small, large = tensor(1.0, 2.0), tensor(10.0, 20.0)
     joined = torch.cat([small, large])
     base = torch.zeros_like(joined)
-    assert ties_per_tensor.merge(base, [joined], densities=[0.5]).tolist() == [0, 0, 10, 20]
-    assert ties_per_tensor.merge(base, [joined], densities=[0.5], sizes=[2, 2]).tolist() == [0, 2, 0, 20]
+    assert merge("ties-per-tensor", base, [joined], density=0.5).tolist() == [0, 0, 10, 20]
+    assert merge("ties-per-tensor", base, [joined], [2, 2], density=0.5).tolist() == [0, 2, 0, 20]
 
 
 def test_too_few_weights_are_an_error_and_not_a_lost_expert() -> None:
-    for merge in (linear.merge, ties_per_tensor.merge, task_arithmetic.merge):
-        with pytest.raises(IndexError):
-            merge(BASE, EXPERTS, weights=[1.0])
+    for method in ("linear", "ties-per-tensor", "task-arithmetic"):
+        with pytest.raises(KeyError):
+            merge(method, BASE, EXPERTS, weights=[1.0])
 
 
 def models(count: int, dtype: torch.dtype = torch.float32) -> list[InMemory]:
@@ -205,31 +198,25 @@ RECIPES: dict[str, dict[str, Any]] = {
 def expected(method: str, held: list[InMemory], name: str) -> Tensor:
     """A tensor of the merged model, by the merger's own function."""
     base, *experts = (model.tensors[name].double() for model in held)
-    if method == "simple-averaging":
-        return simple_averaging.merge(base, experts)
-    if method == "linear":
-        return linear.merge(base, experts, WEIGHTS)
-    if method == "task-arithmetic":
-        return task_arithmetic.merge(base, experts, 0.7, WEIGHTS, True)
-    if method == "breadcrumbs":
-        return breadcrumbs.merge(base, experts, None, 0.2, 0.9)
-    if method == "model-stock":
-        return model_stock.merge(base, experts)
-    if method == "ties-per-tensor":
-        return ties_per_tensor.merge(base, experts, 1.3, None, DENSITIES, False)
-    if method in spectral.MERGERS:
+    options = dict(RECIPES[method])
+    for option in ("weights", "density"):
+        if isinstance(options.get(option), dict):
+            options[option] = [options[option][task] for task in TASKS]
+    if is_of_matrices(method):
         changed = [expert - base for expert in experts]
-        asked = MergeRecipe.model_validate({"method": method, **RECIPES[method]})
+        factor = options.pop("scale", 1.0)
         if base.dim() != 2:
-            return base + spectral.scale(asked) * torch.stack(changed).mean(0)
-        return base + spectral.merge(asked, changed, name)
+            return base + factor * torch.stack(changed).mean(0)
+        return base + factor * merge_matrix(method, changed, **options)
+    if method not in ("dare", "ties", "dare-ties"):
+        return merge(method, base, experts, **options)
     changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}
     if method == "dare":
-        return dare.merge(base, changes[name], 0.4)
+        return base + 0.4 * sum(changes[name], torch.zeros_like(base))
     scale, density = {"ties": (1.3, 0.4), "dare-ties": (0.9, 0.6)}[method]
     vectors = [torch.cat([changes[n][i].flatten() for n in SHAPES]) for i in range(len(TASKS))]
     cuts = [float(vector.abs().topk(int(density * len(vector))).values[-1]) for vector in vectors]
-    return ties.merge(base, changes[name], cuts, scale)
+    return base + scale * ties.elect(base, changes[name], cuts)
 
 
 def thinned(method: str, held: list[InMemory], i: int, name: str) -> Tensor:
@@ -237,8 +224,8 @@ def thinned(method: str, held: list[InMemory], i: int, name: str) -> Tensor:
     change = held[i + 1].tensors[name].double() - held[0].tensors[name].double()
     if not method.startswith("dare"):
         return change
-    stream = dare.stream(5 if method == "dare" else None, TASKS[i], name)
-    return dare.thin(change.flatten(), 0.3, [stream], [change.numel()]).view_as(change)
+    stream = f"{5 if method == 'dare' else 42}:{TASKS[i]}"
+    return dare.thin(change.flatten(), {name: change.numel()}, 0.3, stream).view_as(change)
 
 
 def open_recipe(
@@ -321,14 +308,14 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
 ) -> None:
     experts = {str(i): watched(i) for i in range(count)}
     RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
-    assert watched.most == 1 or method in spectral.MERGERS
+    assert watched.most == 1 or is_of_matrices(method)
     digits = 63 // ties._DIGIT  # of a magnitude
     passes = digits if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
-    apart = 1 if method in spectral.MERGERS else 0  # what is no matrix
+    apart = 1 if is_of_matrices(method) else 0  # what is no matrix
     assert [expert.reads for expert in experts.values()] == [1 + passes + apart] * count
 
 
-@pytest.mark.parametrize("method", spectral.MERGERS)
+@pytest.mark.parametrize("method", [*filter(is_of_matrices, METHODS)])
 def test_what_is_no_matrix_is_read_from_one_expert_at_a_time(method: str, watched: type[Watched]) -> None:
     """A table of a vocabulary, which may be larger than a block, and vectors."""
     experts = {str(i): watched(i) for i in range(20)}
@@ -358,7 +345,7 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
         ({"method": "ties-per-tensor", "density": 0}, "greater than 0"),
         ({"method": "ties-per-tensor", "density": {"a": 1.5}}, "less than or equal to 1"),
         ({"method": "linear", "weights": {"a": 1, "b": -1}}, "sum to 0"),
-        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "means nothing to ties.*write ties-per-tensor"),
+        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "means nothing to ties.*it is ties-per-tensor"),
         ({"method": "ties", "drop": 0.5}, "'drop' means nothing to ties"),
         ({"method": "dare", "density": 0.5}, "'density' means nothing to dare, which takes scale, drop, seed, dtype"),
         ({"method": "dare", "drop": 1.0}, "less than 1"),

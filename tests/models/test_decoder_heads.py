@@ -22,7 +22,7 @@ from tiny_decoders import CLASSIFIERS, ROWS, tiny_decoder
 from featcal import InputError, Suite, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.authoring.from_paths import Parts, begin
 from featcal.authoring.to_fusion_bench import export_fusion_bench
-from featcal.baselines.options import RegMean
+from featcal.baselines.regmean import RegMean
 from featcal.evaluation.scoring_heads import head_of
 from featcal.export.write import rewrite
 from featcal.models.families.decoder_facts import with_classifier

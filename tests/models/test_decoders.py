@@ -227,10 +227,9 @@ MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 @pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "ace", "svc"])
 def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method: str, tmp_path: Path) -> None:
     """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
-    from featcal.baselines.options import Svc
-    from featcal.baselines.svc import matrix, svc
+    from featcal.baselines.svc import Svc, matrix, svc
     from featcal.formats.weights import InMemory
-    from featcal.mergers.engine import RecipeWeights
+    from featcal.mergers.shared.engine import RecipeWeights
     from featcal.suite.recipe import MergeRecipe
 
     family = fresh("gpt2", tmp_path).family

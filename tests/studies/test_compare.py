@@ -20,7 +20,6 @@ from scipy import stats
 from tiny_clip import TASKS
 
 from featcal import evaluate, measure_drift
-from featcal.baselines.options import KINDS, Sampled
 from featcal.cli import commands
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
@@ -31,12 +30,12 @@ from featcal.studies.history import History, TaskValue
 from featcal.studies.method_lists import parse_methods, seeds, with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
-from featcal.studies.requirements import NEEDS, OF_A_KIND, needs
+from featcal.studies.requirements import needs
 from featcal.studies.runner import Point, Row, measure_cost
 from featcal.studies.store import Found, Rows, Spent
 from featcal.studies.study import Study, read_study
 from featcal.studies.summary import spread, summaries
-from featcal.suite.name_grammar import PLAIN, REFERENCE, WITH_OPTIONS
+from featcal.suite.methods import NEEDS, method, method_names
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
@@ -283,14 +282,11 @@ def test_the_interval_is_that_of_students_t() -> None:
 
 
 def test_what_methods_need() -> None:
-    assert {*OF_A_KIND} == {*WITH_OPTIONS, *PLAIN, "expert", REFERENCE}
-    assert {one for needed in OF_A_KIND.values() for one in needed} <= {*NEEDS}
-    assert {kind for kind, one in KINDS.items() if issubclass(one, Sampled)} == {
-        kind for kind, needed in OF_A_KIND.items() if {"samples", "test data"} & {*needed} and kind in KINDS
-    }
-    assert {kind for kind, one in KINDS.items() if getattr(one, "split", "") == "test"} == {
-        kind for kind, needed in OF_A_KIND.items() if "test data" in needed
-    }
+    for kind in map(method, method_names()):
+        assert {*kind.about.needs} <= {*NEEDS}
+        split = {"calibration": "samples", "test": "test data"}.get(getattr(kind, "split", ""))
+        assert {"samples", "test data"} & {*kind.about.needs} == ({split} if split else set())
+        assert needs(kind.kind, "pixels") == kind.about.needs
     assert needs("ties:scale=1", "pixels") == needs("svc@runs/model", "pixels") == ()
     assert needs("calibrated:lam=0.1", "pixels") == ("samples",)
     assert needs("calibrated", "seq2seq") == ("samples", "labels")

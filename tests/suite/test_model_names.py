@@ -27,8 +27,9 @@ from featcal.session.model_names import calibrate_command, name_calibration, wei
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import merger_names
 from featcal.suite.name_grammar import ModelName, model_name
-from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
@@ -84,7 +85,7 @@ def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
 @pytest.mark.parametrize(
     "method",
     rows(
-        METHODS,
+        merger_names(),
         quick=("simple-averaging", "ties", "tsv-m"),
         slow=("linear", "task-arithmetic", "dare-ties", "model-stock", "iso-cts", "swudi", "wudi", "ace"),
     ),

@@ -13,7 +13,7 @@ from tiny_clip import clip_inputs
 
 from featcal.samples.sources import draw
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.recipe import METHODS
+from featcal.suite.methods import merger_names
 from featcal.suite.schema import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites
@@ -71,7 +71,7 @@ def top(**change: Any) -> Any:
 
 
 TEXT = {"jsonl": "x.jsonl", "input": "{a}", "target": "{b}"}
-LISTED = ", ".join(f"'{name}'" for name in METHODS[:-1]) + f" or '{METHODS[-1]}'"
+LISTED = ", ".join(f"'{name}'" for name in merger_names()[:-1]) + f" or '{merger_names()[-1]}'"
 WRONG = {
     "base: Field required": lambda content: content.pop("base"),
     "tasks: Dictionary should have at least 1 item": top(tasks={}),

@@ -120,7 +120,7 @@ def replay(
 
 def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Progress) -> None:
     if then.command == "merge":
-        write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out)
+        write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out, device=device)
         return
     family = Session(open_family(load_suite(suite), device), one_shot=True).fit.family_with(then.model)
     calibrate_to_folder(family, then.options(), out, progress=progress)

@@ -11,8 +11,8 @@ from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
+from featcal.suite.methods import SAMPLES, TEST_DATA, is_method, method
 from featcal.suite.name_grammar import REFERENCE, model_name
-from featcal.suite.recipe import METHODS
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
@@ -78,7 +78,8 @@ def _start(name: str, family: Family) -> str:
     part: str | None = name
     while part is not None:
         parsed = model_name(part)
-        if parsed.kind not in (*METHODS, "svc", MERGED, REFERENCE):
+        sees = not is_method(parsed.kind) or {SAMPLES, TEST_DATA} & {*method(parsed.kind).about.needs}
+        if sees and parsed.kind not in (MERGED, REFERENCE):
             raise InputError(
                 f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
             )

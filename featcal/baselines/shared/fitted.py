@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.baselines.folded import describe_heads, foldable, locate_task, write_heads
-from featcal.baselines.options import Baseline
+from featcal.baselines.shared.baseline import Baseline
+from featcal.baselines.shared.folded import describe_heads, foldable, locate_task, write_heads
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
@@ -19,7 +19,6 @@ from featcal.family.outside_tower import note_left_out
 from featcal.formats.located import Located
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
-from featcal.suite.name_grammar import AFTER
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Fitted:
     @property
     def _container(self) -> Located:
         """Whose layout and files beside the weights a written model has."""
-        return self.family.container if self.options.kind in AFTER else self.family.origin
+        return self.family.container if self.options.on_another else self.family.origin
 
     def to_model(self) -> PreTrainedModel:
         """Return the model as the library's own class has it, in eval mode: what `from_pretrained` makes of the folder
@@ -77,7 +76,10 @@ class Fitted:
         container = self._container
         notes = [*check_lineage(family), *(note_left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
-        what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
+        about = self.options.about
+        what = (
+            f"`{self.options.kind}`: {about.summary}{about.link and f' ({about.link})'}. A baseline beside calibration."
+        )
         title = f"{family.suite.name}, {self.options.kind}"
         if task is not None:
             if mapped is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from featcal.mergers.engine import RecipeWeights
+from featcal.mergers.shared.engine import RecipeWeights
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.suite.recipe import MergeRecipe
@@ -20,5 +20,5 @@ def average_experts(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeight
 def average_changes(run: Run, experts: Mapping[str, ExpertPass], scale: float) -> RecipeWeights:
     """The base plus `scale` times the mean of the experts' changes."""
     models = {task: one.weights for task, one in experts.items()}
-    recipe = MergeRecipe(method="task-arithmetic", scale=scale / len(experts))
+    recipe = MergeRecipe.model_validate({"method": "task-arithmetic", "scale": scale / len(experts)})
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)

@@ -11,19 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
-from featcal.baselines.options import Polish
+from featcal.baselines.shared.baseline import Given, Made, Trained
+from featcal.baselines.shared.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
 from featcal.models.model import map_features
+from featcal.suite.methods import PROPOSED, SAMPLES, TRAINING, register_method
+from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
 
@@ -34,6 +37,26 @@ class Aimed(Sample):
     target: Float[Tensor, "1 k"]
     share: float
     """Of its squared error in the loss."""
+
+
+@register_method(
+    "polished",
+    "some steps of Adam that bring a model's final features closer to the experts', the same as `featcal polish`",
+    needs=(
+        SAMPLES,
+        TRAINING,
+    ),
+    compared=tuple(f"polished:steps=30@{one}" for one in ("merged", "calibrated", *PROPOSED)),
+)
+@dataclass(frozen=True)
+class Polish(Trained):
+    steps: int = option(30, "steps of Adam", least=0)
+    rate: float = option(1e-4, "step size of Adam; chosen on the validation split of clip-mini", above=0)
+    batch: int = option(8, "samples of every task in a step", least=1)
+    on_another: ClassVar[bool] = True
+
+    def make(self, given: Given) -> Made:
+        return polish(given.run, given.experts, given.family.merged, self)
 
 
 def polish(

@@ -1,0 +1,98 @@
+"""What a method beside calibration is: options, and a function from a suite and its samples to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from featcal.calibration.calibrate import config_for
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass
+from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import BASELINE, Method, method
+from featcal.suite.name_grammar import ModelName, known_option, value_of
+from featcal.suite.options import option, options_of_class, type_of
+
+Made = tuple[Weights, Mapping[str, Any]]
+"""A model, and what its method has to say of it in the record."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a method makes a model of."""
+
+    run: Run
+    family: Family
+    """Its merged model is what a method acts on that acts on one."""
+    experts: Mapping[str, ExpertPass]
+    """One expert pass per task, whose batches are the samples; empty where the method sees none."""
+
+
+@dataclass(frozen=True)
+class Baseline(Method):
+    """A method beside calibration."""
+
+    role: ClassVar[str] = BASELINE
+
+    def make(self, given: Given) -> Made:
+        """Return the model.
+
+        Raises:
+            InputError: samples or models that are not usable.
+            NumericalError: features that are not finite, or a system without a trustworthy solution.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def defaults(cls, family: Family) -> dict[str, Any]:
+        """Return the options whose defaults are the suite's or the architecture's."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Sampled(Baseline):
+    """A method that sees samples."""
+
+    samples: int = option(256, "calibration samples per task; a task that has fewer gives all it has", least=1)
+    seed: int = option(42, "together with the task's name it decides which samples are drawn")
+    split: ClassVar[str] = "calibration"
+    """Where the samples are from."""
+
+    @classmethod
+    def defaults(cls, family: Family) -> dict[str, Any]:
+        own = config_for(family)
+        return {"samples": own.samples, "seed": own.seed}
+
+    @property
+    def counting(self) -> CalibrationConfig:
+        """A calibration on the same samples, in which every token but padding counts alike."""
+        return CalibrationConfig(samples=self.samples, seed=self.seed, patch_weight=1.0)
+
+
+@dataclass(frozen=True)
+class Trained(Sampled):
+    """A method that takes steps of Adam on samples."""
+
+    steps: int = option(1000, "steps of Adam", least=0)
+    rate: float = option(1e-3, "step size of Adam", above=0)
+    batch: int = option(16, "samples of every task in a step", least=1)
+
+
+def baseline_options(name: ModelName, family: Family) -> Baseline:
+    """Return the options of a baseline that is named; those that are not said are the suite's, else the
+    architecture's, else the method's own.
+
+    Raises:
+        InputError: an option that is unknown or outside its range.
+    """
+    kind = method(name.kind)
+    assert issubclass(kind, Baseline)
+    types = {one.name: type_of(one) for one in options_of_class(kind)}
+    given: dict[str, Any] = {}
+    for said, text in name.options:
+        known_option(said, tuple(types), name.kind)
+        given[said] = value_of(text, types[said], f"model '{name.kind}': {said}")
+    return kind(**kind.defaults(family) | given)

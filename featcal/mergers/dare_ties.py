@@ -1,0 +1,32 @@
+"""DARE in front of TIES: entries of task vectors are dropped at random and the rest is rescaled, then whole task
+vectors are trimmed and signs elected (Yu, Yu, Yu, Huang, Li, Language Models are Super Mario, arXiv 2311.03099).
+
+What is dropped is what `dare` drops with the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from featcal.mergers.dare import thin, thin_vectors
+from featcal.mergers.shared.merger import Tensors, Whole
+from featcal.mergers.ties import Ties, elect
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
+
+
+@register_method("dare-ties", "DARE, then TIES instead of Task Arithmetic", paper="2311.03099")
+@dataclass(frozen=True)
+class DareTies(Ties):
+    drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1)
+    seed: int = option(42, "of what is dropped", least=0)
+
+    def _parts(self, whole: Whole, task: str) -> Iterator[Tensor]:
+        return (thin(vector, parts, self.drop, f"{self.seed}:{task}") for vector, parts in whole.vector(task))
+
+    def merge(self, given: Tensors) -> Tensor:
+        vectors = thin_vectors(given, self.drop, self.seed)
+        return given.base + self.scale * elect(given.base, vectors, given.prepared)

@@ -1,0 +1,57 @@
+"""The way from the sum of the task matrices to the one that interferes least with them (WUDI's loss, see `wudi`), in
+closed form and not to its end: our reconstruction of SWUDI (arXiv 2606.07289) from its abstract.
+
+WUDI's loss has the gradient 2 (t A - B), so the flow dt/ds = B - t A from t_0, the sum of the task matrices, is
+t(s) = t_0 + (B A^+ - t_0) V (1 - e^(-s L)) V^T with A = V L V^T: strong directions of A arrive at once, weak ones
+hardly leave t_0. What is no matrix is averaged. There is no scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.wudi import normal_equations
+from featcal.suite.methods import register_method
+from featcal.suite.options import option
+
+
+@register_method(
+    "swudi",
+    "the way from the sum of the task matrices to the one that interferes least with them, in closed form and not to "
+    "its end (after SWUDI)",
+    paper="2606.07289",
+)
+@dataclass(frozen=True)
+class Swudi(MatrixMerger):
+    time: float = option(256.0, "how long the gradient flow runs, in the unit of 1 / eigenvalues", least=0)
+    share: float = option(1.0, "share of the eigenvectors, the strongest, that are followed", least=0, most=1)
+
+    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
+        return follow_flow(changes, self.time, self.share)
+
+
+def follow_flow(changes: Sequence[Tensor], time: float, share: float) -> Tensor:
+    """t at a time of the gradient flow from the sum of the task matrices, in the strongest directions alone, `[m, d]`.
+
+    With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the
+    largest are taken for 0: there the flow stands still.
+
+    Args:
+        time: s, >= 0; 0 is the sum of the task matrices, infinity the minimiser.
+        share: of the d eigenvectors, those with the largest eigenvalues, that are followed, in [0, 1].
+    """
+    a, b = normal_equations(changes)
+    start = sum(changes[1:], changes[0])
+    values, vectors = torch.linalg.eigh(a)
+    kept = round(len(values) * share)
+    seen = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
+    seen[: len(values) - kept] = False
+    q, strength = vectors[:, seen], values[seen]
+    moved = -torch.expm1(-strength * time) / strength
+    step: Tensor = ((start @ a - b) @ q * moved) @ q.T
+    return start - step

@@ -1,0 +1,206 @@
+"""Methods that make a model of a suite's experts. Each is one class, and whoever knows of methods reads them here.
+
+A method is a frozen dataclass whose fields are its options, under `register_method`. featcal's own are files: the one
+called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Packages bring
+others by entry points of the group `featcal.methods`, called as the method is, that lead to its class. So names are
+known from names of files and entry points, and a method's code is imported when the method is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from featcal.suite.options import Options
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+
+SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
+    "samples",
+    "labels",
+    "test data",
+    "training",
+    "modules",
+    "task",
+)
+"""Calibration samples; their labels, or answers that are read as tokens; samples of the test split; steps of gradient
+descent; modules or whole models per task; the task of a sample known when the model is used."""
+PROPOSED = ("calibrated:recipe=refined", "calibrated:recipe=informed")
+"""Calibrations by featcal's own recipes, on which methods that act on another model are compared."""
+GROUP = "featcal.methods"
+"""The entry points of packages that bring methods."""
+MERGER, BASELINE = "merger", "baseline"
+_FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
+_RESERVED = ("base", "merged", "expert", "calibrated", "anchor", "reference", "all")
+"""Names and kinds of models that no method makes, and the name of all methods."""
+
+
+class Method(Options):
+    """A method and its options: base class of `Merger` and `Baseline`, which say what it is handed."""
+
+    role: ClassVar[str]
+    """`MERGER`: of tensors alone, wherever a suite is merged; or `BASELINE`, which may see samples."""
+    on_another: ClassVar[bool] = False
+    """Whether it acts on a merged model, which a name may say behind an @."""
+    about: ClassVar[About]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method says of itself beside its options."""
+
+    summary: str
+    """What it does, one phrase in Markdown."""
+    paper: str = ""
+    """arXiv number, or an address."""
+    needs: tuple[str, ...] = ()
+    """Some of `NEEDS`."""
+    compared: tuple[str, ...] = ()
+    """Names of its models among all that are compared; its own name where none is given."""
+    note: str = ""
+    """What to know of a name that means something else elsewhere."""
+    mergekit: str = ""
+    """The `merge_method` of mergekit that it is."""
+
+    @property
+    def link(self) -> str:
+        """The paper in Markdown; "" where there is none."""
+        if not self.paper or "://" in self.paper:
+            return self.paper and f"[paper]({self.paper})"
+        return f"[arXiv {self.paper}](https://arxiv.org/abs/{self.paper})"
+
+
+Kind = TypeVar("Kind", bound=type[Method])
+_TOLD: dict[str, type[Method]] = {}
+
+
+def register_method(
+    name: str,
+    summary: str,
+    *,
+    paper: str = "",
+    needs: tuple[str, ...] = (),
+    compared: tuple[str, ...] = (),
+    note: str = "",
+    mergekit: str = "",
+) -> Callable[[Kind], Kind]:
+    """Return the decorator that makes a method known in this process: in names of models, suite files, `featcal merge`,
+    comparisons and the app. `featcal.testing.check_method` says whether it keeps what it promises.
+
+    Args:
+        name: small letters, digits, - and +; a second class with that name in the same module replaces the first.
+
+    Raises:
+        InputError: a name that is none, or that another method has.
+    """
+
+    def register(kind: Kind) -> Kind:
+        if not re.fullmatch(r"[a-z][a-z0-9+-]*", name) or name in _RESERVED:
+            raise InputError(
+                f"'{name}' cannot be the name of a method: small letters, digits, - and +, no model's name"
+            )
+        elsewhere = _TOLD[name].__module__ if name in _TOLD else _place_of(name)
+        if elsewhere not in (None, kind.__module__):
+            raise InputError(f"there is a method '{name}' already; give {kind.__qualname__} another name")
+        kind.kind, kind.about = name, About(summary, paper, needs, compared, note, mergekit)
+        _TOLD[name] = kind
+        return kind
+
+    return register
+
+
+def method(name: str) -> type[Method]:
+    """Return the class of a method.
+
+    Raises:
+        InputError: no method has that name, or the package that brings it does not work.
+    """
+    place, brought = _place_of(name), _entry_points().get(name, ())
+    if len(brought) + (place is not None) > 1:
+        whose = ", ".join(one.value for one in brought)
+        raise InputError(f"more than one method is called '{name}': remove the package that brings {whose}")
+    if name not in _TOLD and place is not None:
+        import_module(place)
+    elif name not in _TOLD and brought:
+        _load(name, brought[0])
+    if name not in _TOLD:
+        known = method_names()
+        raise InputError(f"no method '{name}'; there are {', '.join(known)}.{did_you_mean(name, known)}")
+    return _TOLD[name]
+
+
+def is_method(name: str) -> bool:
+    """Say whether a method has that name; nothing is imported."""
+    return name in _TOLD or _place_of(name) is not None or name in _entry_points()
+
+
+def is_merger(name: str) -> bool:
+    """Say whether that is the name of a merger; of featcal's own methods none is imported."""
+    if _place_of(name) is not None:
+        return name in _own(MERGER)
+    return is_method(name) and method(name).role == MERGER
+
+
+def is_baseline(name: str) -> bool:
+    """Say whether that is the name of a method beside calibration; of featcal's own methods none is imported."""
+    return is_method(name) and not is_merger(name)
+
+
+def method_names() -> tuple[str, ...]:
+    """Return the names of all methods: featcal's own mergers, its baselines, then others; nothing is imported."""
+    return tuple(dict.fromkeys([*_own(MERGER), *_own(BASELINE), *_TOLD, *_entry_points()]))
+
+
+def merger_names() -> tuple[str, ...]:
+    """Return the names of all mergers; of featcal's own methods none is imported."""
+    return tuple(filter(is_merger, method_names()))
+
+
+def baseline_names() -> tuple[str, ...]:
+    """Return the names of all methods beside calibration; of featcal's own none is imported."""
+    return tuple(filter(is_baseline, method_names()))
+
+
+def _load(name: str, brought: EntryPoint) -> None:
+    whose = f"method '{name}' of the package {brought.dist.name if brought.dist else brought.value}"
+    try:
+        found = brought.load()
+    except Exception as error:  # code of others, which may fail in any way
+        raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
+    if _TOLD.get(name) is not found:
+        raise InputError(f"{whose}: {brought.value} is no class that register_method calls '{name}'")
+
+
+def _place_of(name: str) -> str | None:
+    """Return the module of one of featcal's own methods."""
+    return next((own[name] for own in map(_own, _FOLDERS) if name in own), None)
+
+
+@cache
+def _own(role: str) -> Mapping[str, str]:
+    """Return names and modules of featcal's own methods of a role: every file of a folder is one."""
+    folder = Path(__file__).parent.parent / _FOLDERS[role]
+    stems = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    return {_name_of(stem): f"featcal.{_FOLDERS[role]}.{stem}" for stem in stems}
+
+
+def _name_of(stem: str) -> str:
+    """Return the name of the method in a file.
+
+    >>> _name_of("tsv_m"), _name_of("regmean_plus_plus")
+    ('tsv-m', 'regmean++')
+    """
+    return stem.replace("_plus", "+").replace("_", "-")
+
+
+@cache
+def _entry_points() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of installed packages by the name of the method; more than one where several have it."""
+    points = entry_points(group=GROUP)
+    return {name: tuple(one for one in points if one.name == name) for name in sorted(points.names)}

@@ -1,0 +1,126 @@
+"""The options of a method: fields of a frozen value, with default, range and help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any, ClassVar
+
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
+
+_FACTS = "facts"
+
+
+@dataclass(frozen=True)
+class OptionFacts:
+    """What a method says of one of its options."""
+
+    help: str
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    by_task: bool = False
+    """Whether a suite file may give one value per task; alone so, where the default is None."""
+
+    def holds(self, value: float) -> bool:
+        """Say whether a number is in the range, and finite."""
+        return (
+            math.isfinite(value)
+            and (self.above is None or value > self.above)
+            and (self.least is None or value >= self.least)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+        )
+
+    def interval(self) -> str:
+        """Return the range as mathematics writes it, such as "(0, 1]"; "" where there is no bound."""
+        low, high = (
+            (self.least if self.above is None else self.above),
+            (self.most if self.below is None else self.below),
+        )
+        if low is None and high is None:
+            return ""
+        left = "(−∞" if low is None else f"{'[' if self.above is None else '('}{low:g}"
+        return f"{left}, " + ("∞)" if high is None else f"{high:g}{']' if self.below is None else ')'}")
+
+    def sentence(self, kind: type) -> str:
+        """Return what an option of a type must be, behind "it"."""
+        interval = self.interval()
+        if interval and "∞" not in interval:
+            return f"lies in {interval}"
+        bound = f"is above {self.above:g}" if self.above is not None else ""
+        bound = f"is at least {self.least:g}" if self.least is not None else bound
+        return bound or "is finite" if kind is int or not bound else f"{bound} and finite"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    by_task: bool = False,
+) -> Any:
+    """Return the field of an option: its type is that of the default, a number, true or false.
+
+    Args:
+        help: one sentence without its full stop; lists show default and range behind it.
+        above, least, below, most: the bounds of a number; it is always finite.
+        by_task: a suite file may give one value per task. With None for a default it cannot give anything else, and the
+            method gets None where it is left out.
+    """
+    return field(default=default, metadata={_FACTS: OptionFacts(help, above, least, below, most, by_task)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What tells a model of a method from others of it.
+
+    Raises:
+        InputError: a value outside its range; the message names the option.
+    """
+
+    kind: ClassVar[str]
+    """The method's name, which `register_method` gives."""
+
+    def __post_init__(self) -> None:
+        for one in options_of_class(type(self)):
+            value, said = getattr(self, one.name), facts_of(one)
+            for number in value.values() if isinstance(value, Mapping) else (value,):
+                if number is not None and not said.holds(number):
+                    raise InputError(f"{self.kind}: {one.name} is {number}; it {said.sentence(type_of(one))}")
+
+    @property
+    def name(self) -> str:
+        """The model's name with every option that a name can say."""
+        said = [f"{option}={_format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
+        return f"{self.kind}:{','.join(said)}" if said else self.kind
+
+
+def options_of_class(kind: type[Options]) -> list[Field[Any]]:
+    """Return the options of a method in the order in which it names them."""
+    return [one for one in fields(kind) if _FACTS in one.metadata]
+
+
+def facts_of(one: Field[Any]) -> OptionFacts:
+    """Return what a method says of an option."""
+    said: OptionFacts = one.metadata[_FACTS]
+    return said
+
+
+def type_of(one: Field[Any]) -> type:
+    """Return the type of an option's value, of one task where it has one per task."""
+    return float if one.default is None else type(one.default)
+
+
+def _can_be_said(value: Any) -> bool:
+    return value is not None and not isinstance(value, Mapping)
+
+
+def _format_value(value: Any) -> str:
+    return exactly(value) if isinstance(value, float) else str(value).lower()

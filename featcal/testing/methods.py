@@ -1,0 +1,310 @@
+"""What must hold for every method: mergers on tensors in memory, others on tiny models of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, asdict, dataclass, fields
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.baselines.shared.baseline import Baseline, Sampled, baseline_options
+from featcal.baselines.shared.fit import fit
+from featcal.baselines.shared.fitted import Fitted
+from featcal.export.merge import recipe_for
+from featcal.family.opening import Family
+from featcal.formats.weights import InMemory, Weights
+from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.shared.merger import Merger
+from featcal.models.features import final_features
+from featcal.models.model import map_features
+from featcal.session.model_ref import resolve_model
+from featcal.suite.methods import NEEDS, SAMPLES, TEST_DATA, Method
+from featcal.suite.name_grammar import acts_on_another, grammar, model_name
+from featcal.suite.options import facts_of, options_of_class, type_of
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite
+from featcal.system.errors import InputError
+from featcal.testing.trial import TASKS, Trial
+
+SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
+"""Matrices, what is none, and a table of a vocabulary."""
+FEW = {"samples": 3, "steps": 2, "batch": 2}
+"""Options that keep a method cheap, for those that have them."""
+NEAR = 1e-9
+"""Largest relative deviation of tensors in float64 that should be the same but for rounding."""
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class MergerTrial:
+    """A merger, and models in float64 to be merged."""
+
+    kind: type[Merger]
+
+    @cached_property
+    def base(self) -> InMemory:
+        return _draw("base", 0)
+
+    @cached_property
+    def experts(self) -> dict[str, InMemory]:
+        drawn = {task: _draw(task, i + 1) for i, task in enumerate(("one", "two", "three"))}
+        near = {
+            task: {n: self.base.tensors[n] + 0.3 * t for n, t in one.tensors.items()} for task, one in drawn.items()
+        }
+        return {task: InMemory(task, tensors) for task, tensors in near.items()}
+
+    def open(self, experts: Mapping[str, Weights] | None = None, base: Weights | None = None, **said: Any) -> Weights:
+        recipe = MergeRecipe.model_validate({"method": self.kind.kind, **said})
+        return RecipeWeights(recipe, base or self.base, experts or self.experts, [*SHAPES], ["table"])
+
+    def merge(self, experts: Mapping[str, Weights] | None = None, **said: Any) -> Tensors:
+        return self.open(experts, **said).read(SHAPES)
+
+
+def check_description(kind: type[Method], **few: Any) -> None:
+    """Check that the method says what it does and needs, and that its name has all its options."""
+    about = kind.about
+    _hold(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
+    _hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
+    _hold(kind.kind in grammar(), "the grammar of names does not have it")
+    _hold(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
+    said = model_name(kind(**few).name)
+    names = [one.name for one in options_of_class(kind) if one.default is not None]
+    _hold(said.kind == kind.kind and [name for name, _ in said.options] == names, f"read as {said}")
+    _hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field is no option()")
+    _hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
+
+
+def check_merger_name(trial: MergerTrial) -> None:
+    """Check that a name with every default is the merge with none, and that options outside their range are refused."""
+    check_description(trial.kind)
+    name = trial.kind().name
+    suite = Suite.model_construct(merged="checkpoint")  # no recipe of its own
+    _same(trial.merge(**recipe_for(suite, name).settings), trial.merge(), 0.0, "defaults that are said")
+    for one, value in _values_beyond(trial.kind):
+        said = {one.name: dict.fromkeys(trial.experts, value) if one.default is None else value}
+        _require_refusal(partial(trial.kind, **said), one.name, value)
+        if one.default is not None:
+            text = f"{trial.kind.kind}:{one.name}={value}"
+            _require_refusal(partial(recipe_for, suite, text), one.name, value)
+
+
+def check_identity(trial: MergerTrial) -> None:
+    """Check that experts that are all the base give the base."""
+    same = dict.fromkeys(trial.experts, trial.base)
+    _same(trial.merge(same), trial.base.tensors, NEAR, "experts that are the base")
+
+
+def check_order(trial: MergerTrial) -> None:
+    """Check that experts in another order give the same, where the method says so."""
+    if trial.kind.symmetric:
+        turned = dict(reversed(trial.experts.items()))
+        _same(trial.merge(turned), trial.merge(), NEAR, "experts in another order")
+
+
+def check_parts(trial: MergerTrial) -> None:
+    """Check that tensors read one by one are those that are read together, that a second merge has the same bits, and
+    that the models stay as they are."""
+    before = {task: {n: t.clone() for n, t in one.tensors.items()} for task, one in trial.experts.items()}
+    together, apart = trial.open(), trial.open()
+    whole = together.read(SHAPES)
+    _same({name: apart.read([name])[name] for name in SHAPES}, whole, NEAR, "tensors read one by one")
+    _same(trial.merge(), whole, 0.0, "a second merge")
+    for task, tensors in before.items():
+        _same(trial.experts[task].tensors, tensors, 0.0, f"expert {task} after the merge")
+
+
+def check_dtypes(trial: MergerTrial) -> None:
+    """Check that shapes and dtypes are the base's and values finite: of three experts, of one, in half precision."""
+    one = dict([*trial.experts.items()][:1])
+    half = InMemory("base", {name: tensor.bfloat16() for name, tensor in trial.base.tensors.items()})
+    for base, experts in ((trial.base, trial.experts), (trial.base, one), (half, trial.experts)):
+        for name, tensor in trial.open(experts, base).read(SHAPES).items():
+            like = base.tensors[name]
+            _hold(
+                (tensor.shape, tensor.dtype) == (like.shape, like.dtype), f"'{name}' is {tensor.dtype} {tensor.shape}"
+            )
+            _hold(bool(tensor.isfinite().all()), f"'{name}' is not finite")
+
+
+def check_merger_options(trial: MergerTrial) -> None:
+    """Check that every option changes something."""
+    _require_effects(trial.kind, lambda said: trial.merge(**said), [*trial.experts])
+
+
+MERGER_CHECKS: tuple[Callable[[MergerTrial], None], ...] = (
+    check_merger_name,
+    check_identity,
+    check_order,
+    check_parts,
+    check_dtypes,
+    check_merger_options,
+)
+
+
+@dataclass(frozen=True)
+class BaselineTrial:
+    """A method beside calibration, and a tiny suite."""
+
+    kind: type[Baseline]
+    trial: Trial
+
+    @property
+    def family(self) -> Family:
+        return self.trial.family
+
+    @property
+    def few(self) -> dict[str, Any]:
+        """Options that keep it cheap."""
+        own = {one.name for one in options_of_class(self.kind)}
+        return {name: value for name, value in FEW.items() if name in own}
+
+    def options(self, **said: Any) -> Baseline:
+        return self.kind(**{**self.kind.defaults(self.family), **self.few, **said})
+
+    def fit(self, family: Family | None = None, **said: Any) -> Fitted:
+        return fit(family or self.family, self.options(**said))
+
+    def tensors(self, made: Fitted) -> Tensors:
+        """The model's tensors, and what its maps of final features make of some samples."""
+        family, found = self.family, made.weights.read(self.family.adapter.tower)
+        for task in TASKS:
+            inputs = [self.trial.padded_inputs(task)]
+            features = final_features(family.adapter, family.base, {}, inputs, family.compute)
+            found[f"features of {task}"] = map_features(made.weights, task, features)
+        return found
+
+
+def check_baseline_name(trial: BaselineTrial) -> None:
+    """Check that its name is read as its options, with the suite's where none are said, and others refused."""
+    kind, family = trial.kind, trial.family
+    check_description(kind, **trial.few)
+    own = trial.options()
+    _hold(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
+    whole = resolve_model(kind.kind, family).name
+    _hold(resolve_model(whole, family).name == whole, f"{whole} is read as another name")
+    if kind.on_another:
+        of = resolve_model(f"{own.name}@expert:{TASKS[0]}", family).name
+        _hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
+    for one, value in _values_beyond(kind):
+        _require_refusal(partial(kind, **{one.name: value}), one.name, value)
+        said = model_name(f"{kind.kind}:{one.name}={value}")
+        _require_refusal(partial(baseline_options, said, family), one.name, value)
+
+
+def check_record(trial: BaselineTrial) -> None:
+    """Check that the record has the options and the samples, that the model has shapes and dtypes of the base and
+    finite values, and that a second one has the same bits."""
+    made, again = trial.fit(), trial.fit()
+    record, own = made.record, trial.options()
+    _hold(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
+    sees = {SAMPLES, TEST_DATA} & {*trial.kind.about.needs}
+    _hold(bool(sees) is issubclass(trial.kind, Sampled) is bool(record["tasks"]), "samples that it sees are not needed")
+    _hold((record["of"] is not None) is trial.kind.on_another, "the record is wrong about what it acts on")
+    found, like = trial.tensors(made), trial.family.base.read(trial.family.adapter.tower)
+    for name, tensor in like.items():
+        _hold((found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype), f"'{name}' has another kind")
+    _hold(all(bool(tensor.isfinite().all()) for tensor in found.values()), "not finite")
+    _same(trial.tensors(again), found, 0.0, "a second model")
+
+
+def check_merged_model(trial: BaselineTrial) -> None:
+    """Check that another merged model makes a difference to a method that acts on one, and to no other."""
+    family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
+    changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
+    _hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
+
+
+def check_baseline_options(trial: BaselineTrial) -> None:
+    """Check that every option changes something."""
+    _require_effects(trial.kind, lambda said: trial.tensors(trial.fit(**said)), [], trial.few)
+
+
+BASELINE_CHECKS: tuple[Callable[[BaselineTrial], None], ...] = (
+    check_baseline_name,
+    check_record,
+    check_merged_model,
+    check_baseline_options,
+)
+
+
+def _draw(label: str, seed: int) -> InMemory:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n, shape in SHAPES.items()}
+    return InMemory(label, drawn)
+
+
+def _values_beyond(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
+    """Yield every bound of an option with a number beyond it."""
+    for one in options_of_class(kind):
+        said, number = facts_of(one), type_of(one)
+        low = said.least if said.above is None else said.above
+        high = said.most if said.below is None else said.below
+        if low is not None:
+            yield one, number(low if said.above is not None else low - 1)
+        if high is not None:
+            yield one, number(high if said.below is not None else high + 1)
+
+
+def _other_values(one: Field[Any], default: Any) -> list[Any]:
+    """Return other values of an option in its range, the likeliest to make a difference first."""
+    said = facts_of(one)
+    if type_of(one) is bool:
+        return [not default]
+    if type_of(one) is int:
+        return [value for value in (int(said.least or 1), default + 1) if value != default and said.holds(value)]
+    start = 1.0 if default is None else default
+    near = [0.5, 0.25, 0.75, 0.95, 0.1, 2 * start, start / 2, 10 * start, 100 * start]
+    return [value for value in near if value != default and said.holds(value)]
+
+
+def _require_effects(
+    kind: type[Method],
+    make: Callable[[dict[str, Any]], Tensors],
+    tasks: list[str],
+    few: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise AssertionError for an option without any value that makes a difference."""
+    own, plain = kind(**few or {}), make({})
+    for one in options_of_class(kind):
+        tried: list[dict[str, Any]] = [{one.name: value} for value in _other_values(one, getattr(own, one.name))]
+        if facts_of(one).by_task and tasks:
+            values = _other_values(one, one.default)
+            tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
+        _hold(any(_changes(make, said, plain) for said in tried), f"option '{one.name}' changes nothing")
+
+
+def _changes(make: Callable[[dict[str, Any]], Tensors], said: dict[str, Any], plain: Tensors) -> bool:
+    try:
+        return _differ(make(said), plain)
+    except (InputError, ValueError):  # not possible beside the defaults of other options
+        return False
+
+
+def _differ(one: Tensors, other: Tensors) -> bool:
+    return any(not tensor.equal(other[name]) for name, tensor in one.items())
+
+
+def _same(one: Tensors, other: Tensors, within: float, what: str) -> None:
+    """Raise AssertionError unless tensors are the same up to a relative deviation."""
+    for name, tensor in other.items():
+        gap, scale = (one[name] - tensor).double().norm(), tensor.double().norm().clamp(min=1e-12)
+        _hold(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")
+
+
+def _require_refusal(read: Callable[[], object], option: str, value: float) -> None:
+    try:
+        read()
+    except (InputError, ValueError) as error:
+        _hold(option in str(error), f"{option}={value} is refused without its name: {error}")
+        return
+    raise AssertionError(f"{option}={value} is outside the range and accepted")
+
+
+def _hold(true: bool, what: str) -> None:
+    """Raise AssertionError unless something is true, under python -O too."""
+    if not true:
+        raise AssertionError(what)
