@@ -1,4 +1,4 @@
-"""Numbers → plotly figures. No streamlit in here, and nothing is computed beyond means and differences."""
+"""Draw numbers as plotly figures. No streamlit in here, and nothing is computed beyond means and differences."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _UNIT = {
 
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
-    """Stacked ||m|| + ||p|| per layer with ||e|| as a line; one panel per model, one common scale."""
+    """Draw ||m|| + ||p|| per layer as stacked bars with ||e|| as a line; one panel per model, one common scale."""
     return _ribbon(frames, "layer", relative, chosen)
 
 
 def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
-    """The same bars for one layer, task by task."""
+    """Draw ||m|| + ||p|| and ||e|| at one layer, task by task; one panel per model, one common scale."""
     return _ribbon(frames, "task", relative, None)
 
 
 def compare_drift(drifts: Mapping[str, pd.Series]) -> go.Figure:
-    """||e|| / ||h_expert|| by layer, one line per model."""
+    """Draw ||e|| / ||h_expert|| by layer, one line per model."""
     figure = go.Figure()
     axis, form = _UNIT[True]
     for model, drift in drifts.items():
@@ -51,7 +51,7 @@ def compare_drift(drifts: Mapping[str, pd.Series]) -> go.Figure:
 
 
 def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy, %") -> go.Figure:
-    """Grouped bars: one group per row of `frame` (column "task"), one bar per model."""
+    """Draw grouped bars: one group per row of `frame` (column "task"), one bar per model."""
     figure = go.Figure()
     for model in models:
         figure.add_bar(
@@ -68,8 +68,8 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
 
 
 def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
-    """Every sample's cosine to the expert: the first model's across, the second one's up, the diagonal where nothing
-    changed."""
+    """Draw every sample's cosine to the expert, the first model's across and the second one's up; on the diagonal
+    nothing changed."""
     (a, across), (b, up) = pair.items()
     low = float(min(across.min(), up.min()))
     low -= 0.05 * (1 - low)
@@ -96,7 +96,7 @@ def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
 
 
 def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
-    """Cosine gain of a model against its gain in a score, one labelled point per task."""
+    """Draw a model's gain in cosine against its gain in a score, one labelled point per task."""
     figure = go.Figure()
     figure.add_scatter(
         x=frame["cosine gain"],
@@ -176,6 +176,7 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     else:
         task_axis(figure, next(iter(given.values()))["task"])
     figure.update_yaxes(rangemode="tozero")
+    # Panels share one scale, so the first alone says what it is.
     figure.update_yaxes(title=axis, col=1)
     finish(figure, 440)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
@@ -183,6 +184,6 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:
-    """Label above or below its point, alternating along the horizontal axis so that neighbours stay apart."""
+    """Place labels above and below their points by turns along the horizontal axis, so that neighbours stay apart."""
     rank = frame["cosine gain"].rank(method="first").astype(int)
     return ["top center" if position % 2 else "bottom center" for position in rank]

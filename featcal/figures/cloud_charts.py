@@ -1,4 +1,4 @@
-"""Maps of features and what is drawn beside them. No streamlit in here; maps are made elsewhere."""
+"""Draw maps of features and what stands beside them. No streamlit in here; maps are made elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dots:
 
     ids: Sequence[int]
     labels: Sequence[str]
-    """What every sample is, as plotly draws it."""
+    """The text of every sample, as plotly draws it."""
     answers: Sequence[str] | None = None
     """The right answer of every sample, where it decides the colour."""
     picked: Collection[int] = ()
@@ -34,13 +34,14 @@ class Dots:
 
     @property
     def lit_positions(self) -> list[int] | None:
-        """Positions of the picked samples; None where none was picked, an empty list where none of them is here."""
+        """Return positions of the picked samples: None where none was picked, an empty list where none of them is
+        here."""
         return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
 
 
 @dataclass(frozen=True)
 class Depth:
-    """Where a map of one layer lies in the map of all layers."""
+    """The place of one layer's map in the map of all layers."""
 
     layers: Sequence[str]
     chosen: str
@@ -57,7 +58,7 @@ def feature_map(
     moved: tuple[str, str] | None = None,
     depth: Depth | None = None,
 ) -> go.Figure:
-    """One map of several models' features.
+    """Draw one map of several models' features.
 
     Shapes are models. Colours are models too, or the right answer of every sample where `dots` says it. Picked samples
     stay lit in every model. A click, a box or a lasso gives the samples' ids as `customdata`.
@@ -77,7 +78,9 @@ def feature_map(
     for model, flat in points.items():
         figure.add_trace(_cloud(model, flat, dots, coloured, many))
         if coloured:
+            # Points carry the answers' colours here, so shapes and colours get lines of the legend of their own.
             _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
+    # Group None: a click on a colour would hide whole models, whose points have all colours.
     for answer, shade in coloured.items():
         _legend_entry(figure, label(answer), shade, "square", None)
     _bare(figure)
@@ -94,7 +97,7 @@ def feature_map(
 
 
 def small_maps(maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots], chosen: str) -> go.Figure:
-    """One small map per task, each of its own, as in the paper's Fig. 6; the chosen task's title is bold.
+    """Draw one small map per task, each fitted by itself, as in the paper's Fig. 6; the chosen task's title is bold.
 
     A click gives the task's position and the sample's id as `customdata`.
 
@@ -131,10 +134,11 @@ def small_maps(maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots]
 
 
 def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
-    """Overlaid histograms with common bins, one per model."""
+    """Draw overlaid histograms with common bins, one per model."""
     figure = go.Figure()
     together = np.concatenate([np.asarray(v) for v in values.values()])
     low, high = float(together.min()), float(together.max())
+    # All values may be equal: bins need a width.
     width = (high - low) / 24 or 0.01
     for model, one in values.items():
         figure.add_histogram(
@@ -152,7 +156,8 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
 
 
 def _zoom(axes: str, depth: Depth | None) -> str:
-    """Where a visitor's own zoom stays: through all layers in their common frame, else on one layer."""
+    """Return plotly's `uirevision`, for which a visitor's own zoom is kept: one for all layers in their common frame,
+    else one per layer."""
     if depth is None:
         return axes
     return f"{axes} all layers" if depth.frame is not None else f"{axes} {depth.chosen}"
@@ -163,13 +168,13 @@ def _title(task: str) -> str:
 
 
 def _colour_answers(dots: Dots) -> dict[str, str]:
-    """Answer → colour; none where colours are models."""
+    """Return answer → colour; nothing where colours are models."""
     different = sorted(set(dots.answers or ()))
     return dict(zip(different, colours(len(different)), strict=True))
 
 
 def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], many: bool) -> go.Scatter | go.Scattergl:
-    """The points of one model."""
+    """Return the points of one model as a trace."""
     kind = go.Scattergl if many else go.Scatter
     return kind(
         x=flat[:, 0],
@@ -194,7 +199,7 @@ def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], man
 
 
 def _trails(figure: go.Figure, depth: Depth) -> None:
-    """The way of every model's mean through the layers, with the chosen layer ringed."""
+    """Draw the way of every model's mean through the layers, with the chosen layer ringed."""
     at = list(depth.layers).index(depth.chosen)
     for model, means in depth.trails.items():
         figure.add_scatter(
@@ -218,7 +223,7 @@ def _trails(figure: go.Figure, depth: Depth) -> None:
 
 
 def _moves(figure: go.Figure, a: str, b: str, points: Mapping[str, Array]) -> None:
-    """An arrow from every sample of one model to the same of the other."""
+    """Draw an arrow from every sample's place in model `a` to its place in model `b`."""
     figure.add_scatter(
         x=_segments(points[a][:, 0], points[b][:, 0]),
         y=_segments(points[a][:, 1], points[b][:, 1]),
@@ -232,18 +237,19 @@ def _moves(figure: go.Figure, a: str, b: str, points: Mapping[str, Array]) -> No
 
 
 def _bare(figure: go.Figure) -> None:
-    """A frame without numbers: positions on a map have no units."""
+    """Draw a frame without numbers: positions on a map have no units."""
     bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
     figure.update_xaxes(linecolor=COLOUR["base"], **bare)
     figure.update_yaxes(linecolor=COLOUR["base"], **bare)
 
 
 def _legend_entry(figure: go.Figure, name: str, shade: str, shape: str, group: str | None) -> None:
-    """A line of the legend without points of its own."""
+    """Add a line to the legend, without points of its own."""
     marker = {"color": shade, "symbol": shape, "size": 9}
+    # A trace without any point has no line in the legend; one of None has.
     figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
 
 
 def _segments(start: Array, end: Array) -> list[float | None]:
-    """start, end, gap, start, end, gap, …: many separate line segments in one trace."""
+    """Join many separate line segments into one trace: start, end, gap, start, end, gap, …"""
     return [value for pair in zip(start.tolist(), end.tolist(), strict=True) for value in (*pair, None)]

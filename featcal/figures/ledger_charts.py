@@ -1,4 +1,4 @@
-"""Figures of the drift ledger: who caused the final drift, where it grows, what it does to scores."""
+"""Draw the drift ledger: who caused the final drift, where it grows, what it does to scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, colour, finish, layer_axis, open_symbol, symbol, task_axis
 
 MANY = 11
-"""So many layers that their bars are too narrow for numbers."""
+"""Number of layers from which bars are too narrow for numbers."""
 SOURCE_COLOUR = {
     "stale": COLOUR["propagation"],
     "merged": COLOUR["merged"],
@@ -22,7 +22,7 @@ SOURCE_COLOUR = {
 
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
+    """Draw contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
     figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
     lowest = 0.05 * max(float(frame["contribution"].cumsum().max()) for frame in frames.values())
     for column, (model, frame) in enumerate(frames.items(), 1):
@@ -51,6 +51,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
             totals={"marker": {"color": colour(model)}},
             connector={"line": {"color": COLOUR["base"], "width": 1, "dash": "dot"}},
             customdata=frame["share"],
+            # "delta" is the bar's own height; "y" would be the running sum.
             hovertemplate="%{x}: %{delta:+.3f}<extra>" + model + "</extra>",
             row=1,
             col=column,
@@ -77,7 +78,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
 
 
 def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Gamma and eta per block, relative to the incoming drift."""
+    """Draw gamma and eta per block, relative to the incoming drift."""
     figure = go.Figure()
     for model, frame in frames.items():
         for name, letter, line in (("gamma", "γ", "solid"), ("eta", "η", "dot")):
@@ -96,7 +97,7 @@ def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
 
 
 def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Cosine of the residual branch's response and the incoming drift, per block."""
+    """Draw the cosine of the residual branch's response and the incoming drift, per block."""
     figure = go.Figure()
     for model, frame in frames.items():
         figure.add_bar(
@@ -111,7 +112,7 @@ def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figur
 
 
 def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Score drift and its bound per task, log scale."""
+    """Draw score drift and its bound per task, log scale."""
     figure = go.Figure()
     for model, frame in frames.items():
         for name, sign in (("score_drift", symbol(model)), ("bound", "line-ew-open")):
@@ -130,7 +131,8 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Decisions that agree with the expert's and certified ones, per task; hover for the accuracy."""
+    """Draw the shares of decisions that agree with the expert's and that are certified, per task; hover for the
+    accuracy."""
     figure = go.Figure()
     for model, frame in frames.items():
         for name, sign in (("agreement", symbol(model)), ("certified", open_symbol(model))):
@@ -149,7 +151,7 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def sources(frame: pd.DataFrame) -> go.Figure:
-    """Excess objective of fitting on another feature source, per block, relative to the deployed minimum."""
+    """Draw the excess objective of fitting on another feature source, per block, relative to the deployed minimum."""
     figure = go.Figure()
     for source, shade in SOURCE_COLOUR.items():
         part = frame[frame["source"] == source]
@@ -175,12 +177,13 @@ def _finish_blocks(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen
 
 
 def _make_legend_room(figure: go.Figure) -> go.Figure:
-    """Room for a legend of two rows above the panel."""
+    """Make room for a legend of two rows above the panel."""
     return figure.update_layout(margin={"t": 92})
 
 
 def _mark(figure: go.Figure, layers: list[str], chosen: str | None) -> None:
     """Shade the chosen layer, or its attention and MLP, in every panel that has it."""
+    # Blanks end both names, so "block 1" does not shade "block 10".
     places = [i for i, one in enumerate(layers) if chosen is not None and f"{one} ".startswith(f"{chosen} ")]
     if places:
         grey = {"fillcolor": COLOUR["base"], "opacity": 0.2, "line_width": 0, "layer": "below"}

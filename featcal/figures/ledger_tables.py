@@ -1,4 +1,4 @@
-"""The ledger of Propositions 2 to 8 → the data frames that its charts draw."""
+"""Turn the ledger of Propositions 2 to 8 into the data frames that its charts draw."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from featcal.figures.tables import ALL_TASKS
 
 
 def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:
-    """One row per layer: share and telescoped share of the final drift, and both times the final relative drift.
+    """Return one row per layer: share and telescoped share of the final drift, and both times the final relative drift.
 
-    Of one task, or the mean over tasks.
+    The rows are those of one task, or means over tasks.
     """
     return _mean([_attribution(one) for one in _choose(ledger, task)])
 
 
 def growth(ledger: DriftLedger, task: str) -> pd.DataFrame:
-    """One row per block: gamma, eta, response and the share of samples with certified growth."""
+    """Return one row per block: gamma, eta, response and the share of samples with certified growth."""
     columns = ["layer", "gamma", "eta", "response", "certified_growth"]
     frames = [pd.DataFrame(one.to_json()["layers"])[columns].dropna() for one in _choose(ledger, task)]
     return _mean(frames)
 
 
 def outputs(ledger: DriftLedger) -> pd.DataFrame:
-    """One row per task: score drift, bound, tightness, loss change, margin, certified, agreement, accuracy."""
+    """Return one row per task: score drift, bound, tightness, loss change, margin, certified, agreement, accuracy."""
     return pd.DataFrame([{"task": name, **one.to_json()["output"]} for name, one in ledger.tasks.items()])
 
 
 def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:
-    """One row per block and source: excess over the source's own deployed minimum, both summed over the linear maps.
+    """Return one row per block and source: excess over the source's own deployed minimum, both summed over maps.
 
     Args:
         layers: what charts call a block, by the prefix of its tensors.

@@ -1,4 +1,4 @@
-"""Names and messages that others wrote, shown as the text they are: suites, tasks, classes, answers, paths.
+"""Show names and messages that others wrote as the text they are: suites, tasks, classes, answers, paths.
 
 Streamlit draws headings, captions and messages as Markdown, plotly draws labels as a little HTML. A name must neither
 be drawn nor make the browser fetch anything; nor does a shared server say where its files are.
@@ -24,7 +24,7 @@ _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def plain(text: str) -> str:
-    r"""Markdown that shows exactly this text; blanks and line ends become one blank.
+    r"""Return Markdown that shows exactly this text; blanks and line ends become one blank.
 
     >>> plain("**bold** ![x](http://a.b/c.png) $x$")
     '\\*\\*bold\\*\\* !\\[x\\](http:\u2060//a.b/c.png) \\$x\\$'
@@ -33,17 +33,19 @@ def plain(text: str) -> str:
     >>> plain("digits")
     'digits'
     """
+    # No backslash protects these (see `_AFTER_PARSING`), so a joiner breaks the pattern; after a digit the backslash
+    # belongs behind it, before the full stop of a numbered list.
     joined = _AFTER_PARSING.sub(lambda found: found[0] + _JOINER, " ".join(without_places(text).split()))
     return _ACTIVE.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", joined)
 
 
 def plain_lines(text: str) -> str:
-    """The same for a message of several lines, which stay lines."""
+    """Return Markdown that shows exactly this text, line by line; empty lines are left out."""
     return "  \n".join(plain(line) for line in text.splitlines() if line.strip())
 
 
 def label(text: str) -> str:
-    """A plotly label that shows exactly this text; line ends become blanks.
+    """Return a plotly label that shows exactly this text; line ends become blanks.
 
     >>> label("<b>a</b> & b")
     '&lt;b&gt;a&lt;/b&gt; &amp; b'
@@ -52,7 +54,8 @@ def label(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """
+    """Cut a text to at most `most` characters, the last of them an ellipsis.
+
     >>> shorten("a very long name", 8)
     'a very …'
     """

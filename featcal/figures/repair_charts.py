@@ -1,4 +1,4 @@
-"""Where a calibration helped → plotly figures."""
+"""Draw where a calibration helped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITTEN = 120
 
 
 def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
-    """A heat map of `change` by layer (across, in forward order) and task (down); blue is less, orange is more.
+    """Draw a heat map of `change` by layer (across, in forward order) and task (down); blue is less, orange is more.
 
     Args:
         frame: columns task, layer, before, after and change.
@@ -27,6 +27,7 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
     table = {name: frame.pivot(index="task", columns="layer", values=name) for name in ("before", "after", "change")}
     ordered = {name: one.reindex(index=tasks, columns=layers).to_numpy() for name, one in table.items()}
     change = ordered["change"]
+    # The scale is symmetric, so that its middle colour means no change; it needs a width where nothing changed.
     most = float(abs(change).max()) or 1.0
     figure = go.Figure(
         go.Heatmap(
@@ -61,7 +62,7 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
 
 
 def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
-    """Mean score per task as a symbol, from the lowest to the highest as a line.
+    """Draw the mean score per task as a symbol, from the lowest to the highest score as a line.
 
     Args:
         frame: columns task, mean, lowest and highest.

@@ -1,4 +1,4 @@
-"""What a calibration changed, where, and how well posed it was → data frames."""
+"""Turn what a calibration changed, where, and how well posed it was into data frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def drift_change(before: Features, after: Features) -> pd.DataFrame:
-    """One row per task and layer: relative drift of two models, and what the second changed; below 0 it helped."""
+    """Return one row per task and layer: relative drift of two models, and its change; below 0 the second has less."""
     pairs = (
         (task, old, new)
         for task, one in before.tasks.items()
@@ -25,8 +25,8 @@ def drift_change(before: Features, after: Features) -> pd.DataFrame:
 
 
 def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame:
-    """One row per task and layer: what of the final relative drift is booked to the layer (its share of Prop. 2 times
-    that drift), of two models, and what the second changed; below 0 it helped."""
+    """Return one row per task and layer: the part of the final relative drift booked to the layer (its share of Prop. 2
+    times that drift) in two models, and its change; below 0 the second has less."""
     return _change_frame(
         [
             (task, layer, old, new)
@@ -37,14 +37,15 @@ def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame
 
 
 def conditioning(found: Sequence[Conditioning]) -> pd.DataFrame:
-    """One row per system: layer, maps, width, tokens, smallest and largest eigenvalue, their ratio, effective rank and
-    its share of the width."""
+    """Return one row per system: layer, maps, width, tokens, smallest and largest eigenvalue, their ratio, effective
+    rank and its share of the width."""
     frame = pd.DataFrame([{**asdict(one), "condition": one.condition} for one in found])
     return frame.assign(**{"rank / width": frame["effective_rank"] / frame["width"]})
 
 
 def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> pd.DataFrame:
-    """One row per model: mean over tasks of the final relative drift and, where there are scores, of these in %."""
+    """Return one row per model: mean over tasks of the final relative drift and, where there are scores, of these in
+    %."""
     rows = []
     for model, one in features.items():
         drifts = [task.layers[-1].relative_drift for task in one.tasks.values()]
@@ -54,8 +55,8 @@ def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]
 
 
 def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
-    """One row per task and one for the average: mean, lowest and highest score in % over calibrations with several
-    seeds, their range in points, and the score with every seed."""
+    """Return one row per task and one for the average: mean, lowest and highest score in % over calibrations with
+    several seeds, their range in points, and the score with every seed."""
     columns = {f"seed {seed}": [*(s.value for s in one.tasks.values()), one.average] for seed, one in scores.items()}
     tasks = list(next(iter(scores.values())).tasks)
     own = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
@@ -65,9 +66,10 @@ def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
 
 
 def _book(ledger: DriftLedger, task: str) -> dict[str, float]:
-    """By layer: share of the final drift times the final relative drift; 0 where nothing drifted."""
+    """Return, by layer, the share of the final drift times the final relative drift; 0 where nothing drifted."""
     one = ledger.tasks[task]
     assert one.attribution is not None
+    # Shares divide by the final drift: without any, they are not numbers.
     if not bool(one.attribution.final_square.sum() > 0):
         return {layer.layer: 0.0 for layer in one.layers}
     final, shares = one.layers[-1].relative_drift, one.attribution.shares.tolist()

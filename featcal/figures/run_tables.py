@@ -1,4 +1,4 @@
-"""Runs of the history and points of a sweep → data frames for pages, the command line and downloads."""
+"""Turn runs of the history and points of a sweep into data frames for pages, the command line and downloads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SHOWN_OPTIONS = ("lam", "rho", "alpha", "samples")
 
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
-    """One row per point: mean over tasks and lowest score of a task in percent, which task that is, relative final
-    drift, and whether the point is on the Pareto front of the two."""
+    """Return one row per point: mean over tasks and lowest score of a task in percent, which task that is, relative
+    final drift, and whether the point is on the Pareto front of the two scores."""
     best = {one.run.id for one in front}
     rows = [
         {
@@ -40,8 +40,8 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
 
 
 def run_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per run and measurement (a run that was not measured has one too), as a person reads it: scores in
-    percent, times to the second (UTC)."""
+    """Return one row per run and measurement (also one of a run that was not measured), for people: scores in percent,
+    times to the second (UTC)."""
     rows = [
         {
             "run": run.id,
@@ -64,13 +64,14 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def run_export(runs: Sequence[Run]) -> pd.DataFrame:
-    """The same with everything that a record holds: every option, score (0-1) and drift, versions, the suite's hash."""
+    """Return one row per run and measurement with everything that a record holds: every option, score (0-1) and drift,
+    versions, the suite's hash."""
     rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
-    return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
+    return pd.DataFrame(rows, dtype=object)  # else 64 becomes 64.0 in a column with gaps
 
 
 def describe_samples(one: Measured | None) -> str:
-    """In words, what a measurement was made on."""
+    """Say in words what a measurement was made on; "" where there is none."""
     if one is None:
         return ""
     count = "all" if one.samples is None else str(one.samples)
@@ -79,8 +80,9 @@ def describe_samples(one: Measured | None) -> str:
 
 
 def different(a: Run, b: Run) -> pd.DataFrame:
-    """What two runs are told apart by: one row per option and version that is not the same; "–" where one has none."""
+    """Return one row per option and version in which two runs differ; "–" where one has none."""
     sides = [{**run.options, **run.made_by, "suite": f"{run.suite} {run.suite_hash}"} for run in (a, b)]
+    # A model without options is told apart by its name alone.
     if not (a.options and b.options):
         sides = [{"model": run.model, **side} for run, side in zip((a, b), sides, strict=True)]
     names = dict.fromkeys([*sides[0], *sides[1]])
@@ -89,7 +91,7 @@ def different(a: Run, b: Run) -> pd.DataFrame:
 
 
 def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
-    """One row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
+    """Return one row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
     frame = pd.DataFrame(
         {
             "A, %": [100 * one for one in _column(a, "scores")],
@@ -105,7 +107,7 @@ def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
 
 
 def title(run: Run) -> str:
-    """What a run is called in lists and charts: its name, else its model."""
+    """Return what a run is called in lists and charts: its name, else its model."""
     return run.name or run.model
 
 
@@ -114,7 +116,7 @@ def _tasks(one: Measured) -> list[str]:
 
 
 def _column(one: Measured, what: str) -> list[float]:
-    """Scores or drift of every task, then the mean; NaN where there is none."""
+    """Return scores or drift of every task, then the mean; NaN where there is none."""
     if what == "drift":
         return [*(one.drift.get(task, float("nan")) for task in _tasks(one)), one.mean_drift]
     return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]

@@ -1,4 +1,4 @@
-"""Differences of scores with their intervals → plotly figures."""
+"""Draw differences of scores with their intervals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # charts are there before torch is
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:
-    """Second minus first score in points with its 95 % interval, per task and on average; grey and open where that is
-    within noise."""
+    """Draw the second minus the first score in points with its 95 % interval, per task and on average; grey and open
+    where that is within noise."""
     rows = {**found.tasks, "average": found.average}
     figure = go.Figure()
     for noise in (False, True):
@@ -24,6 +24,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Fig
         if shown:
             figure.add_scatter(**_points(shown, COLOUR["base"] if noise else colour(pair[1]), noise, symbol(pair[1])))
     figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})
+    # The two traces hold the tasks apart: without an order plotly would put the second's behind the first's.
     figure.update_xaxes(categoryorder="array", categoryarray=[label(task) for task in rows])
     figure.update_yaxes(title=f"{label(pair[1])} − {label(pair[0])}, points of {metric}")
     task_axis(figure, rows)
@@ -31,7 +32,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Fig
 
 
 def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) -> dict[str, object]:
-    """One trace: points with their intervals."""
+    """Return one trace: points with their intervals."""
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
     said = [[100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"] for one in rows.values()]

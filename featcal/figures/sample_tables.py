@@ -1,4 +1,4 @@
-"""Every sample of a task and what models make of it → one data frame: flips, answers, margins, drift."""
+"""Put every sample of a task and what models make of it into one data frame: flips, answers, margins, drift."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.samples.sources import Samples
 
 SHOWN = {"flipped": FLIPS[:2], "fixed": FLIPS[:1], "broken": FLIPS[1:2], "unchanged": FLIPS[2:], "all": FLIPS}
-"""Which samples a table of flips can show."""
+"""Choices of samples in a table → the kinds of flips that they show."""
 UNITS = (
     "margin: score of a model's first answer above its second; drift: norm of the difference to the expert's final "
     "feature; cosine: to that feature; score change: largest of the differences to the expert's scores"
 )
-"""Of the columns of `sample_table`."""
+"""Units of the columns of `sample_table`."""
 
 
 @dataclass(frozen=True)
 class PerSample:
-    """What one model makes of every sample of one task, in the order of its view; None: not measured, or no such
-    thing."""
+    """Answers and features of one model on every sample of one task, in the order of its view; None: not measured, or
+    there is no such thing."""
 
     answers: tuple[str, ...] | None = None
     """Name of the class, or the whole generated answer."""
@@ -52,18 +52,19 @@ class PerSample:
     """`[n]`: it does decide as the expert does."""
 
     def with_scores(self, data: Samples, score: TaskScore) -> PerSample:
-        """With answers, and which of them are right; first tokens are no answers, but right or wrong."""
+        """Return a copy with answers, and which of them are right; a first token is not an answer, but right or
+        wrong."""
         right = None if score.right is None else tuple(score.right.tolist())
         answers = None if score.metric == "first_token" else _words(data, score.predictions)
         return replace(self, answers=answers, right=right)
 
     def with_features(self, found: TaskFeatures) -> PerSample:
-        """With drift and cosine of final features."""
+        """Return a copy with drift and cosine of final features."""
         return replace(self, drift=found.layers[-1].drift.numpy(), cosine=found.cosine.numpy())
 
 
 def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
-    """What a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
+    """Return what a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
     output = found.output
     if output is None:
         return PerSample()
@@ -71,7 +72,8 @@ def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 
 def model_samples(data: Samples, found: TaskDrift) -> PerSample:
-    """The same of its model, with drift, and what the margins prove."""
+    """Return what a ledger knows of its model: drift, and where scores were measured also margins, answers that are
+    classes, and what the margins prove."""
     one, output = PerSample().with_features(found), found.output
     if output is None:
         return one
@@ -88,9 +90,9 @@ def model_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 
 def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b: str = "") -> pd.DataFrame:
-    """One row per sample: its number in the view, position in the source, flip from `a` to `b` where both are scored,
-    right answer, then every model's answer (or, where answers were not measured, whether it is right), margin, drift,
-    cosine, score change, certificate and agreement, and the text where there is one.
+    """Return one row per sample: its number in the view, position in the source, flip from `a` to `b` where both are
+    scored, right answer, then every model's answer (or, where answers were not measured, whether it is right), margin,
+    drift, cosine, score change, certificate and agreement, and the text where there is one.
 
     Args:
         models: by the names that columns get; `a` and `b` are two of them.
@@ -113,15 +115,16 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
 
 
 def right_answers(data: Samples) -> list[str] | None:
-    """The right answer or class of every sample; None where the source has none."""
+    """Return the right answer or class of every sample; None where the source has none."""
     if data.targets is not None:
         return list(data.targets)
     return None if data.labels is None else list(_words(data, data.labels))
 
 
 def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
-    """A score table of both models (`tables.score_table`: a row per task and one for the average) with the interval of
-    their difference in points, McNemar's p, samples by what became of them, and whether all that is within noise."""
+    """Return a score table of both models (`tables.score_table`: a row per task and one for the average) with the
+    interval of their difference in points, McNemar's p, counts of fixed, broken and unchanged samples, and whether all
+    that is within noise."""
     rows = [*found.tasks.values(), found.average]
     counts = {kind: [getattr(one.counts, kind.replace(" ", "_"), None) for one in rows] for kind in FLIPS}
     return table.assign(
@@ -136,7 +139,7 @@ def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
 
 
 def select_rows(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
-    """The rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
+    """Return the rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
 
     Args:
         show: one of `SHOWN`; all rows where the table has no flips.
@@ -148,14 +151,14 @@ def select_rows(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
 
 
 def difference_words(one: Difference) -> str:
-    """A difference with its interval, such as "+3.1 points, -0.6 to +6.9, within noise"."""
+    """Write a difference with its interval, such as "+3.1 points, -0.6 to +6.9, within noise"."""
     noise = ", within noise" if one.is_within_noise else ""
     return f"{points(one.difference)} points, {points(one.low)} to {points(one.high)}{noise}"
 
 
 def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Kind of flip → how many of a selection of samples, and of all of them, are of it; samples beyond the last are
-    passed over.
+    """Return, by kind of flip, how many of a selection of samples and how many of all samples are of it; samples beyond
+    the last are passed over.
 
     >>> share_of_flips(["fixed", "broken", "fixed", "both right"], [0, 3, 99])["fixed"]
     (1, 2)
@@ -165,7 +168,7 @@ def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tupl
 
 
 def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
-    """Answers as words: of classes their names, or numbers where they have none."""
+    """Return answers as words: the names of classes, or numbers where they have none."""
     if isinstance(said, tuple):
         return tuple(str(one).strip() for one in said)
     names = data.class_names
@@ -173,5 +176,5 @@ def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _decide(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
-    """The class of the highest score; None where samples have no classes: a first token is no answer."""
+    """Return the class of the highest score; None where samples have no classes: a first token is not an answer."""
     return None if data.labels is None else _words(data, scores.argmax(1))

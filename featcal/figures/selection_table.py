@@ -1,4 +1,4 @@
-"""What `featcal select` found, as a table and as sentences."""
+"""Write what `featcal select` found, as a table and as sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCORES = {
 
 
 def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
-    """Rows, the best candidate first, and what their columns are called."""
+    """Return rows, the best candidate first, and the names of their columns."""
     columns = ["score", "against the default", "start", *CHOSEN, ""]
     rows = []
     for one in found.candidates:
@@ -32,7 +32,7 @@ def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
 
 
 def describe_selection(found: Selection, suite: str) -> list[str]:
-    """What was chosen, by what margin, at what cost and from what."""
+    """Say what was chosen, by what margin, at what cost and from what."""
     read = sum(found.samples.values())
     lines = [f"read: {read} calibration samples of {len(found.samples)} tasks, in 4 folds; no label"]
     if found.criterion is not None:

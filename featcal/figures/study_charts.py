@@ -1,4 +1,4 @@
-"""Studies → plotly figures."""
+"""Draw studies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _GROUPS = (
     ("samples", COLOUR["calibrated"], SYMBOL["calibrated"]),
     ("the models alone", COLOUR["base"], SYMBOL["base"]),
 )
-"""What methods need → colour and symbol; the first that holds."""
+"""Groups of methods by what they need, with colour and symbol; a method is in the first that holds."""
 
 
 def leaderboard(frame: pd.DataFrame) -> go.Figure:
-    """One line per method of `study_tables.method_table` that has scores, the best on top: average with its 95 %
+    """Draw one line per method of `study_tables.method_table` that has scores, the best on top: average with its 95 %
     interval over seeds, coloured by what the method needs."""
     scored = frame[frame["average"].notna()].sort_values("average", kind="stable")
     figure = go.Figure()
@@ -47,8 +47,8 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
 
 
 def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
-    """One line per method of `study_tables.method_table` over the places of a study, such as numbers of samples:
-    average with its 95 % interval over seeds. Methods that are at one place alone are left out.
+    """Draw one line per method of `study_tables.method_table` over the places of a study, such as numbers of samples:
+    average with its 95 % interval over seeds. Methods with a single place are left out.
 
     Args:
         places: the columns that say where a row stands; several make one name, in the order of the rows.
@@ -77,7 +77,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
 
 
 def _format_place(value: object) -> str:
-    """A place as it was said; whole numbers that share a column with missing ones are floats there."""
+    """Write a place of a study; whole numbers lose the ".0" that a column with gaps gave them."""
     if isinstance(value, float):
         return "" if value != value else f"{value:g}"
     return str(value)
@@ -88,7 +88,7 @@ def _group(row: dict[str, object]) -> int:
 
 
 def _hover_text(row: dict[str, object]) -> str:
-    """What hovering says of a method."""
+    """Write what hovering says of a method."""
     return (
         f"average {row['average']:.1f} %, worst task {row['worst']:.1f} % ({label(str(row['worst task']))})"
         f"<br>drift {row['drift']:.2f}, {row['CPU s']:.1f} s of the processor"

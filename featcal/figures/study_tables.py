@@ -1,4 +1,4 @@
-"""Studies → data frames for the command line, pages, downloads and documents."""
+"""Turn studies into data frames for the command line, pages, downloads and documents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from featcal.system.formatting import percent
 NOTHING = "–"
 _DIGITS: Mapping[str, int] = {"drift": 2, "cosine": 2, "CPU s": 1, "MB": 0}
 COLUMNS = ("method", "average", "interval", "normalised", "worst", "worst task", "drift", "cosine", "CPU s", "MB")
-"""Of the method table, before what a method needs."""
+"""Columns of the method table, before those of what a method needs."""
 
 
 def method_table(found: Sequence[Summary]) -> pd.DataFrame:
-    """One row per method and place in the study: scores in percent with half the width of the 95 % interval over seeds
-    in points, drift and cosine, seconds of the processor and megabytes for making it, and a column of booleans for
-    everything that methods need. NaN where there is nothing."""
+    """Return one row per method and place in the study: scores in percent with half the width of the 95 % interval over
+    seeds in points, drift and cosine, seconds of the processor and megabytes for making it, and a column of booleans
+    for everything that methods need. NaN where there is nothing."""
     return pd.DataFrame(
         [{**one.at, **_cells(one), **one.beside, **_needs_by_name(one), "failure": one.failure} for one in found]
     )
@@ -50,9 +50,9 @@ def _needs_by_name(one: Summary) -> dict[str, bool]:
 
 
 def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
-    """One row per method, one column per suite: mean over tasks of the score as a share of the expert's, in percent,
-    which suites have in common; NaN where a method was not measured or could not be used. Of several studies of a
-    suite the first counts; best mean over suites first."""
+    """Return one row per method, one column per suite: mean over the suite's tasks of the score as a share of the
+    expert's, in percent; NaN where a method was not measured or could not be used. The first study of a suite counts;
+    rows are sorted by their mean over suites, best first."""
     columns: dict[str, dict[str, float]] = {}
     for study in studies:
         found = {one.method: _percent(one.normalised) for one in study.summaries()}
@@ -63,7 +63,8 @@ def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
 
 
 def paper_table(table: PaperTable) -> pd.DataFrame:
-    """A table of the paper as printed, with the mean of the cells beside the printed average, and what is wrong."""
+    """Return a table of the paper as printed, with the mean of the cells beside the printed average, and what is
+    wrong."""
     rows = []
     for row in table.rows:
         cells: dict[str, Any] = {"method": row.method, **({"of": row.of} if row.of else {})}
@@ -77,7 +78,7 @@ def paper_table(table: PaperTable) -> pd.DataFrame:
 
 
 def row_table(study: Study) -> pd.DataFrame:
-    """One row per measured row with everything in it: for CSV."""
+    """Return one row per measured row with everything in it, for CSV."""
     rows = []
     for row in study.rows:
         found, point = row.found, row.point
@@ -96,18 +97,18 @@ def row_table(study: Study) -> pd.DataFrame:
             "failure": found.failure,
         }
         rows.append(cells)
-    return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
+    return pd.DataFrame(rows, dtype=object)  # else 64 becomes 64.0 in a column with gaps
 
 
 def text_cells(found: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
-    """Cells and header of the method table as text; places of the study come first."""
+    """Return cells and header of the method table as text; places of the study come first."""
     places = list(dict.fromkeys(name for one in found for name in one.at))
     beside = list(dict.fromkeys(name for one in found for name in one.beside))
     return [_text_row(one, places, beside) for one in found], [*places, *COLUMNS, *beside, "needs"]
 
 
 def markdown(found: Sequence[Summary]) -> str:
-    """The same as a table of Markdown; names as code."""
+    """Return the method table as a table of Markdown; names as code."""
     cells, header = text_cells(found)
     at = header.index("method")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -133,7 +134,7 @@ def _text_row(one: Summary, places: Sequence[str], beside: Sequence[str]) -> lis
 
 
 def _text(column: str, value: Any) -> str:
-    """A cell of the printed table; scores are rounded as everywhere (`formatting.percent`)."""
+    """Write a cell of the printed table; scores are rounded as everywhere (`formatting.percent`)."""
     if isinstance(value, str):
         return value or NOTHING
     if value != value:

@@ -1,4 +1,4 @@
-"""Points of a sweep → a plotly figure: mean over tasks against the worst task."""
+"""Draw points of a sweep: mean over tasks against the worst task."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FRONT = "no run beats these (Pareto)"
 
 
 def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str]) -> go.Figure:
-    """One point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right is
-    better. The Pareto front has thin rings and a dotted line.
+    """Draw one point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right
+    is better. The Pareto front has thin rings and a dotted line.
 
     Args:
         metric: what the scores are, such as "accuracy".
@@ -72,7 +72,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str
 
 
 def _hover_text(row: pd.Series) -> str:
-    """What hovering says of a point before its numbers."""
+    """Write what hovering says of a point before its numbers."""
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
     return f"{label(shorten(called, 80))}<br>worst task: {label(shorten(row['worst task'], 40))}{drift}"

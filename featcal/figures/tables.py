@@ -1,4 +1,4 @@
-"""Ledgers and scores → the data frames that charts draw and downloads write."""
+"""Turn ledgers and scores into the data frames that charts draw and downloads write."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _METRICS = {
 
 
 def drift_table(ledger: DriftLedger) -> pd.DataFrame:
-    """One row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
+    """Return one row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
     return ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment", "expert_norm"]].assign(
         model=ledger.model
     )
 
 
 def layer_rows(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
-    """One row per layer, of one task or the mean over tasks."""
+    """Return one row per layer, of one task or the mean over tasks."""
     scaled = _scale_norms(table, relative)
     if task != ALL_TASKS:
         return scaled[scaled["task"] == task].reset_index(drop=True)
@@ -38,26 +38,26 @@ def layer_rows(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
 
 
 def relative_drift(features: Features) -> pd.Series:
-    """Drift over the norm of the expert's features, by layer: means over samples, then over tasks."""
+    """Return drift over the norm of the expert's features, by layer: means over samples, then over tasks."""
     tasks = {name: {one.layer: one.relative_drift for one in task.layers} for name, task in features.tasks.items()}
     return pd.DataFrame(tasks).mean(axis=1)
 
 
 def layer_columns(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
-    """Series over layers as one table: layer, then one column per model."""
+    """Join series over layers into one table: layer, then one column per model."""
     return pd.DataFrame(columns).rename_axis("layer").reset_index()
 
 
 def task_rows(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
-    """One row per task at one layer."""
+    """Return one row per task at one layer."""
     scaled = _scale_norms(table, relative)
     return scaled[scaled["layer"] == layer].reset_index(drop=True)
 
 
 def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = None) -> pd.DataFrame:
-    """One row per task and one for the average, one column per model, in percent.
+    """Return one row per task and one for the average, one column per model, in percent.
 
-    Of a pair of models also the difference in points, second minus first, and with the experts the share of the gap
+    A pair of models adds the difference in points, second minus first, and, beside experts, the share of the gap
     between the first and the expert that the second closed (missing where the expert is not better).
     """
     columns = {model: [*(s.value for s in one.tasks.values()), one.average] for model, one in scores.items()}
@@ -68,12 +68,13 @@ def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = Non
         frame[difference(pair)] = frame[second] - frame[first]
         if "expert" in frame:
             gap = frame["expert"] - frame[first]
+            # A gap of 0 or below has no share to close: NaN, not an infinity or a wrong sign.
             frame["gap closed, %"] = 100 * frame[difference(pair)] / gap.where(gap > 0, np.nan)
     return frame.reset_index()
 
 
 def difference(pair: tuple[str, str]) -> str:
-    """The column of a score table that says how much better the second model is.
+    """Return the column of a score table that says how much better the second model is.
 
     >>> difference(("merged", "calibrated"))
     'calibrated − merged'
@@ -82,12 +83,12 @@ def difference(pair: tuple[str, str]) -> str:
 
 
 def metric_name(scores: Mapping[str, Scores]) -> str:
-    """What the numbers of a score table are; "score" where tasks are scored differently."""
+    """Name the numbers of a score table; "score" where tasks are scored differently."""
     return metric_words(task.metric for one in scores.values() for task in one.tasks.values())
 
 
 def metric_words(metrics: Iterable[str]) -> str:
-    """What scores of these metrics are called together.
+    """Name scores of these metrics together.
 
     >>> metric_words(["exact_match", "exact_match"]), metric_words(["exact_match", "spearman"])
     ('exact match', 'score')
@@ -97,18 +98,18 @@ def metric_words(metrics: Iterable[str]) -> str:
 
 
 def how_many(counts: Iterable[int]) -> str:
-    """ "64", or "40 to 64" where tasks have different numbers of samples."""
+    """Return "64", or "40 to 64" where tasks have different numbers of samples."""
     least, most = min(found := list(counts)), max(found)
     return str(most) if least == most else f"{least} to {most}"
 
 
 def describe_samples(features: Features) -> str:
-    """How many samples per task a measurement has, and of which split."""
+    """Say how many samples per task a measurement has, and of which split."""
     return f"{how_many(len(task.indices) for task in features.tasks.values())} {features.split} samples per task"
 
 
 def raised_tasks(before: Features, after: Features) -> list[str]:
-    """The tasks whose final features are further from the expert's than before."""
+    """Return the tasks whose final features are further from the expert's than before."""
     return [
         task
         for task, one in after.tasks.items()
@@ -117,7 +118,7 @@ def raised_tasks(before: Features, after: Features) -> list[str]:
 
 
 def mean_cosines(features: Features) -> dict[str, float]:
-    """Mean cosine of final features to the expert, per task."""
+    """Return the mean cosine of final features to the expert's, per task."""
     return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}
 
 
@@ -126,13 +127,13 @@ def _scale_norms(table: pd.DataFrame, relative: bool) -> pd.DataFrame:
 
 
 def stack_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Tables of several models, by what the models are called, below each other; the model is the first column."""
+    """Stack the tables of several models, given by the models' names; the model is the first column."""
     together = pd.concat([frame.assign(model=name) for name, frame in frames.items()], ignore_index=True)
     return together[["model", *(name for name in together if name != "model")]]
 
 
 def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """Per task what the second model gained over the first: cosine, and score in points."""
+    """Return, per task, what the second model gained over the first: cosine, and score in points."""
     joined = cosines.merge(scores, on="task", suffixes=(" cosine", " score"))
     first, second = pair
     return pd.DataFrame(
@@ -145,7 +146,7 @@ def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str
 
 
 def describe_ranges(values: Mapping[str, pd.Series], digits: int = 2) -> str:
-    """Smallest and largest value of every model with where they are, for those who cannot see a chart.
+    """Say where every model has its smallest and its largest value, for those who cannot see a chart.
 
     >>> describe_ranges({"merged": pd.Series([0.1, 0.73, 0.4], ["block 0", "head", "block 1"])})
     'merged 0.10 (block 0) to 0.73 (head)'

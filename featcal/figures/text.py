@@ -1,6 +1,7 @@
-"""What every chart shows, its formula, and when it misleads; shown under the chart.
+"""Explain every chart, under the chart: what it shows, its formula, and when it misleads.
 
-A displayed formula stands between two lines of `$$` alone: with text on the line, all that follows is a formula.
+A displayed formula stands between two lines of `$$` alone: Streamlit takes all that follows text on the line for a
+formula.
 """
 
 PAPER = "https://arxiv.org/abs/2605.13030"
@@ -29,7 +30,7 @@ not yet a right answer; see Accuracy.
 """
 
 DRIFT_TASKS = r"""
-**What this shows.** The chosen layer's drift, task by task, in the same parts and units as above.
+**What this shows.** The drift of the chosen layer, task by task, in the parts and units of the chart above.
 
 **When it misleads.** Every task is compared with its own expert, so tasks whose expert moved far from the base show
 large drift even where the answer is still right.
@@ -38,7 +39,7 @@ large drift even where the answer is still right.
 CALIBRATE = r"""
 **What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
 tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
-order; what is called a preview above is replaced by it:
+order, and replaces what is called a preview above:
 
 $$
 W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
@@ -54,9 +55,9 @@ with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the G
 - $\lambda$: how strongly the anchor holds; large values return to the anchor, small ones trust the samples.
 - $\rho$: 1 anchors at the merged model, above 1 beyond it, 0 at the base.
 - $\alpha$: share of the expert's own inputs in the targets.
-- Recipe: *paper* is the method as published. *refined* is featcal's own: the pieces of a block are solved one after the
-  other, each on what those before it give in their final form, and the maps that write into the residual stream are
-  asked to close a share $\beta$ of its gap to the expert. *informed* is refined, and adds to every map's objective
+- Recipe: *paper* is the method as published. *refined* is featcal's own: the pieces of a block are solved one after
+  the other, each on the final outputs of those before it, and the maps that write into the residual stream are asked
+  to close a share $\beta$ of its gap to the expert. *informed* is refined, and adds to every map's objective
   $\mu \sum_i \|(W - W_0 - \rho\tau_i) K_i^{1/2}\|^2$ with the task vector $\tau_i = W_i - W_0$ and
   $K_i \propto \tau_i^\top\tau_i$: what the experts' weights know of the inputs that they were trained on.
 
@@ -75,8 +76,8 @@ stage's own tokens without padding. One map holds **all** of these layers: a clo
 and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
 
 **Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP is there. *Trustworthiness* (0-1) is
-the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; of a map
-of all layers it is that of the layer that is shown. A map holds 20,000 points; of more samples some are drawn.
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; for a
+map of all layers it is that of the layer shown. A map holds at most 20,000 points; of more samples a part is drawn.
 
 **When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
 histograms beside it are the truth: cosine and distance to the expert in the full feature space. The small maps are
@@ -92,8 +93,8 @@ over a decoder's tokens includes tokens of the right answer, which it is given.
 )
 
 COSINES = r"""
-**What this shows.** (a) Mean cosine of final features to the task's expert. (b) The same, one point per sample of
-the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
+**What this shows.** (a) Mean cosine of final features to the task's expert. (b) This cosine, one point per sample
+of the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
 validation score calibration gained over the merged model (of text: how often the first token of the answer is
 right). (d) In parameter space: cosine of $\theta_\text{model} - \theta_\text{base}$ to
 $\theta_\text{expert} - \theta_\text{base}$.
@@ -127,10 +128,10 @@ DIFFERENCES = r"""
 **What this shows.** How much better the second model scores than the first, per task and on average over tasks, with
 the interval in which the difference lies for 95 of 100 draws of such samples. Grey and open: within noise.
 
-**Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the
-interval runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples that turned, $f$
-were fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (of the average: over all tasks together).
-*Within noise*: the interval holds 0, or $p > 0.05$, since few turned samples make the interval alone too sure.
+**Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the interval
+runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples whose answer changed, $f$ were
+fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (of the average: over all tasks together).
+*Within noise*: the interval holds 0, or $p > 0.05$, since few changed answers make the interval alone too sure.
 
 **When it misleads.** The interval is about other samples, not about other calibration samples: another seed gives
 another model. Of twenty tasks without any difference one looks like one. Models that were chosen on these very
@@ -210,9 +211,9 @@ LEADERBOARD = r"""
 the test split, *interval* half the width of its 95 % interval by Student's t over calibration seeds (of three seeds it
 is wide), *normalised* the mean over tasks of the score as a share of the expert's. *drift* is the relative drift of the
 final features, *cosine* theirs to the expert's. *CPU s* and *MB* are what making the model took of the processor, and
-by how much the process grew meanwhile; experts' own passes are in it where a method needs them.
+by how much the process grew meanwhile; the experts' own passes are counted where a method needs them.
 
-**What a method needs.** *samples*: unlabelled calibration samples. *labels*: of language models the answers, which are
+**What a method needs.** *samples*: unlabelled calibration samples. *labels*: the answers of language models' samples,
 read as tokens and compared with nothing. *test data*: samples of the split that is scored. *training*: steps of
 gradient descent. *modules*: modules or whole models per task. *task*: the task of every sample, when the model is used.
 
@@ -261,9 +262,9 @@ layers before it. What is booked to a layer is its own; yet large contributions 
 """
 
 ANCHOR_ONLY = r"""
-**What this shows.** The same numbers for the anchor alone: base + ρ (merged − base), which needs no samples. Of Task
-Arithmetic with scale $s$ it is Task Arithmetic with scale $\rho s$. What calibration is worth is what it adds to this
-row, not to the merged model's.
+**What this shows.** These numbers for the anchor alone: base + ρ (merged − base), which needs no samples. For a merge
+by Task Arithmetic with scale $s$, it is Task Arithmetic with scale $\rho s$. What calibration is worth is what it adds
+to this row, not to the merged model's.
 
 **Formula.** Eq. (11), in every tensor; calibration pulls to it with strength $\lambda$.
 

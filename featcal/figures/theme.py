@@ -1,4 +1,4 @@
-"""One look for every chart: colours that stay apart for colour-blind readers, on light and on dark ground."""
+"""Give every chart one look: colours that stay apart for colour-blind readers, on light and on dark ground."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _GRID = "rgba(128, 134, 145, 0.25)"
 
 
 class Shown(str):
-    """What a chart calls a model: a text that also knows how the model is drawn.
+    """The text by which a chart calls a model, which also knows how the model is drawn.
 
-    Plain names of roles are drawn as these, so a chart takes either.
+    A plain text that names a role is drawn as that role, so a chart takes either.
     """
 
     role: str
@@ -47,12 +47,13 @@ class Shown(str):
         return shown
 
     def __reduce__(self) -> tuple[type[Shown], tuple[str, str, bool]]:
-        """For copies, which plotly makes of every text."""
+        """Rebuild with role and second: plotly copies every text, and a plain copy would lose them."""
         return Shown, (str(self), self.role, self.second)
 
 
 def colour(model: str) -> str:
-    """
+    """Return the colour of a model as "#rrggbb".
+
     >>> colour(Shown("merged, scale 0.6", "merged")) == colour("merged")
     True
     """
@@ -60,17 +61,17 @@ def colour(model: str) -> str:
 
 
 def symbol(model: str) -> str:
-    """The marker's symbol, open where it is the second of its role."""
+    """Return the marker of a model, open where the model is the second of its role."""
     return SYMBOL[_role(model)] + ("-open" if _second(model) else "")
 
 
 def open_symbol(model: str) -> str:
-    """The symbol of what is proven and not seen: open, or with a dot where the model's own is open."""
+    """Return the marker of what is proven and not seen: open, or with a dot where the model's own is open."""
     return symbol(model) + ("-dot" if _second(model) else "-open")
 
 
 def dash(model: str) -> str:
-    """The dash of a model's line."""
+    """Return the dash of a model's line."""
     return "dash" if _second(model) else "solid"
 
 
@@ -83,22 +84,24 @@ def _second(model: str) -> bool:
 
 
 def colours(count: int) -> list[str]:
-    """That many different colours of answers or classes; beyond ten, neighbours are hard to tell apart by eye.
+    """Return `count` different colours of answers or classes; beyond ten, the eye hardly tells neighbours apart.
 
     >>> len(set(colours(100)))
     100
     """
     if count <= len(OTHERS):
         return list(OTHERS[:count])
+    # Lightness turns in threes and chroma in twos, so neighbours in hue differ in more than hue.
     return [_oklch((0.58, 0.72, 0.46)[i % 3], 0.11 if i % 2 else 0.15, 360 * i / count) for i in range(count)]
 
 
 def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """A colour of Ottosson's OKLCH (hue in degrees) as "#rrggbb", clipped to what a screen shows."""
+    """Convert a colour of Ottosson's OKLCH (hue in degrees) to "#rrggbb", clipped to what a screen shows."""
     a, b = chroma * cos(radians(hue)), chroma * sin(radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    # The two matrices and the cubes are those of Ottosson's definition (OKLCH to linear sRGB).
     linear = (
         4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
         -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
@@ -109,7 +112,8 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
 
 
 def finish(figure: go.Figure, height: int) -> go.Figure:
-    """Transparent ground, legend in a row above the panels, grid and margins as everywhere; replaces what there was."""
+    """Set what all charts share: transparent ground, legend in a row above the panels, grid and margins; what was set
+    of these before is replaced."""
     figure.update_layout(
         overwrite=True,  # plotly takes three times as long to merge
         height=height,
@@ -127,13 +131,13 @@ def finish(figure: go.Figure, height: int) -> go.Figure:
 
 
 def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
-    """Horizontal axes over tasks, whose names may be long: the axis shows their beginning, hovering the whole."""
+    """Label a horizontal axis of tasks, whose names may be long, with their beginnings; hovering shows the whole."""
     names = {label(task): label(shorten(task, 24)) for task in tasks}
     figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
-    """Horizontal axes over layers in forward order, with names short enough to stand side by side."""
+    """Label a horizontal axis of layers, in forward order, with names short enough to stand side by side."""
     names = [
         layer.replace("encoder block ", "enc ").replace("decoder block ", "dec ").replace("coder embeddings", "c emb")
         for layer in layers

@@ -1,4 +1,4 @@
-"""What the numbers of a chart come from, as the command and as the lines of Python that give the same numbers.
+"""Say which command and which lines of Python give the numbers of a chart.
 
 Charts and tables are made of a few measurements. Which one, on which samples and of which models is one small value,
 `Measured`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.

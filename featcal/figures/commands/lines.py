@@ -1,4 +1,4 @@
-"""The command lines and the lines of Python that give the numbers of a measurement."""
+"""Write the command lines and the lines of Python that give the numbers of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_ALL_MODELS = ("compare", "features")
 
 
 def commands(measured: Measured) -> tuple[str, ...]:
-    """The command lines: one per model where the command takes one at a time, of a sweep one per grid.
+    """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
 
     >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), View(64, "validation")))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
@@ -27,7 +27,7 @@ def commands(measured: Measured) -> tuple[str, ...]:
 
 
 def python(measured: Measured) -> str:
-    """The lines of Python.
+    """Return the lines of Python that print the numbers.
 
     >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), View(None, "test"))))
     from featcal import evaluate, open_session
@@ -101,12 +101,12 @@ def _lines_of_all(measured: Measured) -> str:
 
 
 def _sort_key(name: str) -> tuple[bool, str]:
-    """Classes first."""
+    """Sort classes first."""
     return not name[0].isupper(), name
 
 
 def _arguments(on: View, whole: bool) -> list[str]:
-    """Of a view; a split that is left to the suite is not said, but a whole split is where that is the default."""
+    """Write a view as arguments: a split only where it was chosen, "samples=None" only where the default is not all."""
     said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
     said += [] if on.split is None else [f"split={on.split!r}"]
     return [*said, f"seed={on.seed!r}"]

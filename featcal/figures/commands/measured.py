@@ -1,5 +1,4 @@
-"""What the numbers of a chart come from: one of a few measurements, on which samples and of which models, as one small
-value."""
+"""Describe the origin of a chart's numbers as one small value: which measurement, on which samples, of which models."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class Kind:
     Args:
         command: of the command line.
         flags: what this measurement needs beyond the command's own options.
-        keywords: the same of the function in Python.
+        keywords: what it needs beyond the defaults of the function in Python.
         where: of the numbers in the command's document; TASK is every task, `[]` every entry of a list.
         read: of the numbers in Python, from `ledger`, `scores` or `clouds`, `session` and `model` or `models`.
         note: what the reader of command and lines should know besides; "" for nothing.
@@ -102,7 +101,7 @@ KINDS = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class Measured:
-    """What the numbers of a chart come from.
+    """The origin of a chart's numbers.
 
     Args:
         what: one of `KINDS`.
@@ -125,5 +124,5 @@ class Measured:
 
     @property
     def kind(self) -> Kind:
-        """How it is measured."""
+        """Return the kind of measurement that `what` names."""
         return _KINDS[self.what]

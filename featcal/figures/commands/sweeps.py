@@ -1,4 +1,4 @@
-"""A sweep as command lines and as lines of Python: a few grids that hold its calibrations and no others."""
+"""Write a sweep as command lines and as lines of Python: a few grids that hold its calibrations and no others."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Box = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Grid:
-    """Combinations of values over the other options of one calibration, as names have them."""
+    """Combinations of values over the other options of one calibration, written as in models' names."""
 
     values: Box
     options: tuple[tuple[str, str], ...]
 
 
 def grids(names: Iterable[str]) -> list[Grid]:
-    """Grids that hold these calibrations and no others; models that are none are passed over.
+    """Return grids that hold these calibrations and no others; models that are not calibrations are passed over.
 
     Args:
-        names: full ones, which say lam, rho and alpha (`featcal.session.model_names.full_name`).
+        names: full names, which say lam, rho and alpha (`featcal.session.model_names.full_name`).
     """
     found: dict[tuple[tuple[str, str], ...], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
@@ -41,7 +41,7 @@ def grids(names: Iterable[str]) -> list[Grid]:
 
 
 def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
-    """Boxes that hold these points and no others.
+    """Return boxes that hold these points and no others.
 
     >>> boxes([("1", "a"), ("2", "a"), ("1", "b"), ("2", "b"), ("3", "b")])
     [(('1', '2'), ('a',)), (('1', '2', '3'), ('b',))]
@@ -51,12 +51,13 @@ def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
         joined: dict[Box, list[str]] = {}
         for box in found:
             joined.setdefault(box[:axis] + box[axis + 1 :], []).extend(box[axis])
+        # Boxes that differ in this axis alone become one; the next axis joins what came of it.
         found = [(*rest[:axis], tuple(values), *rest[axis:]) for rest, values in joined.items()]
     return found
 
 
 def commands(measured: Measured) -> tuple[str, ...]:
-    """One line per grid; grids with options that the command does not have are passed over."""
+    """Return one command line per grid; grids with options that the command does not have are passed over."""
     lines = []
     for grid in grids(measured.models):
         options = list(_options(grid))
@@ -69,7 +70,7 @@ def commands(measured: Measured) -> tuple[str, ...]:
 
 
 def python(measured: Measured) -> str:
-    """The same, of all grids."""
+    """Return lines of Python that run all grids and print every point."""
     lines = [
         "from featcal import Grid, View, open_session, run_sweep",
         "",
@@ -88,7 +89,7 @@ def python(measured: Measured) -> str:
 
 
 def _options(grid: Grid) -> Iterator[str | None]:
-    """Words of the command line; None for what it cannot say."""
+    """Yield the words of the command line; None for an option that the command does not have."""
     for option, text in grid.options:
         flag = option.replace("_", "-")
         if option in _VALUES:

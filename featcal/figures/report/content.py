@@ -1,4 +1,4 @@
-"""What a report holds: plain values that every layout draws."""
+"""Hold what a report shows, as plain values that every layout draws."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Table:
 
     Args:
         frame: a missing number is shown as a dash.
-        units: of its columns; "" where names say them.
-        digits: decimals of numbers; of a column whose name says "%" there is one.
+        units: of the columns; "" where their names say them.
+        digits: decimals of numbers; a column whose name says "%" has one.
     """
 
     caption: str
@@ -32,7 +32,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers."""
+        """Say of every column whether it holds numbers."""
         return [bool(pd.api.types.is_numeric_dtype(kind)) for kind in self.frame.dtypes]
 
     @property
@@ -52,7 +52,7 @@ def _cell(value: object, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart and what those get who cannot see it.
+    """A chart, and the words for those who cannot see it.
 
     Args:
         name: of its file, and of the place in a page: letters, digits and hyphens.
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A sample that is shown: what was said of it, and its picture (`data:` address) or its text."""
+    """A sample that is shown: its caption, and its picture (`data:` address) or its text."""
 
     caption: str
     picture: str | None

@@ -1,4 +1,5 @@
-"""A report as one file of HTML. It names no other file and no host, and its policy forbids asking for one."""
+"""Lay a report out as one file of HTML, which names no other file and no host, and whose policy forbids asking for
+one."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from featcal.figures.report.content import Content
 
 
 def page(content: Content) -> str:
-    """The whole file. Everything that came from elsewhere is escaped where it is put in."""
+    """Return the whole file; everything that others wrote is escaped where it is put in."""
     scripts = {"plotly": get_plotlyjs(), "script": _resource("draw.js")}
+    # StrictUndefined: a misspelt name in the template fails here, instead of leaving a gap in the report.
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html.jinja"))
     return template.render(
         content=content,
@@ -29,13 +31,14 @@ def page(content: Content) -> str:
 
 
 def _figures(content: Content) -> str:
-    """Name → figure as JSON, which holds no `<` and so cannot end the element that it stands in."""
+    """Return name → figure as JSON."""
     inner = ",".join(f'"{figure.name}":{figure.chart.to_json()}' for figure in content.figures)
+    # Without any "<" the JSON cannot end the script element that it stands in.
     return f"{{{inner}}}".replace("<", "\\u003c")
 
 
 def _digest(script: str) -> str:
-    """What the policy of a page knows a script by."""
+    """Return the hash by which the page's policy knows a script."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""A report as Markdown, for an appendix: tables, the names of its figures' files, commands."""
+"""Lay a report out as Markdown, for an appendix: tables, the names of its figures' files, commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featcal.figures.report.content import Content, Part, Table
 
 
 def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> str:
-    """The whole file.
+    """Return the whole file.
 
     Args:
         drawn: name of a figure → the path of its file, relative to this one.
@@ -57,6 +57,6 @@ def _code(text: str) -> str:
 
 
 def _block(text: str, language: str) -> str:
-    """A block of code; its fence is longer than any in the text."""
+    """Return a block of code whose fence is longer than any in the text."""
     fence = "`" * max([3, *(len(one) + 1 for one in re.findall("`+", text))])
     return f"{fence}{language}\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""Everything that a report shows, measured."""
+"""Measure everything that a report shows."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MOST_MAPS = 8
 
 @dataclass(frozen=True)
 class Asked:
-    """What a report is made of.
+    """The order of a report.
 
     Args:
-        reference: of the suite, as its commands name it.
+        reference: the suite, as its commands name it.
         names: of the models by what charts call them, the one that others are compared with first.
         on: samples that drift is measured on.
     """
@@ -55,7 +55,7 @@ class Asked:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
     def measurement(self, what: str, on: View, *more: str) -> Measured:
-        """The origin of numbers of the models that are shown, and of `more`."""
+        """Return the origin of numbers of the models that are shown, and of `more`."""
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
@@ -63,7 +63,8 @@ def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
-        InputError, NumericalError: as `Session.ledger` and `Session.scores`; a suite without answers has no scores.
+        InputError: a model that cannot be opened or measured, or samples that cannot be read.
+        NumericalError: features or scores that are not finite.
     """
     session = asked.session
     options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
@@ -89,7 +90,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
 
 
 def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
-    """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
+    """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
@@ -112,7 +113,7 @@ def _summary(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores]) -
 
 
 def _sentences(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores], first: str) -> Iterator[str]:
-    """What stands out, in words."""
+    """Say in words what stands out."""
     for shown, ledger in ledgers.items():
         booked = ledger_tables.attribution(ledger, tables.ALL_TASKS)
         most = booked.loc[booked["share"].idxmax()]
@@ -159,7 +160,7 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
     }
     counts = found.average.counts
     turned = (
-        "No single answer is right or wrong. "
+        "No answer by itself is right or wrong. "
         if counts is None
         else (f"{counts.fixed} wrong answers of {first} are right in {second}, {counts.broken} right ones are wrong. ")
     )
@@ -168,13 +169,14 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
         f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
         "shown; a sample's number is its place in the source."
     )
-    title = f"What turned from {first} to {second}"
+    title = f"Answers that changed from {first} to {second}"
+    # `featcal compare` takes exactly two models, however many the report shows.
     measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
     return Part(
         title,
         said,
         (),
-        (Table("Difference and samples that turned", table, "scores in %, differences in points", 1),),
+        (Table("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
         thumbnails,
         measured,
     )

@@ -1,4 +1,4 @@
-"""What charts call models: short names without markup, in the colours of four roles."""
+"""Name models for charts: short names without markup, in the colours of four roles."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LABEL = 28
 
 
 def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
-    """Models of a report as charts call them (`Shown`) → their names with every option that tells them from others of
-    the suite.
+    """Map models of a report, named as charts name them (`Shown`), to their full names, which have every option that
+    tells them from other models of the suite.
 
     Raises:
         InputError: more models of one role than charts can tell apart, or a name that stands for nothing.
@@ -38,7 +38,7 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
 
 
 def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
-    """Models by what charts call them (`Shown`); the second of a role is drawn as that.
+    """Map what charts call models (`Shown`) to the models; the second of a role is drawn as such.
 
     Args:
         named: the name that somebody wrote, and the model that it stands for.
@@ -47,6 +47,7 @@ def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
     roles: list[str] = []
     for text, model in named:
         role, label = _role(text), _label(text, model)
+        # A plain role's name means the suite's own model of that role: nothing else may be called by it.
         while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
         one_expert = text.startswith("expert:")  # beside every expert on its own task, which pages add
@@ -56,7 +57,8 @@ def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
 
 
 def _role(text: str) -> str:
-    """Whose colours a model has: a merge those of the merged model, a folder with a record those of a calibration."""
+    """Return the role whose colours a model has: merged for any merge, calibrated for a folder with a calibration's
+    record."""
     kind = model_name(text).kind
     if kind != REFERENCE:
         return kind if kind in ROLES else "merged"
@@ -68,7 +70,7 @@ def _role(text: str) -> str:
 
 
 def _label(text: str, model: ModelId) -> str:
-    """A short name without what Markdown or plotly would draw."""
+    """Return a short name without anything that Markdown or plotly would draw."""
     if isinstance(model, CalibrationConfig) and text != "calibrated":
         text = f"calibrated λ {exactly(model.lam)} ρ {exactly(model.rho)} α {exactly(model.alpha)}"
     elif model_name(text).kind == REFERENCE:

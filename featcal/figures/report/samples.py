@@ -1,4 +1,4 @@
-"""The samples whose answer turned from one model to the other, with their pictures or texts."""
+"""Pick samples whose answer changed from one model to the other, with their pictures or texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featcal.samples.sources import Samples
 from featcal.system.formatting import shorten
 
 MOST = 12
-"""Samples of a task that are shown."""
+"""Samples of a task that are shown, at most."""
 SIDE = 96
 """Pixels of a picture's longer side, at most."""
 LETTERS = 300
@@ -24,7 +24,8 @@ LETTERS = 300
 
 
 def find_turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
-    """Positions of the samples that became right, and of those that became wrong; none where no single answer is."""
+    """Return positions of the samples that became right, and of those that became wrong; none where no answer is
+    either."""
     was, now = before.right, after.right
     if was is None or now is None:
         return [], []
@@ -34,8 +35,8 @@ def find_turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[in
 
 
 def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]:
-    """Some of the samples whose answer turned from the first of two models to the second, half of each kind where
-    there are so many.
+    """Yield some of the samples whose answer changed from the first of two models to the second, half of each kind
+    where there are so many.
 
     Args:
         data: the samples that were scored, as people see them.
@@ -53,7 +54,7 @@ def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[
 
 
 def data_address(picture: Image.Image) -> str:
-    """A picture as the address that holds all of it, no larger than `SIDE`."""
+    """Return a picture, no larger than `SIDE`, as a `data:` address that holds all of it."""
     small = picture.copy()
     small.thumbnail((SIDE, SIDE))
     written = BytesIO()

@@ -1,4 +1,4 @@
-"""What the numbers of a report depend on: models and their options, samples, versions, files."""
+"""List what the numbers of a report depend on: models and their options, samples, versions, files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.versions import all_versions
 
 
 def settings(session: Session, names: Mapping[str, str], on: View, final: View) -> tuple[Table, ...]:
-    """Tables of models, calibrations, samples, versions and hashes.
+    """Return tables of models, calibrations, samples, versions and hashes.
 
     Args:
         names: of the models, by what the report calls them.
@@ -56,7 +56,7 @@ def settings(session: Session, names: Mapping[str, str], on: View, final: View) 
 
 
 def _hashes(session: Session) -> list[tuple[str, str, str]]:
-    """Of the suite's content and of every file of weights."""
+    """Return origin, file and hash of the suite's content and of every file of weights."""
     content = hashlib.sha256(session.family.suite.model_dump_json().encode()).hexdigest()
     weights = input_hashes(session.family).items()
     return [

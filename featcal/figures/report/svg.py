@@ -1,4 +1,5 @@
-"""Figures as SVG files. Plotly draws in a browser: kaleido starts the Chrome or Chromium of this machine for it."""
+"""Draw figures as SVG files. Plotly draws in a browser: kaleido starts the Chrome or Chromium of this machine for
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ NEEDS = (
 
 
 def can_draw() -> bool:
-    """Whether kaleido and a browser for it are here."""
+    """Say whether kaleido and a browser for it are here."""
     if find_spec("kaleido") is None:
         return False
     from choreographer.browsers import Chromium
@@ -26,7 +27,7 @@ def can_draw() -> bool:
 
 
 def draw(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
-    """Write every figure; name → file name. The browser that draws them is given nothing but files of this machine."""
+    """Write every figure and return name → file name; the browser that draws them gets nothing but local files."""
     import kaleido
     from kaleido import PageGenerator
 
@@ -39,6 +40,6 @@ def draw(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
         }
         for figure in figures
     ]
-    page = PageGenerator(mathjax=False)  # which would come from elsewhere
+    page = PageGenerator(mathjax=False)  # MathJax would be fetched from a host
     kaleido.write_fig_from_object_sync(jobs, kopts={"page_generator": page})
     return found

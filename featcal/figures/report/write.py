@@ -20,7 +20,7 @@ from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
 MODELS = ("merged", "calibrated")
-"""What a report shows unless somebody says otherwise."""
+"""Models of a report unless others are named."""
 
 
 def write_report(
@@ -32,7 +32,7 @@ def write_report(
     on: View | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """A report of some models of a suite.
+    """Write a report of some models of a suite.
 
     Args:
         reference: of the suite, as its commands are to name it.
@@ -46,7 +46,8 @@ def write_report(
         file, `notes`.
 
     Raises:
-        InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
+        InputError: `out` cannot be written, models cannot be shown together, or one cannot be opened or measured.
+        NumericalError: features or scores that are not finite.
     """
     beside = free(out)
     asked = Asked(session, reference, name_models(models, session), on or View())
@@ -61,6 +62,7 @@ def write_report(
         else:
             places = _figures(content, beside)
             drawn, written = list(places.values()), markdown.document(content, places)
+        # Figures are in place already: without the text that names them nobody would know what they are.
         with _remove_on_failure(beside if drawn else None):
             put_new(out, written)
     except OSError as error:
@@ -69,7 +71,7 @@ def write_report(
 
 
 def report_command(reference: str, names: Sequence[str], on: View) -> str:
-    """The command line that writes the same report.
+    """Return the command line that writes this report.
 
     >>> report_command("clip-mini", ["merged"], View(16))
     'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
@@ -81,18 +83,18 @@ def report_command(reference: str, names: Sequence[str], on: View) -> str:
 
 
 def free(out: Path, *more: Path) -> Path | None:
-    """The folder of the figures that go beside the file; None where they are in it.
+    """Check that a report can be written, and return the folder of the figures beside it; None where they are inside.
 
     Args:
         more: other files that are to be written with it.
 
     Raises:
-        InputError: another ending, or a place that is taken or not there.
+        InputError: another ending, a folder that is not there, or a place that is taken.
     """
     if out.suffix not in (".html", ".md"):
         raise InputError(f"{out}: a report ends in .html (one file) or .md (Markdown, figures beside it)")
     if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is no folder; make it first")
+        raise InputError(f"{out.parent} is not a folder; make it first")
     beside = out.with_name(f"{out.stem}-figures") if out.suffix == ".md" else None
     for place in (out, beside, *more):
         if place is not None and place.exists():
@@ -101,7 +103,9 @@ def free(out: Path, *more: Path) -> Path | None:
 
 
 def _figures(content: Content, folder: Path) -> dict[str, str]:
-    """Draw all figures into a folder that is there when all of them are; name → path from beside it."""
+    """Draw all figures into a folder that is there only when all of them are; return name → path relative to the
+    report."""
+    # A folder that appears whole by its renaming: a stopped report leaves none that looks finished.
     drawing = temporary_path(folder)
     drawing.mkdir()
     try:
@@ -118,7 +122,7 @@ def _figures(content: Content, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _remove_on_failure(folder: Path | None) -> Iterator[None]:
-    """A folder that is of no use without what the `with` does is removed where that fails."""
+    """Remove a folder that is of no use without what the `with` does, where that fails."""
     try:
         yield
     except BaseException:
