@@ -36,7 +36,7 @@ CHUNK = 8
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One task: `value` in 0-1, what the model said and what was right."""
+    """The score of one task: `value` in 0-1, the answers of the model and the right ones."""
 
     metric: str
     value: float
@@ -49,7 +49,7 @@ class TaskScore:
         return len(self.labels)
 
     def answers(self) -> list[dict[str, int | str]]:
-        """One row per sample, in their order: what the model said and what is right."""
+        """Return one row per sample, in their order: what the model said and what is right."""
         said, right = (
             one.tolist() if isinstance(one, Tensor) else list(one) for one in (self.predictions, self.labels)
         )
@@ -57,8 +57,8 @@ class TaskScore:
 
     @property
     def right(self) -> Bool[Tensor, " n"] | None:
-        """Which answers are right, blanks around a text aside; None where the metric judges no single answer (a rank
-        correlation)."""
+        """Say of every answer whether it is right, blanks around a text aside; None where the metric judges no single
+        answer (a rank correlation)."""
         if self.metric == "spearman":
             return None
         if isinstance(self.predictions, Tensor):
@@ -79,11 +79,11 @@ class Scores:
 
     @property
     def average(self) -> float:
-        """Unweighted mean over tasks."""
+        """Return the unweighted mean over tasks."""
         return sum(score.value for score in self.tasks.values()) / len(self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """The public document of `featcal evaluate --json`."""
+        """Return the public document of `featcal evaluate --json`."""
         return {
             "suite": self.suite,
             "model": self.model,
@@ -93,7 +93,7 @@ class Scores:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per task: task, metric, value, n."""
+        """Return one row per task: task, metric, value, n."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -102,7 +102,7 @@ class Scores:
 
 
 def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> dict[str, Head]:
-    """Heads of models by task, where class prompts make them; none where every model has its own.
+    """Make the heads of models by task, where class prompts make them; none where every model has its own.
 
     Raises:
         InputError: class names or a text tower are missing.
@@ -113,10 +113,11 @@ def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> 
 
 
 def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:
-    """One model on samples with known answers, part by part: top-1 accuracy of classes, the task's own metric of text.
+    """Score one model on samples with known answers, part by part: top-1 accuracy of classes, the task's own metric of
+    text.
 
     Args:
-        head: of `scoring_heads`; a model's own head for the task comes before it.
+        head: from `scoring_heads`; a model's own head for the task comes before it.
 
     Raises:
         NoScores: labels, answers or a head are missing.
@@ -139,7 +140,7 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) 
 
 
 def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
-    """How often the largest score is that of the right class, or of the first token of the right answer.
+    """Measure how often the largest score is that of the right class, or of the first token of the right answer.
 
     Raises:
         InputError: labels or answers are missing, or count other classes than the head's.
@@ -159,14 +160,15 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> Task
 
 
 def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str, Tensor]) -> TaskScore:
-    """Rank correlation of the cosines between the embeddings of two texts with how alike they are said to be.
+    """Measure the rank correlation of the cosines between the embeddings of two texts with how alike they are said to
+    be.
 
     Args:
         drawn: the first texts, with the numbers as answers.
         second: inputs of the second texts.
 
     Raises:
-        InputError: an answer that is no number, or all of them the same.
+        InputError: an answer that is not a number, or all of them equal.
         NumericalError: embeddings that are not finite.
     """
     assert drawn.targets is not None
@@ -180,18 +182,19 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
     cosines = torch.nn.functional.cosine_similarity(apart[0], apart[1])
     if not bool(torch.isfinite(cosines).all()):
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
+    # Answers are texts everywhere, also these: the metric reads them as numbers again.
     said = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
     return TaskScore("spearman", METRICS["spearman"](said, drawn.targets), said, drawn.targets)
 
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
-    """What a model's head for a task takes, float32 on the CPU."""
+    """Return the features that a model's head for a task takes, float32 on the CPU."""
     features = final_features(family.adapter, model, family.head(), batches, family.compute)
     return map_features(model, task, features).float().cpu()
 
 
 def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
-    """The score of all parts of a split together."""
+    """Return the score of all parts of a split together."""
     if len(parts) == 1:
         return parts[0]
     metric = parts[0].metric
@@ -200,11 +203,16 @@ def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
         return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels)
     answered = tuple(text for part in parts for text in part.predictions)
     right = tuple(str(text) for part in parts for text in part.labels)
+    # Scored anew: a rank correlation of a whole is not the mean of its parts'.
     return TaskScore(metric, METRICS[metric](answered, right), answered, right)
 
 
 def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
-    """The task's class names from the suite file or its source; InputError if there are none."""
+    """Return the task's class names from the suite file or its source.
+
+    Raises:
+        InputError: the suite file gives no such samples, or neither place has names.
+    """
     spec = family.suite.task(task)
     source = spec.source(split)
     if spec.classes is not None:

@@ -1,4 +1,4 @@
-"""Whether a model still generates: its own continuations, and how likely the experts' answers are under it.
+"""Check whether a model still generates: its own continuations, and how likely the experts' answers are under it.
 
 A repair can bring features closer to the experts' under teacher forcing, where every token before is right, and yet
 leave a model that repeats itself without an end. So a calibrated model that generates is held against the merged model
@@ -36,7 +36,7 @@ UNLIKELIER = 1.25
 ERRORS = 2.0
 """Standard errors of a perplexity's logarithm that chance is given on top."""
 FARTHER = 0.05
-"""By how much the distance of next-token distributions to the expert's may exceed the merged model's, of 1."""
+"""Amount by which the distance of next-token distributions (0-1) to the expert's may exceed the merged model's."""
 TOGETHER = 8
 """Prompts that are answered at a time."""
 _LARGEST = 700.0
@@ -45,7 +45,7 @@ _LARGEST = 700.0
 
 @dataclass(frozen=True)
 class Reading:
-    """One model on the prompts of one task."""
+    """Measurements of one model on the prompts of one task."""
 
     repetition: float
     """Mean share, 0-1, of an answer's runs of `GRAM` tokens that were in it before."""
@@ -54,7 +54,7 @@ class Reading:
     ended: float | None
     """Share of answers, 0-1, that the model ends by itself; None where it names no token for that."""
     perplexity: float
-    """Of the expert's own answers, at least 1: exp of their mean negative log-probability per token."""
+    """Perplexity of the expert's own answers, at least 1: exp of their mean negative log-probability per token."""
     distance: float
     """Total variation between the next-token distributions of model and expert along the expert's answers, 0-1,
     mean over tokens."""
@@ -65,7 +65,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class TaskCanary:
-    """One task: its expert, the model held against, and the model."""
+    """Measurements of one task: its expert, the model held against, and the model."""
 
     prompts: int
     expert: Reading
@@ -74,7 +74,7 @@ class TaskCanary:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why generation counts as broken; none where it does not."""
+        """Say why generation counts as broken; return nothing where it does not."""
         expert, before, after = self.expert, self.against, self.model
         found = []
         if after.loops > max(before.loops, expert.loops) + MORE:
@@ -90,7 +90,7 @@ class TaskCanary:
 
 @dataclass(frozen=True)
 class Canary:
-    """Generation of one model against another one, task by task."""
+    """Generation of one model held against another's, task by task."""
 
     suite: str
     model: str
@@ -99,7 +99,7 @@ class Canary:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why generation counts as broken, task by task; none where it does not."""
+        """Say why generation counts as broken, task by task; return nothing where it does not."""
         return tuple(f"{task}: {reason}" for task, one in self.tasks.items() for reason in one.reasons)
 
     @property
@@ -107,7 +107,7 @@ class Canary:
         return bool(self.reasons)
 
     def to_json(self) -> dict[str, Any]:
-        """The public document of `featcal canary --json`, and `canary` of a record."""
+        """Return the public document of `featcal canary --json`, which is also `canary` of a record."""
         return {
             "suite": self.suite,
             "model": self.model,
@@ -122,14 +122,14 @@ class Canary:
 def canary(
     family: Family, model: Weights, against: Weights | None = None, *, seed: int = 42, progress: Progress = silent
 ) -> Canary:
-    """Let experts, model and what it is held against answer the same prompts.
+    """Let the experts, the model and the one it is held against answer the same prompts.
 
-    Greedy decoding, on tasks that have calibration samples. One whole model is in memory at a time, in the compute
+    Decoding is greedy, on tasks that have calibration samples. One whole model is in memory at a time, in the compute
     dtype, with the experts' distributions over the answers of one task.
 
     Args:
         against: left out, the suite's merged model.
-        seed: decides which calibration samples the prompts are of.
+        seed: decides which calibration samples give the prompts.
 
     Raises:
         InputError: models that generate no text, a suite without calibration samples, or a model with a map or a head
@@ -155,6 +155,7 @@ def canary(
         try:
             readings = [_reading(teacher, answers, theirs)]
             del teacher  # one whole model at a time
+            # The merged model checked against itself is run once: both readings are the same.
             models = (model,) if held is model else (held, model)
             pupils = (Pupil(family.generator(one), batches, TOKENS) for one in models)
             readings += [_reading(pupil, answers, theirs) for pupil in pupils]
@@ -166,18 +167,18 @@ def canary(
 
 
 def unchecked_tasks(family: Family) -> list[str]:
-    """Tasks without calibration samples: there are no prompts of them."""
+    """Return the tasks without calibration samples, which give no prompts."""
     return [task for task, spec in family.suite.tasks.items() if spec.calibration is None]
 
 
 def note_unchecked(family: Family) -> list[str]:
-    """A note on those tasks; none where every task has prompts."""
+    """Return a note on the tasks that have no prompts; none where every task has some."""
     left = ", ".join(f"'{task}'" for task in unchecked_tasks(family))
     return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
 
 
 def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
-    """A model beside the expert's answers and the expert's distributions along them."""
+    """Measure a model on the expert's answers, against the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []
     for answer, distribution, said in zip(answers, theirs, pupil.log_probabilities(answers), strict=True):
@@ -191,6 +192,7 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
         sum(repeated) / len(repeated),
         sum(one >= LOOP for one in repeated) / len(repeated),
         sum(int(one[-1]) in pupil.ends for one in pupil.answers) / len(answers) if pupil.ends else None,
+        # A mean above it would overflow; so large a perplexity counts as broken all the same.
         math.exp(min(mean, _LARGEST)),
         distance,
         _error(answered, [len(one) for one in nats]),
@@ -198,7 +200,8 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
 
 
 def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
-    """Standard error of a ratio of sums, `sum(sums) / sum(counts)`, whose terms come in pairs; 0 of a single pair.
+    """Return the standard error of a ratio of sums, `sum(sums) / sum(counts)`, over pairs of terms; 0 for a single
+    pair.
 
     >>> _error([1.0, 3.0], [1, 1])
     1.0
@@ -209,7 +212,7 @@ def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def repetition(answer: Sequence[int]) -> float:
-    """Share of an answer's runs of `GRAM` tokens that were in it before; 0 where there are none.
+    """Return the share of an answer's runs of `GRAM` tokens that were in it before; 0 where there are none.
 
     >>> repetition([1, 2, 1, 2, 1, 2, 1])
     0.5

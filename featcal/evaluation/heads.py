@@ -1,4 +1,4 @@
-"""Heads: class prompts, a vocabulary, a classifier of a task's own, bare or behind a pooler. Each is a `Head`."""
+"""Score features by a head: class prompts, a vocabulary, a classifier of a task's own, bare or behind a pooler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.errors import InputError
 
 @dataclass(frozen=True)
 class CosineHead:
-    """z = scale * prompts @ h / ||h||, CLIP's zero-shot classifier."""
+    """CLIP's zero-shot classifier, z = scale * prompts @ h / ||h||."""
 
     prompts: Float[Tensor, "c k"]
     """Unit rows, one per class."""
@@ -29,13 +29,14 @@ class CosineHead:
         return self.scale * torch.nn.functional.normalize(features, dim=1) @ self.prompts.to(features).mT
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """scale * sigma_max(prompts) / d_min, d_min the distance of the segment expert-model from the origin.
+        """Return scale * sigma_max(prompts) / d_min, d_min the distance of the segment expert-model from the origin.
 
-        The Jacobian of h / ||h|| has norm 1 / ||h||, so this is a true upper bound; infinite for a segment
-        through the origin.
+        The Jacobian of h / ||h|| has norm 1 / ||h||, so this is a true upper bound; infinite for a segment through the
+        origin.
         """
         e = model - expert
         square = e.square().sum(1)
+        # `tiny` keeps a segment of length 0 from dividing by 0: t is 0 there, the point itself.
         t = (-(expert * e).sum(1) / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(0, 1)
         nearest = (expert + t[:, None] * e).norm(dim=1)
         bound: Tensor = self.scale * torch.linalg.matrix_norm(self.prompts.to(expert), ord=2) / nearest
@@ -44,13 +45,13 @@ class CosineHead:
 
 @dataclass(frozen=True)
 class LinearHead:
-    """z = scale * weight @ h, a language model's head on its final normed state; its scores are of tokens.
+    """A language model's head on its final normed state, z = scale * weight @ h; its scores are of tokens.
 
     Where the model has a `softcap` its scores are cap * tanh(z / cap).
     """
 
     read: Callable[[], Float[Tensor, "c k"]]
-    """Gives the weight; a vocabulary-sized matrix of every expert is not held all the time."""
+    """Read the weight; a vocabulary-sized matrix of every expert is not held all the time."""
     scale: float = 1.0
     softcap: float | None = None
     classes: None = None
@@ -59,8 +60,9 @@ class LinearHead:
         return cap_scores(self.scale * features @ self.read().to(features).mT, self.softcap)
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """|scale| * sigma_max(weight), the same for every sample; tanh has no slope above 1."""
+        """Return |scale| * sigma_max(weight), equal for every sample; tanh has no slope above 1."""
         weight = self.read().to(expert)
+        # [k, k] instead of an SVD of the vocabulary-sized weight; its largest eigenvalue is sigma_max squared.
         gram = weight.mT @ weight
         largest = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()
         everywhere: Tensor = (abs(self.scale) * largest).expand(len(expert))
@@ -69,7 +71,7 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class ClassificationHead:
-    """z = weight @ h + bias, the classifier of one task.
+    """The classifier of one task, z = weight @ h + bias.
 
     Raises:
         InputError: shapes that do not belong together.
@@ -91,6 +93,7 @@ class ClassificationHead:
         if self.classes and len(self.classes) != rows:
             raise InputError(f"classification head: {len(self.classes)} names for {rows} classes")
         if not self.classes:
+            # The dataclass is frozen; this is its one value that others decide.
             object.__setattr__(self, "classes", tuple(str(number) for number in range(rows)))
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
@@ -98,14 +101,14 @@ class ClassificationHead:
         return torch.nn.functional.linear(features, self.weight.to(features), bias)
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """sigma_max(weight), the same for every sample."""
+        """Return sigma_max(weight), equal for every sample."""
         largest: Tensor = torch.linalg.matrix_norm(self.weight.to(expert), ord=2)
         return largest.expand(len(expert))
 
 
 @dataclass(frozen=True)
 class PooledHead:
-    """z = head(tanh(weight @ h + bias)): a classifier behind a pooler, as BERT and RoBERTa have it."""
+    """A classifier behind a pooler, as BERT and RoBERTa have it, z = head(tanh(weight @ h + bias))."""
 
     weight: Float[Tensor, "w k"]
     bias: Float[Tensor, " w"] | None
@@ -120,13 +123,13 @@ class PooledHead:
         return self.head.scores(torch.tanh(torch.nn.functional.linear(features, self.weight.to(features), bias)))
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """sigma_max(weight) times the classifier's own; tanh has no slope above 1."""
+        """Return sigma_max(weight) times the classifier's own bound; tanh has no slope above 1."""
         largest: Tensor = torch.linalg.matrix_norm(self.weight.to(expert), ord=2)
         return largest * self.head.lipschitz(expert, model)
 
 
 def stored_head(model: Weights, maps: Sequence[str], classes: tuple[str, ...]) -> Head | None:
-    """The head that lies beside a model's weights; None where it lacks one of its maps.
+    """Return the head that lies beside a model's weights; None where it lacks one of its maps.
 
     Args:
         maps: names of its linear maps, one or two (`Adapter.classifier`).

@@ -21,7 +21,7 @@ BATCH_SIZE = 64
 
 
 def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
-    """The right first token of every answer.
+    """Return the right first token of every answer.
 
     Raises:
         NoScores: the samples have no answers.
@@ -38,7 +38,7 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
 
 @torch.no_grad()
 def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
-    """What a model answers to every sample: greedy decoding by the library's own `generate`.
+    """Generate a model's answer to every sample: greedy decoding by the library's own `generate`.
 
     The whole model is in memory for this, in the compute dtype.
 
@@ -59,6 +59,8 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
         new = generator.answers(
             batch,
             max_new_tokens=limit,
+            # A `max_length` of the model's own generation config would stand beside `max_new_tokens`, and transformers
+            # warns.
             max_length=None,
             do_sample=False,
             num_beams=1,
@@ -69,7 +71,7 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
 
 
 def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:
-    """Share of answers that are the right string, surrounding blanks aside.
+    """Return the share of answers that are the right string, surrounding blanks aside.
 
     >>> exact_match(["yes", "no "], ["yes", "no"])
     1.0
@@ -78,12 +80,12 @@ def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:
 
 
 def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
-    """Rank correlation of answers read as numbers; an answer that is no number counts as 0.
+    """Return the rank correlation of answers read as numbers; an answer that is not a number counts as 0.
 
     It is 0 where all answers are the same: a constant carries no order.
 
     Raises:
-        InputError: a right answer is no number, or all of them are the same.
+        InputError: a right answer is not a number, or all of them are the same.
 
     >>> spearman(["1.0", "2.5", "4.0"], ["0.2", "3.1", "5.0"])
     1.0
@@ -99,6 +101,7 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
         raise InputError("spearman needs right answers that differ; take more samples")
     if len(set(numbers)) == 1:
         return 0.0
+    # Sums in another order differ in the last bits; a perfect correlation is to be 1.0.
     return round(float(spearmanr(numbers, expected).statistic), 12)
 
 
@@ -106,7 +109,7 @@ METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}
 
 
 def to_number(text: str) -> float:
-    """An answer as a finite number; 0 where it is none."""
+    """Read an answer as a finite number; 0 where it is not one."""
     try:
         value = float(text)
     except ValueError:

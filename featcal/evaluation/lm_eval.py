@@ -1,4 +1,4 @@
-"""Bridge to lm-evaluation-harness: run it on a checkpoint as a process of its own and read its results file."""
+"""Run lm-evaluation-harness on a checkpoint, as a process of its own, and read its results file."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()
             *_command(), "--model", "hf", "--model_args", f"pretrained={model}", "--tasks", ",".join(tasks),
             "--output_path", folder, *arguments,
         ]  # fmt: skip
+        # stdout is featcal's own document (`--json`), so the harness's tables go to stderr.
         status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         if status != 0:
             raise InputError(f"lm-eval ended with status {status} (see above); the command was: {' '.join(command)}")
@@ -49,10 +50,10 @@ def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """The document of `run_lm_eval` from a results file of lm-evaluation-harness.
+    """Read the document of `run_lm_eval` from a results file of lm-evaluation-harness.
 
     Raises:
-        InputError: the file is no results file.
+        InputError: the file is not a results file.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -82,7 +83,7 @@ def _command() -> list[str]:
         return [sys.executable, "-m", "lm_eval"]
     found = shutil.which("lm-eval") or shutil.which("lm_eval")
     if found is None:
-        raise InputError('lm-eval is not to be found; install it with: pip install "lm-eval[hf]"')
+        raise InputError('lm-eval was not found; install it with: pip install "lm-eval[hf]"')
     return [found]
 
 
@@ -91,7 +92,7 @@ def _is_metric(name: str, value: Any) -> bool:
 
 
 def _main(names: Sequence[str]) -> str:
-    """Names are `metric,filter`."""
+    """Return the metric that stands for a task; names are `metric,filter`."""
     for preferred in _PREFERRED:
         for name in names:
             if name.partition(",")[0] == preferred:

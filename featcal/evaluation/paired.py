@@ -1,9 +1,9 @@
-"""Two models on the same samples: how much better one is, how sure that is, and which samples turned.
+"""Compare two models on the same samples: how much better one is, how sure that is, and which answers changed.
 
 The samples of a split are one draw of those that could have been taken. The bootstrap draws them again, with
 replacement and within each task, and looks at how the difference of the two scores spreads; both models are scored on
 the same draw, so what they have in common cancels (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13).
-McNemar's test asks whether the samples that turned, turned in one direction (McNemar 1947; here its exact form).
+McNemar's test asks whether the answers that changed, changed in one direction (McNemar 1947; here its exact form).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:  # tables know the words below before torch is there
 Array = NDArray[np.float64]
 DRAWS, SEED, LEVEL = 5_000, 42, 0.95
 CHUNK = 2**17
-"""Samples that are drawn at a time where a score is no sum over samples."""
+"""Samples that are drawn at a time where a score is not a sum over samples."""
 FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG = "fixed", "broken", "both right", "both wrong"
 FLIPS = (FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG)
-"""What became of a sample from model A to model B."""
+"""Kinds of change from the answer of model A to that of model B."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Samples by what became of them from A to B."""
+    """Samples, counted by how the answer changed from A to B."""
 
     fixed: int
     """Wrong with A, right with B."""
@@ -47,8 +47,8 @@ class Counts:
 
     @property
     def mcnemar(self) -> float:
-        """Two-sided p of the exact McNemar test, 0-1: how often a fair coin, thrown once for every sample that turned,
-        falls at least as unevenly. 1 where none turned."""
+        """Return the two-sided p of the exact McNemar test, 0-1: how often a fair coin, thrown once for every answer
+        that changed, falls at least as unevenly. 1 where none changed."""
         from scipy.stats import binomtest
 
         turned = self.fixed + self.broken
@@ -79,20 +79,21 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """Of the exact McNemar test; of an average over tasks, the samples of all tasks are counted together."""
+        """Return the p of the exact McNemar test; for an average over tasks, the samples of all tasks are counted
+        together."""
         return None if self.counts is None else self.counts.mcnemar
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether chance explains the difference: the interval holds 0, or McNemar's p is above 0.05.
+        """Say whether chance explains the difference: the interval holds 0, or McNemar's p is above 0.05.
 
-        Where few samples turned, the interval alone is too sure: 4 that were fixed and none broken leave 0 out of it,
+        Where few answers changed, the interval alone is too sure: 4 that were fixed and none broken leave 0 out of it,
         while a coin falls as unevenly once in 8 times.
         """
         return self.low <= 0 <= self.high or (self.p is not None and self.p > 1 - LEVEL)
 
     def to_json(self) -> dict[str, Any]:
-        """Scores, their difference with its interval, the test and the counts; null where there is none."""
+        """Return scores, their difference with its interval, the test and the counts; null where there is none."""
         counts = self.counts
         document: dict[str, Any] = {"metric": self.metric} if self.metric else {}
         document |= {"n": self.n, "a": self.a, "b": self.b, "difference": self.difference, "low": self.low}
@@ -105,27 +106,27 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models of a suite on the same samples of every task."""
+    """Differences of two models of a suite on the same samples of every task."""
 
     suite: str
     split: str
     a: str
     b: str
-    """What the models are called."""
+    """Name of the second model, as `a` is of the first."""
     draws: int
     seed: int
     tasks: Mapping[str, Difference]
     average: Difference
-    """Of the unweighted means over tasks; draws are made within each task."""
+    """Difference of the unweighted means over tasks; draws are made within each task."""
 
     def to_json(self) -> dict[str, Any]:
-        """The public document of `featcal compare --json`."""
+        """Return the public document of `featcal compare --json`."""
         head = {name: getattr(self, name) for name in ("suite", "split", "a", "b", "draws", "seed")}
         tasks = {task: one.to_json() for task, one in self.tasks.items()}
         return head | {"level": LEVEL, "tasks": tasks, "average": self.average.to_json()}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per task and, last, one for the average, with every number of the document."""
+        """Return one row per task and, last, one for the average, with every number of the document."""
         import pandas as pd
 
         rows = {**self.tasks, "average": self.average}
@@ -134,7 +135,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Pair:
-    """One task's scores of both models on the same samples."""
+    """Scores of both models on the same samples of one task."""
 
     task: str
     a: TaskScore
@@ -142,7 +143,7 @@ class _Pair:
 
     @cached_property
     def turns(self) -> NDArray[np.int64] | None:
-        """`[n]`: 1 fixed, -1 broken, 0 neither; None where the metric judges no single answer."""
+        """Return `[n]`: 1 fixed, -1 broken, 0 neither; None where the metric judges no single answer."""
         before, after = self.a.right, self.b.right
         return None if before is None or after is None else after.long().numpy() - before.long().numpy()
 
@@ -154,7 +155,7 @@ class _Pair:
         return Counts(*(found.count(one) for one in FLIPS))
 
     def draw_differences(self, draws: int, seed: int) -> Array:
-        """`[draws]` differences of the score, of samples that are drawn again; seed and task decide which."""
+        """Return `[draws]` differences of the score, on samples that are drawn again; seed and task decide which."""
         rng = generator(seed, self.task)
         if self.turns is not None:
             return drawn_means(self.turns, draws, rng)
@@ -165,7 +166,7 @@ class _Pair:
 
 
 def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
-    """What became of every sample, one of `FLIPS` each, from whether A was right and whether B is.
+    """Return one of `FLIPS` for every sample, from whether A was right and whether B is.
 
     >>> flips([False, True, True, False], [True, False, True, False])
     ['fixed', 'broken', 'both right', 'both wrong']
@@ -175,7 +176,7 @@ def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
 
 
 def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comparison:
-    """What B is better or worse than A, for every task and the average over tasks.
+    """Measure how much better or worse B is than A, for every task and the average over tasks.
 
     Args:
         draws: bootstrap draws, at least 1; the ends of an interval at 5,000 draws are good to about 1 % of its width.
@@ -195,6 +196,7 @@ def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -
     for pair in pairs:
         low, high = interval(spreads[pair.task])
         tasks[pair.task] = Difference(pair.a.metric, pair.a.n, pair.a.value, pair.b.value, low, high, pair.counts())
+    # Draw i of every task makes draw i of the average; tasks are drawn independently of each other.
     low, high = interval(np.mean(list(spreads.values()), axis=0))
     total = sum(one.n for one in tasks.values())
     average = Difference(
@@ -212,24 +214,22 @@ def check_same(where: str, a: TaskScore, b: TaskScore) -> None:
 
 
 def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:
-    """`[draws]` means of n values drawn with replacement from `turned` `[n]`, each -1, 0 or 1.
-
-    How often values of one kind are drawn is multinomial, so no sample is drawn one by one. The kinds are counted from
-    that of the first sample that turned: models that change places give the same draws with the other sign.
-    """
+    """Draw `[draws]` means of n values, drawn with replacement from `turned` `[n]`, each -1, 0 or 1."""
     n, changed = len(turned), turned[turned != 0]
     if not len(changed):
         return np.zeros(draws)
+    # Kinds are counted from that of the first change, so models that change places give the same draws, negated.
     first = changed[0]
     alike = int((changed == first).sum())
     kinds = np.array([alike, len(changed) - alike, n - len(changed)])
+    # How often values of one kind are drawn is multinomial, so no sample need be drawn one by one.
     drawn = rng.multinomial(n, kinds / n, size=draws)
     means: Array = first * (drawn[:, 0] - drawn[:, 1]) / n
     return means
 
 
 def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.random.Generator) -> Array:
-    """`[draws]` differences of two Spearman correlations with `right`, of n samples drawn with replacement.
+    """Draw `[draws]` differences of two Spearman correlations with `right`, of n samples drawn with replacement.
 
     Where all values of a draw are the same its correlation is 0, as everywhere here: a constant carries no order.
     """
@@ -245,8 +245,8 @@ def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.ran
 
 
 def _centred_ranks(values: Array, times: NDArray[np.int64]) -> Array:
-    """`[draws, n]`: rank of every sample's value, ties at their middle, where sample i was drawn `times[., i]` times;
-    the mean over a draw is 0."""
+    """Return `[draws, n]` ranks of the samples' values, ties at their middle, where sample i was drawn `times[., i]`
+    times; the mean over a draw is 0."""
     _, group = np.unique(values, return_inverse=True)
     order = np.argsort(group, kind="stable")
     sizes = np.add.reduceat(times[:, order], np.flatnonzero(np.diff(group[order], prepend=-1)), axis=1)
@@ -263,13 +263,14 @@ def _correlation(left: Array, right: Array, times: NDArray[np.int64]) -> Array:
 
 
 def generator(seed: int, task: str) -> np.random.Generator:
-    """Decides which samples of a task are drawn again."""
+    """Make the random generator that decides which samples of a task are drawn again."""
+    # A hash, not `hash()`: Python's differs from process to process.
     digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 def drawn_changes(change: Array, draws: int, rng: np.random.Generator) -> Array:
-    """`[draws]` means of `change` `[n]`, whatever its values, over n samples drawn with replacement."""
+    """Draw `[draws]` means of `change` `[n]`, whatever its values, over n samples drawn with replacement."""
     n, parts = len(change), []
     step = max(1, CHUNK // n)
     for start in range(0, draws, step):
@@ -279,9 +280,9 @@ def drawn_changes(change: Array, draws: int, rng: np.random.Generator) -> Array:
 
 
 def interval(spread: Array) -> tuple[float, float]:
-    """The 2.5th and the 97.5th percentile of what was drawn."""
+    """Return the 2.5th and the 97.5th percentile of what was drawn."""
     low, high = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be 0
+    return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be exactly 0
 
 
 def _sum_counts(counts: list[Counts | None]) -> Counts | None:

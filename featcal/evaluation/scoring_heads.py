@@ -1,4 +1,4 @@
-"""Which head scores a model on a task, and which answers are right.
+"""Choose the head that scores a model on a task, and the answers that are right.
 
 A model's own head for the task comes first, else what its architecture says (`Adapter.scores_with`).
 """
@@ -25,7 +25,7 @@ from featcal.system.formatting import some
 
 
 def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head, Tensor]]:
-    """For every task the expert's head, the model's head and the right class or first token of every sample.
+    """Return, for every task, the expert's head, the model's head and the right class or first token of every sample.
 
     Raises:
         NoScores: labels, answers, class names, a text tower or a head are missing, or a task has fewer than two
@@ -37,7 +37,7 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
 
 
 def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head]]:
-    """For every task the expert's head and the model's head; needs no labels.
+    """Return the expert's head and the model's head for every task; labels are not needed.
 
     Raises:
         InputError: class names, a text tower or a head are missing, a task has fewer than two classes, or the two
@@ -46,6 +46,7 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
     experts = family.experts
     complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
     names = names_of({task: one for task, one in drawn.items() if task not in complete})
+    # With a text tower of its own, each model makes its own prompts' features; otherwise all share the base's.
     of_model = prompt_heads(family, names, dict.fromkeys(names, model))
     of_experts = prompt_heads(family, names, experts) if family.adapter.reads_prompts else of_model
     found: dict[str, tuple[Head, Head]] = {}
@@ -64,11 +65,11 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
 
 
 def head_of(family: Family, model: Weights, task: str, prompted: Head | None = None) -> Head:
-    """The head that turns a model's final features into scores of a task.
+    """Return the head that turns a model's final features into scores of a task.
 
     Args:
         model: any of the family; an expert may be asked for the task of another.
-        prompted: of `prompt_heads`, for a task that has one.
+        prompted: from `prompt_heads`, for a task that has one.
 
     Raises:
         NoScores: nobody has a head for the task.
@@ -93,7 +94,7 @@ def head_of(family: Family, model: Weights, task: str, prompted: Head | None = N
 
 
 def experts_head(family: Family, task: str) -> Head | None:
-    """The head that a task's expert brings: as a model of its own, else in its files; None if it brings none.
+    """Return the head that a task's expert brings: its own as a model, else one in its files; None if it brings none.
 
     Raises:
         NoScores: a head of one output, which tells no classes apart.
@@ -109,7 +110,7 @@ def experts_head(family: Family, task: str) -> Head | None:
 
 
 def answers_of(family: Family, model: Weights, task: str) -> Answers:
-    """What a model's decisions on a task are."""
+    """Say whether a model's decisions on a task are classes or text."""
     own = own_head(model, task)
     if own is None:
         return family.adapter.answers
@@ -117,15 +118,16 @@ def answers_of(family: Family, model: Weights, task: str) -> Answers:
 
 
 def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Mapping[str, Weights]) -> dict[str, Head]:
-    """Heads of class prompts, where the architecture has them: all models of the family have them in common, unless
-    each has a text tower of its own.
+    """Make heads of class prompts, where the architecture has them: all models of the family share them, unless each
+    has a text tower of its own.
 
     Args:
         names: of the classes, by task; prompts are made of these and the suite's templates.
         models: whose heads they are, by task.
 
     Raises:
-        InputError: as `Adapter.prompt_encoder`.
+        NoScores: the base has no text tower, or no tokenizer.
+        InputError: a tokenizer that cannot be used.
     """
     adapter, found = family.adapter, dict[str, Head]()
     if adapter.scores_with != "prompts" or not names:
@@ -133,6 +135,7 @@ def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Map
     prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
     if not adapter.reads_prompts:
         return {**zero_shot_heads(adapter, family.origin, prompts)}
+    # One encoder per model, not per task: opening a text tower takes longer than its prompts.
     for model in {id(models[task]): models[task] for task in names}.values():
         of_model = {task: prompts[task] for task in names if models[task] is model}
         found |= zero_shot_heads(adapter, family.origin, of_model, model)
@@ -146,14 +149,15 @@ def zero_shot_heads(
     tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]],
     model: Weights | None = None,
 ) -> dict[str, CosineHead]:
-    """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
+    """Make heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
     templates, normalise.
 
     Args:
         model: whose text tower makes them, where text towers are merged too; else the base's does.
 
     Raises:
-        InputError: as `Adapter.prompt_encoder`.
+        NoScores: the base has no text tower, or no tokenizer.
+        InputError: a tokenizer that cannot be used.
     """
     encode, scale = adapter.prompt_encoder(base) if model is None else adapter.prompt_encoder_of(base, model)
     heads = {}
@@ -166,18 +170,18 @@ def zero_shot_heads(
 
 
 def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:
-    """The language-modelling head of one model, which may be tied to its embedding."""
+    """Return the language-modelling head of one model, which may be tied to its embedding."""
     (name,) = adapter.scoring
     return LinearHead(lambda: model.read([name])[name], adapter.scale, adapter.softcap)
 
 
 def names_of(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:
-    """Class names by task, of the tasks whose samples have them."""
+    """Return class names by task, of the tasks whose samples have them."""
     return {task: one.class_names for task, one in drawn.items() if one.class_names is not None}
 
 
 def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor, " n"]:
-    """The right class of every sample, or the first token of its answer where the model's answers are text.
+    """Return the right class of every sample, or the first token of its answer where the model's answers are text.
 
     Raises:
         NoScores: no labels, no answers, or no class names where prompts are made of them.
@@ -195,7 +199,7 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
 
 
 def no_class_names(task: str) -> NoScores:
-    """The error for a task of which no prompts can be made."""
+    """Make the error for a task of which no prompts can be made."""
     return NoScores(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
 
 
