@@ -1,4 +1,4 @@
-"""What a job can do: kinds by name, each a function that runs in the worker and gives a document.
+"""List what a job can do: kinds by name, each a function that runs in the worker and gives a document.
 
 Whatever needs torch is imported where it runs: pages and the manager read this table too.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from featcal.family.opening import Family
 
 CHECKPOINT = "checkpoint"
-"""What a calibrated folder is called in the folder of its job."""
+"""Name of a calibrated folder in the folder of its job."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a kind gets."""
+    """The input of a kind of job."""
 
     suite: str
     args: Mapping[str, Any]
@@ -38,8 +38,8 @@ class Work:
 def calibrate(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
 
-    `args`: `options`, fields of `CalibrationConfig` (what is not given is the suite's, else the paper's), and `out`,
-    a folder to write; without it the checkpoint stays with the job.
+    `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), and `out`, a
+    folder to write; without it the checkpoint stays with the job.
 
     Returns:
         The document of `featcal calibrate --json`.
@@ -53,7 +53,7 @@ def calibrate(work: Work) -> dict[str, Any]:
     kept = work.folder / CHECKPOINT
     out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
     if out == kept:
-        shutil.rmtree(kept, ignore_errors=True)  # without a document it is not known to be whole
+        shutil.rmtree(kept, ignore_errors=True)  # without a document nobody knows that it is whole
     partial = out.with_name(f"{out.name}.partial")
     begun = partial.exists()
     try:
@@ -65,8 +65,8 @@ def calibrate(work: Work) -> dict[str, Any]:
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
-    """The options of a calibration as a job takes them: all of them, so that none is left to the suite; every part is
-    an empty list."""
+    """Return all options of a calibration as a job takes them, so that none is left to the suite; every part is an
+    empty list."""
     return {name: [] if value is None else value for name, value in asdict(config).items()}
 
 
@@ -74,7 +74,7 @@ def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
     from featcal.calibration.calibrate import all_parts, config_for
     from featcal.calibration.config import idle_options
 
-    idle = idle_options(family.adapter)  # an order names them too, as they are
+    idle = idle_options(family.adapter)  # an order names every option, also those that this architecture leaves idle
     named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
     return config_for(family, **cast("Options", named))
 
@@ -103,11 +103,11 @@ def scores(work: Work) -> dict[str, Any]:
 
 
 def sweep(work: Work) -> dict[str, Any]:
-    """Calibrate with every combination of values and measure each; what the history has is not computed again, so a
+    """Calibrate with every combination of values and measure each; results in the history are not computed again, so a
     sweep that was cancelled or died goes on where it stopped.
 
-    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples
-    per task to measure on.
+    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples per
+    task to measure on.
 
     Returns:
         The document of `featcal sweep --json`.
@@ -139,13 +139,14 @@ def report(work: Work) -> dict[str, Any]:
     from featcal.suite.views import View
 
     session, out = Session(open_family(load_suite(work.suite))), work.folder / "report.html"
-    out.unlink(missing_ok=True)  # of a process that died before its document was kept
+    out.unlink(missing_ok=True)  # left by a process that died before its document was kept
     on = View(work.args["samples"], work.args["split"], work.args["seed"])
     return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
 
 
 def compare(work: Work) -> dict[str, Any]:
-    """Measure methods side by side; finished rows are kept, so one that was cancelled or died goes on where it stopped.
+    """Measure methods side by side; finished rows are kept, so a study that was cancelled or died goes on where it
+    stopped.
 
     `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
 
@@ -175,12 +176,12 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
     "report": report,
     "compare": compare,
 }
-"""Name → what the worker calls."""
+"""Name of a kind → the function that the worker calls."""
 
 
 def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
-    """What a "calibrate" job has left, as `calibrate` gives it; its blocks stay in the job's folder, and each is read
-    from there whenever it is asked for.
+    """Read what a "calibrate" job has left, as `calibrate` returns it; its blocks stay in the job's folder, and each is
+    read from there whenever it is asked for.
 
     Raises:
         InputError: the folder is not there any more, or not of this suite.
@@ -194,12 +195,12 @@ def calibration_from(family: Family, config: CalibrationConfig, document: Mappin
 
 
 def is_gone(result: CalibrationResult) -> bool:
-    """Whether the folder that a result of `calibration_from` reads from was removed; of other results False."""
+    """Say whether the folder that a result of `calibration_from` reads from was removed; False for other results."""
     return "out" in result.record and not Path(result.record["out"]).is_dir()
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:
-    """What a "scores" job has left, as `Session.scores` gives it."""
+    """Read what a "scores" job has left, as `Session.scores` returns it."""
     import torch
 
     from featcal.evaluation.evaluate import Scores, TaskScore

@@ -1,7 +1,7 @@
-"""Start the Streamlit app; what it may and may not do is in `app/.streamlit/config.toml`.
+"""Start the Streamlit app, whose settings are in `app/.streamlit/config.toml`.
 
-The server runs in this process, so that the libraries which the first page needs are imported while the
-server starts and the browser opens, not after.
+The server runs in this process, so that the libraries which the first page needs are imported while the server starts
+and the browser opens, not after.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "fea
 # time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
 SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
-"""Of streamlit, where others use the server too: who may reach it, and the most MB of one message either way."""
+"""Options of streamlit where others use the server too: who may reach it, and the most MB of one message."""
 _warming: list[threading.Thread] = []
 
 
 def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | None = None) -> int:
-    """Run the app until it is stopped; returns the exit status.
+    """Run the app until it is stopped, and return the exit status.
 
     Args:
         extra: further options of `streamlit run`.
@@ -38,6 +38,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     if rules is not None:
         rules.to_environment()
         os.environ["HF_HUB_OFFLINE"] = "1"
+        # Nothing is fetched, and relative paths start in the folder that visitors may see.
         os.chdir(rules.roots[0])
         address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
     from streamlit.web import cli
@@ -50,7 +51,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     try:
         return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
     finally:
-        gc.unfreeze()  # what is never collected is told as leaked by libraries, a screenful at every Ctrl-C
+        gc.unfreeze()  # else libraries report what was never collected as leaked, a screenful at every Ctrl-C
 
 
 def wait_until_warm() -> None:
@@ -60,21 +61,18 @@ def wait_until_warm() -> None:
 
 
 def is_warm() -> bool:
-    """Whether the libraries are loaded: a page can be drawn at once."""
+    """Say whether the libraries are loaded, so that a page can be drawn at once."""
     return "torch" in sys.modules and not any(thread.is_alive() for thread in _warming)
 
 
 def _warm_up(app: str) -> None:
-    """Everything that the first chart needs; its module `opening` prepares what the app opens on.
-
-    The imports run with the garbage collector off: it would walk a million new objects, all of
-    them here to stay.
-    """
+    """Import everything that the first chart needs; the app's module `opening` prepares what the app opens on."""
+    # The collector would walk a million new objects while they are imported, all of them here to stay.
     gc.disable()
     try:
         for name in (*FIRST_NEEDED, f"{app}.opening"):
             import_module(name)
     finally:
-        gc.freeze()  # nor does a later collection, in the middle of a slider's move
+        gc.freeze()  # nor does a later collection walk them, in the middle of a slider's move
         gc.enable()
     import_module(f"{app}.opening").prepare()

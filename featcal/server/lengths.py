@@ -1,4 +1,4 @@
-"""What is worth a process of its own: by the estimates of the preflight and the size of the models."""
+"""Decide what is worth a process of its own, by the estimates of the preflight and the size of the models."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from featcal.suite.views import View
 LONG = 2.0
 """Seconds of work that a page does itself."""
 SMALL = 64 * 2**20
-"""Bytes of a model that is read in a moment."""
+"""Bytes up to which a model is read in a moment."""
 LONG_IF_SMALL = 60.0
-"""The same of small models: estimates of them are mostly of how busy the machine is, and a process of its own takes
-some ten seconds to begin."""
+"""Seconds of work on small models that a page does itself: their estimates mostly say how busy the machine is, and a
+process of its own takes some ten seconds to begin."""
 LOOKED_AT = 2
-"""Samples of a task that tell how many tokens one has; of text, which is cheap and varies, more."""
+"""Samples of a task that tell how many tokens one has; more are read of text, which is cheap and varies."""
 LOOKED_AT_OF_TEXT = 16
 
 
 def is_long(session: Session, seconds: float) -> bool:
-    """Whether work on a session's suite that takes so long belongs into a process of its own."""
+    """Say whether work on a session's suite that takes so long belongs into a process of its own."""
     info = session.family.merged.info
     stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
     return seconds > (LONG if stored > SMALL else LONG_IF_SMALL)
 
 
 def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
-    """Of the processor of this machine; estimated once for all options that cost the same.
+    """Estimate seconds of this machine's processor for a calibration, once for all options that cost the same.
 
     Raises:
         InputError: samples that cannot be drawn.
@@ -49,7 +49,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
 
 
 def seconds_to_score(session: Session, view: View) -> float:
-    """Of scoring one model.
+    """Estimate seconds for scoring one model.
 
     Raises:
         InputError: samples that cannot be drawn.
@@ -64,14 +64,14 @@ def seconds_to_score(session: Session, view: View) -> float:
 
 
 def seconds_to_report(session: Session, models: int, on: View) -> float:
-    """Of a report: every model scored on the test split, and its drift booked to layers, which takes as long as a
-    calibration on the same samples does."""
+    """Estimate seconds for a report: every model is scored on the test split, and its drift is booked to layers, which
+    takes as long as a calibration on the same samples."""
     measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
     return models * (seconds_to_score(session, View(None, "test")) + measured)
 
 
 def draw_sizes(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
-    """The size of what a view draws of every task, told by its first samples; with so many varied copies of each."""
+    """Measure the size of what a view draws of every task by its first samples, with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
     found = {}

@@ -1,8 +1,7 @@
-"""The manager: a small process that takes jobs in turn, one at a time, and runs each in a process of its own.
+"""Take jobs in turn, one at a time, and run each in a process of its own: the manager, itself a small process.
 
-Nobody starts it but who sees work and no manager (`ensure_manager`); it ends when nothing is left to do. It outlives
-the server that started it. A lock that the system takes back when a process ends says whether there is one, so
-no number of a process has to be believed. Nothing in here imports torch.
+Whoever sees work and no manager starts one (`ensure_manager`); it ends when nothing is left to do, and outlives the
+server that started it. Nothing in here imports torch.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ POLL = 0.1
 GRACE = 5.0
 """Seconds that a worker has to tidy up when its job is cancelled, before it is killed."""
 AGAIN = 3.0
-"""Seconds before a second manager is started where the first has not come up."""
+"""Seconds after which a second manager is started where the first has not come up."""
 WORKER = ("-m", "featcal.server.worker")
-"""What Python is told to run for a job, before the queue's folder and the job's number."""
+"""Arguments of Python that run a job; the queue's folder and the job's number follow."""
 _LOCK = "manager.lock"
 _TURN = 2.0
 """Seconds that a new manager waits for the lock, which others hold for a moment to see whether it is free."""
@@ -36,16 +35,18 @@ _started: dict[Path, tuple[float, subprocess.Popen[bytes]]] = {}
 
 
 def ensure_manager(queue: Queue) -> None:
-    """Where there is work and no manager, start one. To be called whenever somebody looks at a job."""
+    """Start a manager where there is work and none; to be called whenever somebody looks at a job."""
     moment, last = _started.get(queue.folder, (-AGAIN, None))
     if last is not None:
         last.poll()  # else one that has ended stays in the table of processes
     if time.monotonic() - moment < AGAIN or not queue.busy():
         return
+    # The system takes the lock back when its process ends, so no process number has to be believed.
     with try_lock(queue.folder / _LOCK, 0.0) as free:
         pass
     if free:
         with (queue.folder / "manager.txt").open("ab") as said:
+            # -P: a module in the folder that the app was started in must not shadow one of ours.
             command = [sys.executable, "-P", "-m", "featcal.server.manager", str(queue.folder)]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(), **_detach_options()
@@ -68,10 +69,11 @@ def manage(queue: Queue) -> None:
 
 
 def _run(queue: Queue, job: Job) -> None:
-    """One job in its process, to its end."""
+    """Run one job in its process, to its end."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "result.json").unlink(missing_ok=True)
     with job.log.open("wb") as said:
+        # stdin is a pipe that nobody writes to: its end tells the worker that this manager is gone.
         command = [sys.executable, "-P", *WORKER, str(queue.folder), str(job.id)]
         try:
             process = subprocess.Popen(
@@ -94,13 +96,14 @@ def _run(queue: Queue, job: Job) -> None:
     ):  # it may have been done first
         _leave_the_log(job.folder)
         queue.end(job.id, CANCELLED)
+    # No effect where the worker has said how its job ended: `end` changes running jobs alone.
     queue.end(job.id, DIED, _explain_status(process.returncode))
     assert process.stdin is not None
     process.stdin.close()
 
 
 def _explain_status(status: int) -> str:
-    """What the exit status of a process that did not say how its job ended tells."""
+    """Explain the exit status of a process that did not say how its job ended."""
     if status >= 0:
         return f"its process ended with status {status} and no result; see the log"
     with suppress(ValueError):
@@ -111,7 +114,7 @@ def _explain_status(status: int) -> str:
 
 
 def _leave_the_log(folder: Path) -> None:
-    """Nothing of a cancelled job stays but what it said."""
+    """Remove everything of a cancelled job but its log."""
     for left in folder.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -120,13 +123,13 @@ def _leave_the_log(folder: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; featcal is found by its children wherever they are started."""
+    """Return the environment of this process, with the path where children find featcal wherever they are started."""
     found = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(bundle_root())]))
     return {**os.environ, "PYTHONPATH": found}
 
 
 def _detach_options() -> dict[str, Any]:
-    """What keeps a process alive when the one that started it is stopped with Ctrl-C."""
+    """Return options that keep a process alive when the one that started it is stopped with Ctrl-C."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
     return {"start_new_session": True}

@@ -1,4 +1,4 @@
-"""What a visitor of a suite wants done, as an order that tells it from everything else."""
+"""Make orders: what a visitor of a suite wants done, told apart from everything else by a key."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from featcal.system.resources import code_digest, embedded_suites, ready_suites
 
 
 def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
-    """The order of some work on a suite.
+    """Make the order of some work on a suite.
 
-    Its key has the suite's text, all its files as they are now, those of the models that `args` names and featcal's
-    code in it: where any of these changes, an earlier result is not taken for this one's.
+    Its key covers the suite's text, all its files as they are now, those of the models that `args` names and featcal's
+    code: where any of these changes, an earlier result is not taken for this order's.
 
     Args:
         suite: the name of an embedded or ready suite, or the path of a suite file.
@@ -30,16 +30,17 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
         stamp: of the suite, where it is known.
 
     Raises:
-        InputError: no such kind, or what `load_suite` says of the suite.
+        InputError: an unknown kind, or a suite that cannot be read.
     """
     if kind not in KINDS:
-        raise InputError(f"no kind of job is called '{kind}'; there are {', '.join(KINDS)}")
+        raise InputError(f"there is no kind of job '{kind}'; the kinds are {', '.join(KINDS)}")
     known = {**ready_suites(), **embedded_suites()}
     place = suite if suite in known else str(Path(suite).expanduser().absolute())
     files = suite_stamp(load_suite(place)) if stamp is None else stamp
     here = Path.cwd()
     references = filter(None, map(reference_in, _models(args)))
     read = [one for reference in references for one in model_stamp(reference, here)]
+    # The working folder belongs to the key: relative paths in the arguments mean other files elsewhere.
     told_by = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
@@ -52,13 +53,13 @@ def _models(args: Mapping[str, Any]) -> list[str]:
 
 
 def require_current(asked: Order, when: str) -> None:
-    """Nothing that the result of an order depends on may have changed since it was asked for.
+    """Raise where anything that the result of an order depends on has changed since it was asked for.
 
     Args:
         when: it would have changed, for the message.
 
     Raises:
-        InputError: it has, or what `load_suite` says of the suite.
+        InputError: something changed, or the suite cannot be read.
     """
     if order(asked.kind, asked.suite, asked.args).key != asked.key:
         raise InputError(

@@ -1,7 +1,7 @@
-"""The queue: one SQLite file that pages, the manager and workers read and write, and a folder for every result.
+"""Keep the queue: one SQLite file that pages, the manager and workers read and write, and a folder for every result.
 
-Jobs are told by what they compute (`Order.key`): who asks for the same finds the same job, and its result later.
-Visitors take turns. Nothing in here imports torch.
+Jobs are told apart by what they compute (`Order.key`): who asks for something again finds its job, and its result
+later. Visitors take turns. Nothing in here imports torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DONE, FAILED, CANCELLED, DIED = "done", "failed", "cancelled", "died"
 WAITING = 30.0
 """Seconds that a reader or writer waits for the others."""
 KEPT_BYTES = 20 * 2**30
-"""What results may take on the disk together; the oldest go first, the newest stays."""
+"""Bytes of disk for all results together; the oldest go first, the newest stays."""
 KEPT_DAYS = 30.0
-"""How long jobs that have ended are listed and their results kept."""
+"""Days that jobs which have ended are listed and their results kept."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS jobs (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,12 +42,12 @@ _NEXT = """
 SELECT * FROM jobs WHERE state = 'queued'
 ORDER BY (SELECT MAX(turn) FROM jobs AS own WHERE own.visitor = jobs.visitor), id LIMIT 1
 """
-"""The oldest job of the visitor whose last turn is longest ago."""
+"""Query of the oldest job of the visitor whose last turn is longest ago."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be computed."""
+    """Work that is to be computed."""
 
     kind: str
     """A name in `kinds.KINDS`."""
@@ -68,7 +68,7 @@ class Job:
     id: int
     order: Order
     folder: Path
-    """Where its result, its log and nothing else lie."""
+    """Folder of its result, its log and nothing else."""
     visitor: str
     """Who asked for it first."""
     state: str
@@ -76,12 +76,12 @@ class Job:
     message: str
     """Why it failed or died."""
     label: str
-    """What it is at, as `Progress` has it."""
+    """Name of the step that it is at, as `Progress` has it."""
     done: int
     """Steps of that."""
     total: int
     pid: int | None
-    """Of its process, while it runs."""
+    """Number of its process, while it runs."""
     asked: float
     started: float | None
     since: float | None
@@ -96,11 +96,12 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What its process said; of a job that did not start, no file."""
+        """Return the file of what its process said; a job that did not start has none."""
         return self.folder / "log.txt"
 
     def seconds_left(self, now: float) -> float | None:
-        """Of what it is at, if its steps go on as fast as those before; None before the first one is done."""
+        """Estimate the seconds left of the current step, if its parts go on as fast as those before; None before the
+        first one is done."""
         if self.state != RUNNING or not self.done or self.since is None or self.progressed is None:
             return None
         step = (self.progressed - self.since) / self.done
@@ -114,7 +115,7 @@ class Queue:
         folder: where they are kept; left out, in the user's cache folder.
 
     Raises:
-        InputError: from every method: the folder cannot be written, or the file in it is no queue.
+        InputError: from every method: the folder cannot be written, or the file in it is not a queue.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -122,7 +123,8 @@ class Queue:
         self._file = self.folder / "queue.sqlite"
 
     def submit(self, order: Order, visitor: str) -> Job:
-        """Put an order in line, unless the same is in line or running and not about to end; the job that will do it."""
+        """Put an order in line and return the job that will do it: the one in line or running for the same order,
+        unless that is about to end."""
         with self._transaction() as rows:
             found = rows.execute(
                 "SELECT * FROM jobs WHERE key = ? AND state IN ('queued', 'running') AND cancel = 0", [order.key]
@@ -137,7 +139,7 @@ class Queue:
             return self._job(found)
 
     def find(self, order: Order) -> Job | None:
-        """The last job for an order, whatever became of it."""
+        """Return the last job for an order, whatever became of it."""
         found = self._read("SELECT * FROM jobs WHERE key = ? ORDER BY id DESC LIMIT 1", order.key)
         return found[0] if found else None
 
@@ -146,23 +148,24 @@ class Queue:
         return found[0] if found else None
 
     def jobs(self) -> list[Job]:
-        """All that are known: those that run, those in line in the order they were asked for, then the last to end."""
+        """Return all known jobs: those that run, those in line in the order they were asked for, then the last to
+        end."""
         return self._read(
             "SELECT * FROM jobs ORDER BY CASE state WHEN 'running' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, "
             "COALESCE(-ended, id), id"
         )
 
     def result(self, order: Order) -> dict[str, Any] | None:
-        """The document that a job for this order has left; None if none has."""
+        """Return the document that a job for this order has left; None if none has."""
         file = self._folder(order.key) / "result.json"
         return read_json(file) if file.is_file() else None
 
     def busy(self) -> bool:
-        """Whether anything is in line or called running."""
+        """Say whether anything is in line or called running."""
         return bool(self._read("SELECT * FROM jobs WHERE state IN ('queued', 'running') LIMIT 1"))
 
     def claim(self) -> Job | None:
-        """For the manager: the next job in turn, which is running from now on."""
+        """Take the next job in turn, for the manager; it counts as running from now on."""
         with self._transaction() as rows:
             found = rows.execute(_NEXT).fetchone()
             if found is None:
@@ -176,11 +179,11 @@ class Queue:
             return self._job(rows.execute("SELECT * FROM jobs WHERE id = ?", [found["id"]]).fetchone())
 
     def runs_as(self, identity: int, pid: int) -> None:
-        """For the manager: the process of a job."""
+        """Record the process of a job, for the manager."""
         self._write("UPDATE jobs SET pid = ? WHERE id = ?", pid, identity)
 
     def report(self, identity: int, label: str, done: int, total: int) -> None:
-        """For the worker: how far a job is."""
+        """Record how far a job is, for the worker."""
         now = time.time()
         self._write(
             "UPDATE jobs SET since = CASE WHEN label = ? THEN since ELSE ? END, label = ?, done = ?, total = ?, "
@@ -189,7 +192,7 @@ class Queue:
         )
 
     def cancel(self, identity: int) -> None:
-        """In line it is cancelled at once; running, as soon as the manager sees it."""
+        """Cancel a job: at once while it is in line, else as soon as the manager sees it."""
         with self._transaction() as rows:
             rows.execute("UPDATE jobs SET cancel = 1 WHERE id = ?", [identity])
             rows.execute(
@@ -198,18 +201,18 @@ class Queue:
             )
 
     def is_cancel_requested(self, identity: int) -> bool:
-        """Whether somebody asked for its end."""
+        """Say whether somebody asked for the end of a job."""
         return bool(self._read("SELECT * FROM jobs WHERE id = ? AND cancel = 1", identity))
 
     def end(self, identity: int, state: str, message: str = "") -> None:
-        """A running job has come to its end; one that has already stays as it is."""
+        """End a running job; one that has ended stays as it is."""
         self._write(
             "UPDATE jobs SET state = ?, message = ?, ended = ?, pid = NULL WHERE id = ? AND state = 'running'",
             *(state, message, time.time(), identity),
         )
 
     def end_all(self, message: str) -> None:
-        """Whatever is called running has died: who would know of it is gone."""
+        """End whatever is called running as died: the manager that would know of it is gone."""
         self._write(
             "UPDATE jobs SET state = 'died', message = ?, ended = ?, pid = NULL WHERE state = 'running'",
             *(message, time.time()),
@@ -252,17 +255,19 @@ class Queue:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything in the `with` happens, or nothing, and nobody else writes meanwhile."""
+        """Make everything in the `with` happen, or nothing; nobody else writes meanwhile."""
         with self._open() as rows:
+            # Take the write lock now: two that read first and write later would find each other locked out.
             rows.execute("BEGIN IMMEDIATE")
             with rows:
                 yield rows
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own for every use: threads and processes need share nothing but the file."""
+        """Open a connection of its own for every use, so that threads and processes share nothing but the file."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # isolation_level None: Python begins no transactions of its own.
             rows = sqlite3.connect(self._file, timeout=WAITING, isolation_level=None)
             try:
                 rows.row_factory = sqlite3.Row

@@ -1,4 +1,4 @@
-"""The worker: the process of one job. It takes what nobody else wants of the processor, and ends with its manager."""
+"""Run one job, as a process that takes what nobody else wants of the processor and ends with its manager."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from featcal.system.progress import Progress, keep_memory
 OFTEN = 0.25
 """Seconds between two reports of progress."""
 NICE = 10
-"""A tenth of a core, where somebody else wants it; all that nobody wants."""
+"""Added niceness: a tenth of a core where somebody else wants it, and all that nobody wants."""
 FIRST_NEEDED = ("featcal.session.session", "featcal.models.families.clip", "transformers.models.clip.modeling_clip")
 CANCELLED = 143
 """Exit status of a worker that was told to end: 128 and the number of the signal, as shells have it."""
 
 
 def work(queue: Queue, identity: int) -> int:
-    """Do a job; returns the exit status. Its document is complete or not there, and of the files that were there when
-    it was asked for."""
+    """Do a job and return the exit status. Its document is complete or not there, and made of the files that were there
+    when it was asked for."""
     job = queue.get(identity)
     if job is None:
         return 1
@@ -56,7 +56,7 @@ def work(queue: Queue, identity: int) -> int:
 
 
 def _make_progress(queue: Queue, job: Job) -> Progress:
-    """Tells the queue, every now and then, and the log, step by step."""
+    """Make a reporter that tells the log every step, and the queue some of them."""
     told, moment = "", 0.0
 
     def report(label: str, done: int, total: int) -> None:
@@ -71,15 +71,17 @@ def _make_progress(queue: Queue, job: Job) -> Progress:
 
 
 def leave_a_core() -> None:
-    """One thread less than there are cores, unless the environment says how many; torch reads it when it is loaded."""
+    """Set one thread less than there are cores, unless the environment says how many."""
+    # To be set before torch is imported, which reads it then.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def be_modest() -> None:
-    """From now on let whoever looks at a page go first. To be called before torch has threads: they inherit it."""
-    with suppress(OSError):  # a courtesy that some systems refuse
+    """Let whoever looks at a page go first from now on."""
+    # To be called before torch has threads, which inherit the niceness; some systems refuse the courtesy.
+    with suppress(OSError):
         if hasattr(os, "nice"):
             os.nice(NICE)
     with suppress(OSError):  # Linux may weigh sessions, and not the processes of different ones, against each other
@@ -98,7 +100,7 @@ def _end_politely(number: int, frame: FrameType | None) -> None:
 
 
 def main(folder: str, identity: str) -> int:
-    """Raises SystemExit in the middle of the job when the process is told to end."""
+    """Run a job in this process; SystemExit is raised in its midst when the process is told to end."""
     threading.Thread(target=_end_with_manager, daemon=True).start()
     signal.signal(signal.SIGTERM, _end_politely)
     leave_a_core()

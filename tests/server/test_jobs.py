@@ -302,7 +302,7 @@ def test_an_order_is_told_by_suite_files_options_and_kind(own_suite_file: Path) 
     others += [order("calibrate", str(own_suite_file), {"options": {"rho": 2}})]
     others += [order("scores", str(own_suite_file), {"model": str(own_suite_file.parent / "base")})]
     assert len({one.key, *(other.key for other in others)}) == 6
-    with pytest.raises(InputError, match="no kind of job is called 'dance'; there are calibrate, scores, sweep"):
+    with pytest.raises(InputError, match="there is no kind of job 'dance'; the kinds are calibrate, scores, sweep"):
         order("dance", str(own_suite_file), {})
 
 
