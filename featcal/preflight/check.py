@@ -1,4 +1,5 @@
-"""Every problem of a suite at once, what is worth knowing, and what a calibration will take; nothing is fetched."""
+"""Check a suite: find every problem at once, what is worth knowing, and what a calibration will take; nothing is
+fetched."""
 
 from __future__ import annotations
 
@@ -35,22 +36,22 @@ PROBE_LIMIT = 15.0
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a check found: problems, notes, and what a calibration would take."""
+    """Findings of a check: problems, notes, and what a calibration would take."""
 
     suite: str
     problems: tuple[str, ...]
-    """What must be put right, by model and then by task: what is wrong, where, and what to do."""
+    """Things that must be put right, by model and then by task: what is wrong, where, and what to do."""
     family: Family | None
     """The opened suite; None where something is wrong or still on the Hub."""
     notes: tuple[str, ...] = ()
-    """What may be meant so, but should be known."""
+    """Things that may be meant so, but should be known."""
     downloads: tuple[Download, ...] = ()
-    """What a run would fetch first."""
+    """Files that a run would fetch first."""
     estimates: Estimates | None = None
     lineage: Lineages | None = None
-    """How far every model is from the base, layer by layer."""
+    """Distance of every model from the base, layer by layer."""
     diagonal: Diagonal | None = None
-    """Every expert on every task, where that was asked for or cheap."""
+    """Scores of every expert on every task, where that was asked for or cheap."""
     description: Mapping[str, Any] | None = None
 
     @property
@@ -58,7 +59,7 @@ class Preflight:
         return sum(one.bytes for one in self.downloads)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `featcal check --json`."""
+        """Return the document of `featcal check --json`."""
         document: dict[str, Any] = {
             "suite": self.suite,
             "ok": not self.problems,
@@ -77,7 +78,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     """Compare all models, open all sources, and estimate what a calibration takes; collect everything there is to say.
 
     Models and data sets that are only on the Hub are judged by what the Hub says of them (shapes, dtypes, sizes); no
-    weights are fetched. Of local models weights are read for the distance to the base, one layer at a time.
+    weights are fetched. Weights of local models are read for the distance to the base, one layer at a time.
 
     Args:
         probe: score every expert on every task, which finds swapped ones; None does it where that takes less than
@@ -95,6 +96,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     tasks, drawn = check_samples(suite, family, places, config)
     estimates = None
     if opened.adapter is not None and "base" in opened.weights:
+        # Estimates are given even where samples are still on the Hub, from sizes that are assumed.
         sizes = {task: drawn.get(task) or _assume_draw(opened.adapter, config) for task in suite.tasks}
         merged = opened.weights.get("merged", opened.weights["base"]).info
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
@@ -110,6 +112,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         )
     reports = [*opened.reports.values(), *tasks.values(), general]
     problems = tuple(problem for report in reports for problem in report.problems)
+    # `usable_family` leaves out what is broken or missing, so a family alone does not mean that all is well.
     whole = family is not None and not problems and not places.downloads
     return Preflight(
         suite.name,
@@ -132,7 +135,7 @@ def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
 
 
 def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
-    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
+    """Return the size of the models and what a calibration will hold in memory and write, from headers alone."""
     tower = [info[name] for name in adapter.tower]
     blocks = adapter.blocks()
     largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)
@@ -152,7 +155,8 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
-    """The options of a calibration; the paper's where the suite's are out of range, which is a problem."""
+    """Return the options of a calibration, and the problem where the suite's are out of range; the paper's are then
+    taken."""
     defaults = {} if adapter is None else adapter.defaults
     asked = suite.calibration.explicit_options()
     try:
@@ -163,14 +167,16 @@ def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, R
 
 
 def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
-    """Distances to the base; what they say is added to the reports."""
+    """Measure distances to the base, and add what they say to the reports."""
     if family is None:
         return None
     models: dict[str, Weights] = {expert_role(task): weights for task, weights in family.experts.items()}
+    # A merge that is made on the fly is a sum of the experts, which are measured already.
     if "merged" in opened.weights and not isinstance(family.merged, RecipeWeights):
         models = {"merged": family.merged, **models}
     try:
         lineage, damaged = measure_lineage(family, models)
+    # Problems of an expert are returned beside the lineage; here nothing can be compared at all.
     except InputError as error:  # the base itself
         opened.reports["base"].problems += error.problems
         return None
@@ -182,7 +188,7 @@ def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
 
 
 def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
-    """What a recipe leaves out of experts whose values can be read is added to their reports."""
+    """Add what a merge recipe leaves out of experts, where their values can be read, to their reports."""
     sound = _sound(family, opened)
     if sound is not None and isinstance(suite.merged, MergeRecipe):
         for task, note in note_left_out(sound).items():
@@ -190,9 +196,10 @@ def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
 
 
 def _sound(family: Family | None, opened: Opened) -> Family | None:
-    """The family without experts whose values are damaged or not the base's."""
+    """Return the family without experts whose values are damaged or not the base's."""
     if family is None:
         return None
+    # A recipe would merge NaN or another base's weights into the model, and each would be reported again.
     sound = {task: one for task, one in family.experts.items() if not opened.reports[expert_role(task)].problems}
     return replace(family, experts=sound)
 
@@ -200,7 +207,7 @@ def _sound(family: Family | None, opened: Opened) -> Family | None:
 def _probe(
     family: Family | None, drawn: Mapping[str, Drawn], seed: int, wanted: bool | None, general: Report
 ) -> Diagonal | None:
-    """Every expert on every task, where that is wanted or cheap; what it shows is added to the report."""
+    """Score every expert on every task, where that is wanted or cheap, and add what it shows to the report."""
     if family is None or len(family.experts) < 2 or wanted is False:
         return None
     seconds = probe_seconds(family.adapter, drawn, PROBE_SAMPLES)
@@ -234,7 +241,8 @@ def _unread(lineage: Lineages | None) -> str:
 
 
 def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
-    """What a task draws whose samples are not here: pictures have a known size, text is taken to be of usual length."""
+    """Assume what a task draws whose samples are not here: pictures have a known size, text is taken to be of usual
+    length."""
     inputs = adapter.probe()
     count = len(next(iter(inputs.values())))
     if adapter.modality != "pixels":
@@ -244,7 +252,7 @@ def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
 
 
 def _scarce(estimates: Estimates, places: Places) -> list[str]:
-    """Notes where this machine has less than a run is estimated to need."""
+    """Return notes where this machine has less than a run is estimated to need."""
     notes = []
     available = estimates.memory_available_bytes
     if available is not None and estimates.memory_bytes > available:
@@ -267,7 +275,7 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
 
 
 def _unreachable_problems(places: Places) -> list[str]:
-    """What keeps models and data sets from being looked at, one problem each."""
+    """Return one problem for all models and one for all data sets that cannot be looked at."""
     problems = []
     if places.unreachable:
         ids = "; ".join(f"'{ref}' ({_name_labels(labels)})" for ref, labels in places.unreachable.items())

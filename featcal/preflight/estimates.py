@@ -1,4 +1,4 @@
-"""Peak memory, disk and time of a calibration, counted from shapes: estimates, not measurements."""
+"""Estimate peak memory, disk and time of a calibration, counted from shapes and not measured."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ FORWARDS = 3
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a calibration with the suite's options would take on this machine's processor."""
+    """Memory, disk and time that a calibration with the suite's options would take on this machine's processor."""
 
     memory_bytes: int
     memory_available_bytes: int | None
     disk_bytes: int
     disk_free_bytes: int
     seconds: float
-    """Of the command, its start included."""
+    """Seconds of the command, its start included."""
     start_seconds: float
-    """Of these, what a new process takes until its first forward pass; one that runs already is spared it."""
+    """Seconds of these until a new process begins its first forward pass; one that runs already is spared them."""
     samples: int
     """Samples per task, at most."""
 
@@ -81,6 +81,7 @@ def estimate(
     inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
     working = max(working_bytes(stage, i, info, config, batch) for stage, i in _places(adapter))
     calibrating = inputs + states + int(SLACK * working)
+    # The written model is loaded back beside the one in memory; the token states are gone by then.
     verifying = inputs + 2 * stored
     return Estimates(
         LIBRARIES + max(calibrating, verifying),
@@ -94,7 +95,7 @@ def estimate(
 
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
-    """Seconds of every expert's forward pass on `samples` of every task."""
+    """Estimate the seconds of every expert's forward pass on `samples` of every task."""
     parameters = _passed_parameters(adapter)
     tokens = samples * sum(one.tokens for one in drawn.values())
     passes = len(drawn) ** 2 * len(adapter.blocks())
@@ -103,7 +104,8 @@ def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) ->
 
 @computing
 def gemm_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a square matrix product on this machine now, the best of three."""
+    """Measure floating-point operations per second of a square matrix product on this machine now, the best of
+    three."""
     side = 512
     a = torch.ones(side, side, dtype=dtype)
     times = []
@@ -111,14 +113,15 @@ def gemm_rate(dtype: torch.dtype) -> float:
         started = time.perf_counter()
         a @ a
         times.append(time.perf_counter() - started)
+    # The first product starts threads and fills caches; of the rest the best is the least disturbed.
     return float(2 * side**3 / min(times[1:]))
 
 
 def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: int, answers: Mapping[str, int]) -> float:
-    """Seconds of one model's forward passes over `drawn`, in a process that has the model at hand.
+    """Estimate the seconds of one model's forward passes over `drawn`, in a process that has the model at hand.
 
     Args:
-        answers: by task, tokens of the longest answer that is generated; a task whose answers are not is left out.
+        answers: by task, tokens of the longest answer that is generated; a task without generated answers is left out.
     """
     parameters = _passed_parameters(adapter)
     tokens = sum(one.samples * one.tokens for one in drawn.values())
@@ -127,9 +130,10 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
 
 
 def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
-    """Seconds of a calibration in a process that has the models at hand, and nothing of the experts.
+    """Estimate the seconds of a calibration in a process that has the models at hand, without what experts take to
+    open.
 
-    Blocks and maps that the options leave out are only walked through, and tasks that they leave out are not.
+    Blocks and maps that the options leave out are only walked through; tasks that they leave out are not.
     """
     drawn, chosen = select_tasks(config, drawn), calibrated_blocks(adapter, config)
     tokens = [int(one.samples * one.tokens) for one in drawn.values()]
@@ -154,7 +158,7 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: Ca
 def _operations(
     stage: Stage, index: int, tokens: Sequence[int], config: CalibrationConfig | None
 ) -> tuple[float, float, float]:
-    """Operations of one forward of a block, of its moments and targets, and of its solve.
+    """Count operations of one forward of a block, of its moments and targets, and of its solve.
 
     Args:
         tokens: of each task.
@@ -169,17 +173,18 @@ def _operations(
         if group.names[0] not in maps:
             continue
         products += sum(n * d**2 + 2 * group.costs(n)[group.route(n)] for n in own)
+        # One Cholesky factorisation per system and two triangular solves per output.
         solve += d**3 / 3 + 2 * m * d**2
     return forward, products, solve
 
 
 def _passed_parameters(adapter: Adapter) -> int:
-    """Weights of all linear maps that a token passes."""
+    """Count the weights of all linear maps that a token passes."""
     return sum(int(one.weight.numel() * share) for block in adapter.blocks() for one, share in block.token_shares())
 
 
 def _places(adapter: Adapter) -> list[tuple[Stage, int]]:
-    """Every block, as its stage and its number there."""
+    """Return every block, as its stage and its number there."""
     return [(stage, i) for stage in adapter.stages for i in range(len(stage.blocks))]
 
 
@@ -188,9 +193,10 @@ def _width(blocks: list[Block]) -> int:
 
 
 def cache_free_bytes() -> int:
-    """Free bytes on the disk of the Hub's local cache."""
+    """Return the free bytes on the disk of the Hub's local cache."""
     from huggingface_hub import constants
 
+    # The cache may not be there yet: then its nearest parent says which disk it will be on.
     folder = Path(constants.HF_HUB_CACHE)
     while not folder.is_dir():
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""The models of a suite, as far as each can be opened: problems do not hide each other."""
+"""Open the models of a suite as far as each can be opened: problems do not hide each other."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Report:
-    """What is wrong and what is worth knowing about one model or one task."""
+    """Problems and notes of one model or one task."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def collect_problems(self) -> Iterator[None]:
-        """What is wrong inside the `with` is put to the problems."""
+        """Add the problems of an InputError inside the `with` to the report, instead of raising it."""
         try:
             yield
         except InputError as error:
@@ -44,7 +44,7 @@ class Report:
 
 @dataclass
 class Opened:
-    """The models of a suite that could be opened, by role: "base", "merged" or the name of a task."""
+    """The models of a suite that could be opened, by role: "base", "merged" or "expert 'TASK'"."""
 
     adapter: Adapter | None
     located: dict[str, Located]
@@ -65,6 +65,7 @@ def open_models(suite: Suite, places: Places) -> Opened:
     experts = {role: one for role, one in opened.located.items() if role not in ("base", "merged")}
     for role, found in opened.located.items():
         with opened.reports[role].collect_problems():
+            # `references` begins with the base, so its adapter is there when the others are opened.
             if role == "base":
                 with explain_model_errors(role, found.config_source):
                     own_text = suite.text_tower == "own"
@@ -75,7 +76,7 @@ def open_models(suite: Suite, places: Places) -> Opened:
 
 
 def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None:
-    """The suite without what is broken or still to be fetched: base, and the experts that fit it.
+    """Return the suite without what is broken or still to be fetched: base, and the experts that fit it.
 
     Its `suite` is the whole one, so that samples of every task can be drawn.
     """
@@ -86,13 +87,14 @@ def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None
     experts = {task: spec.model_copy(update={"expert": places.local(spec.expert)}) for task, spec in tasks.items()}
     merged = suite.merged
     if not isinstance(merged, MergeRecipe):
+        # A stand-in that can always be made: lineage and samples of the rest do not need the real merge.
         merged = places.local(merged) if "merged" in here else MergeRecipe(method="simple-averaging")
     part = suite.model_copy(update={"base": places.local(suite.base), "merged": merged, "tasks": experts})
     return replace(open_family(part, device="cpu"), suite=suite)
 
 
 def add_notes(suite: Suite, opened: Opened) -> None:
-    """What headers and configs say beyond what fits: dtypes, tokenizers, declared bases, activations."""
+    """Note what headers and configs say beyond what fits: dtypes, tokenizers, declared bases, activations."""
     base = opened.located.get("base")
     tower = opened.adapter.tower if opened.adapter else ()
     for role, found in opened.located.items():
@@ -121,12 +123,12 @@ def add_notes(suite: Suite, opened: Opened) -> None:
 
 
 def _note_uncalibrated(adapter: Adapter) -> list[str]:
-    """A note on tensors of the blocks that stay as merged whatever is calibrated."""
+    """Note tensors of the blocks that stay as merged whatever is calibrated."""
     names = adapter.uncalibrated_names()
     if not names:
         return []
     count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
-    return [f"base: {count} inside the blocks are of no linear map and no norm, and stay as merged: {some(names)}"]
+    return [f"base: {count} inside the blocks belong to no linear map and no norm, and stay as merged: {some(names)}"]
 
 
 def _main_dtype(weights: Weights, tower: tuple[str, ...]) -> str:
@@ -149,7 +151,7 @@ def _base_attribute(weights: Weights | None, attribute: str) -> Any:
 
 
 def _declared_base(suite: Suite, role: str, base: Located, found: Located, weights: Weights | None) -> list[str]:
-    """A note where a model names another base than the suite's; local paths say nothing."""
+    """Note where a model names another base than the suite's; local paths say nothing."""
     lora = _base_attribute(weights, "declared_base")
     declared = lora if lora is not None else found.config.get("_name_or_path")
     own = references(suite)[role]
@@ -159,11 +161,12 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
         return []
     where = "adapter_config.json" if lora is not None else "config.json"
     return [
-        f"{role}: its {where} names '{declared}' as where it comes from, the base is '{suite.base}'; is it its own?"
+        f"{role}: its {where} names '{declared}' as its base, the suite's is '{suite.base}'; is that the right one?"
     ]
 
 
 def _repo(ref: Any) -> str | None:
-    """The repository on the Hub that is a whole model; None for everything else, as for paths of several parts."""
+    """Return the repository on the Hub that is a whole model; None for everything else, such as paths of several
+    parts."""
     model = hub_model(ref) if isinstance(ref, str) else None
     return None if model is None or model.folder else model.repo

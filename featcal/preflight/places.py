@@ -1,4 +1,4 @@
-"""Where the models of a suite are: found without fetching anything."""
+"""Find where the models of a suite are, without fetching anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Place = Path | RemoteModel | None
 
 
 class Places:
-    """Finds every model once. What is only on the Hub is described by the Hub; it is never fetched.
+    """Finder of models, each looked for once. A model that is only on the Hub is described by the Hub, and never
+    fetched.
 
     Args:
         root: folder that relative references start from.
@@ -39,17 +40,17 @@ class Places:
         self._root = root
         self._known: dict[str, Place | InputError] = {}
         self.downloads: dict[str, Download] = {}
-        """What a run would fetch, by reference."""
+        """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
         """Ids that are in no local cache while the Hub does not answer, and what needs them."""
         self.without_package: set[str] = set()
         """Data sets that the package `datasets` would read if it were installed."""
 
     def locate(self, ref: str, label: str) -> Located | None:
-        """The model behind a reference, as far as it is known; None where that is nothing before it is fetched.
+        """Return the model behind a reference, as far as it is known; None where nothing is known before it is fetched.
 
         Raises:
-            InputError: it is nowhere, gated, or what is there cannot be used.
+            InputError: it is nowhere, gated, or cannot be used.
         """
         parts: list[Place] = []
         problems: list[str] = []
@@ -70,7 +71,7 @@ class Places:
         return _apply_adapter(found, adapter) if found is not None and isinstance(adapter, Path) else found
 
     def local(self, ref: str) -> str:
-        """The reference with every id on the Hub that is in the local cache replaced by its folder there."""
+        """Return the reference with every id on the Hub that is in the local cache replaced by its folder there."""
         if ref.startswith(HUB_PREFIX):
             place = self._known.get(ref.removeprefix(HUB_PREFIX))
             return f"{FOLDER_PREFIX}{place}" if isinstance(place, Path) else ref
@@ -83,11 +84,11 @@ class Places:
         )
 
     def is_local(self, ref: str) -> bool:
-        """Whether every part of a reference that `locate` has seen is on this machine."""
+        """Say whether every part of a reference that `locate` has seen is on this machine."""
         return all(isinstance(self._known.get(part, self._root), Path) for part in self._parts(ref))
 
     def has_data(self, source: Source, label: str) -> bool:
-        """Whether a source can be opened without fetching it.
+        """Say whether a source can be opened without fetching it.
 
         Raises:
             InputError: the Hub has no such data set, or it is gated.
@@ -136,8 +137,10 @@ class Places:
                 self._known[key] = find()
             except Unreachable:
                 self._known[key] = None
+                # A defaultdict: looking the key up makes its empty list, to which labels are added below.
                 self.unreachable[key]
             except InputError as error:
+                # Kept without the label of who asked first: others that need the same part have their own.
                 self._known[key] = InputError(*(p.removeprefix(f"{label}: ") for p in error.problems))
         found = self._known[key]
         if isinstance(found, InputError):
@@ -148,12 +151,13 @@ class Places:
 
 
 def cached_folder(model: HubModel) -> Path | None:
-    """The folder of a Hub model in the local cache; None if there is none with all its weights."""
+    """Return the folder of a Hub model in the local cache; None if there is none with all its weights."""
     try:
         folder = snapshot(model, local_files_only=True)
     except (OSError, ValueError):
         return None
     try:
+        # A snapshot may be half fetched; only the index says which shards make it whole.
         shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError):
         return folder if any(folder.glob("*.safetensors")) else None
@@ -161,7 +165,7 @@ def cached_folder(model: HubModel) -> Path | None:
 
 
 def _is_data_cached(name: str, config: str | None) -> bool:
-    """Whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
+    """Say whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
     import datasets
     from datasets.naming import camelcase_to_snakecase
 
@@ -172,7 +176,8 @@ def _is_data_cached(name: str, config: str | None) -> bool:
 
 
 def _check_adapter(adapter: RemoteModel, label: str) -> None:
-    """InputError if the adapter's config says that it is not a LoRA that can be reproduced."""
+    """Raise InputError if the adapter's config says that it is not a LoRA that can be reproduced."""
+    # The reader of LoRA configs takes a folder, so the Hub's answer is put into one.
     with tempfile.TemporaryDirectory() as folder:
         if adapter.adapter is not None:
             (Path(folder) / CONFIG_FILE).write_text(json.dumps(dict(adapter.adapter)), encoding="utf-8")

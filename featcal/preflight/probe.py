@@ -1,4 +1,4 @@
-"""Swapped experts: every expert on every task, a few samples each."""
+"""Find swapped experts by scoring every expert on every task, on a few samples each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.formatting import some
 
 PROBE_SAMPLES = 64
 DEVIATIONS = 3.0
-"""By how many standard deviations another order of the experts must be better. The difference of two accuracies on n
+"""Standard deviations by which another order of the experts must be better. The difference of two accuracies on n
 samples has one of at most sqrt(0.5 / n): 0.27 is needed with 64 samples, 0.61 with 12."""
 
 
@@ -26,19 +26,19 @@ class Diagonal:
     """Share of right first answers of every expert on every task."""
 
     accuracy: Mapping[str, Mapping[str, float]]
-    """By expert, then by task."""
+    """Shares, 0-1, by expert, then by task."""
     samples: int
     splits: Mapping[str, str] = field(default_factory=dict)
-    """Which split every task's samples are of."""
+    """Split of every task's samples."""
 
     @property
     def test_looks(self) -> int:
-        """Tasks whose test split was scored: each is a look at what the final table is for."""
+        """Count the tasks whose test split was scored: each is a look at what the final table is for."""
         return sum(split == "test" for split in self.splits.values())
 
     @property
     def split_words(self) -> str:
-        """The splits in words, such as "validation", or "validation (cars) and test (dogs)"."""
+        """Name the splits in words, such as "validation", or "validation (cars) and test (dogs)"."""
         tasks: dict[str, list[str]] = {}
         for task, split in self.splits.items():
             tasks.setdefault(split, []).append(task)
@@ -47,14 +47,16 @@ class Diagonal:
         return " and ".join(f"{split} ({', '.join(names)})" for split, names in tasks.items())
 
     def to_json(self) -> dict[str, Any]:
-        """On what experts were scored, for the document of `featcal check --json`."""
+        """Return what experts were scored on, for the document of `featcal check --json`."""
         return {"samples": self.samples, "scored_on": dict(self.splits), "test_looks": self.test_looks}
 
     def findings(self) -> tuple[list[str], list[str]]:
-        """(problems, notes): experts that stand at each other's tasks, and tasks that another expert does better."""
+        """Return (problems, notes): experts that stand at each other's tasks, and tasks that another expert does
+        better."""
         problems, notes, mixed = list[str](), self._looks(), set[str]()
         for cycle in self._cycles():
             gains = [self._gain(task, expert) for task, expert in cycle.items()]
+            # Every swap must help, and all together by a clear margin: a single task may be won by chance.
             if min(gains) > 0 and sum(gains) > self._clear_margin(len(cycle)):
                 mixed |= set(cycle)
                 problems.append(self._describe_cycle(cycle))
@@ -62,7 +64,7 @@ class Diagonal:
             best = max(self.accuracy, key=lambda expert: self.accuracy[expert][task])
             if task not in mixed and self._gain(task, best) > self._clear_margin(1):
                 notes.append(
-                    f"{expert_role(task)}: that of '{best}' does its task better ({self._compare(task, best)} of "
+                    f"{expert_role(task)}: the expert of '{best}' does its task better ({self._compare(task, best)} of "
                     f"{self.samples} samples right); is it the right file?"
                 )
         return problems, notes
@@ -77,8 +79,8 @@ class Diagonal:
         ]
 
     def _cycles(self) -> list[dict[str, str]]:
-        """Where the assignment of experts that has most right differs from the suite's: {task: expert} of every set of
-        experts that change places."""
+        """Find where the assignment of experts that has most right differs from the suite's: {task: expert} of every
+        set of experts that change places."""
         from scipy.optimize import linear_sum_assignment
 
         names = list(self.accuracy)
@@ -100,7 +102,7 @@ class Diagonal:
         names = [f"'{task}'" for task in cycle]
         how = "; ".join(f"on '{task}' {self._compare(task, expert)}" for task, expert in cycle.items())
         what = "probably swapped" if len(cycle) == 2 else "probably mixed up"
-        order = ", ".join(f"that of '{expert}' belongs to '{task}'" for task, expert in cycle.items())
+        order = ", ".join(f"the expert of '{expert}' belongs to '{task}'" for task, expert in cycle.items())
         return f"experts {' and '.join(names)} are {what}: {order} ({how} of {self.samples} samples right)"
 
     def _compare(self, task: str, expert: str) -> str:
@@ -117,7 +119,8 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     """Score the experts of a family on each other's tasks; None where fewer than two tasks have labels here.
 
     Raises:
-        InputError, NumericalError: as `accuracy`.
+        InputError: labels or class names that do not fit a head.
+        NumericalError: features that are not finite.
     """
     drawn = {task: one for task in family.experts if (one := _draw_labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
@@ -127,6 +130,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     right: dict[str, dict[str, float]] = {}
     for expert in drawn:
         weights, right[expert] = family.experts[expert], {}
+        # Every expert has a text tower of its own, so class prompts are encoded anew for each.
         if family.adapter.reads_prompts:
             shared = prompt_heads(family, names, dict.fromkeys(names, weights))
         for task, samples in drawn.items():
@@ -137,10 +141,8 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
 
 
 def _draw_labelled(family: Family, task: str, seed: int) -> Samples | None:
-    """Samples with answers; of the test split only where no other has them.
-
-    Experts that calibration has not touched are scored, so samples that calibration sees are as good as others.
-    """
+    """Draw samples with answers; those of the test split only where no other split has them."""
+    # Experts are scored as they are, untouched by calibration, so its samples are as good as others.
     for split in ("validation", "calibration", "test"):
         try:
             drawn = family.samples(task, split, PROBE_SAMPLES, seed)

@@ -1,4 +1,4 @@
-"""What the Hub says of a model or data set before anything of it is fetched but its config."""
+"""Ask the Hub about a model or data set before anything but its config is fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from featcal.system.json_files import read_json
 
 @dataclass(frozen=True)
 class Download:
-    """What a run would fetch first."""
+    """Files that a run would fetch first."""
 
     ref: str
     kind: str
@@ -55,7 +55,7 @@ class RemoteModel:
     """Content of its `adapter_config.json`, for a LoRA adapter."""
 
     def locate(self, label: str) -> Located | None:
-        """The model as far as its headers go: it can be compared with others but not read."""
+        """Return the model as far as its headers go: it can be compared with others but not read."""
         if self.config is None or not self.header:
             return None
         return Located(
@@ -85,7 +85,7 @@ class RemoteWeights:
         self._refuse()
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Taken for granted: only its values could tell."""
+        """Return True: only values could tell otherwise, and these are not here."""
         return True
 
     def _refuse(self) -> NoReturn:
@@ -102,6 +102,7 @@ def remote_model(model: HubModel) -> RemoteModel:
     ref = model.ref
     info = ask(ref, "model", lambda api: api.model_info(model.repo, files_metadata=True, revision=model.revision))
     if info.gated:
+        # Gated models answer with sizes to everybody; this asks whether this user may fetch them.
         ask(ref, "model", lambda api: api.auth_check(model.repo))
     from huggingface_hub.utils import filter_repo_objects
 
@@ -123,10 +124,10 @@ def remote_model(model: HubModel) -> RemoteModel:
 
 
 def _header(model: HubModel, own: Sequence[str]) -> Header:
-    """Shape and dtype code of every tensor, of which the Hub sends nothing but the headers of files.
+    """Return shape and dtype code of every tensor; the Hub sends nothing but the headers of files.
 
     Args:
-        own: names of the files in the model's folder; empty headers for those of another layout.
+        own: names of the files in the model's folder; without safetensors among them the result is empty.
     """
     if SINGLE_FILE in own:
         names = [SINGLE_FILE]
@@ -139,6 +140,7 @@ def _header(model: HubModel, own: Sequence[str]) -> Header:
         def read_one(name: str) -> Any:
             return api.parse_safetensors_file_metadata(model.repo, model.path(name), revision=model.revision)
 
+        # One request per shard, each mostly waiting.
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(read_one, names))
 
@@ -147,7 +149,7 @@ def _header(model: HubModel, own: Sequence[str]) -> Header:
 
 
 def remote_data(ref: str, config: str | None) -> Download:
-    """Ask the Hub for the size of a data set; of a configuration with a folder of its own only that.
+    """Ask the Hub for the size of a data set, or of one configuration alone where it has a folder of its own.
 
     Raises:
         InputError: no such data set or revision, or gated.
@@ -163,7 +165,8 @@ def remote_data(ref: str, config: str | None) -> Download:
 
 
 def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
-    """A small file of a model, read without a trace in the cache: half a snapshot there would look like a whole."""
+    """Read a small file of a model without a trace in the cache."""
+    # Half a snapshot in the cache would look like a whole one.
     with tempfile.TemporaryDirectory() as folder:
         path = ask(
             model.ref,

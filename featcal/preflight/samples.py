@@ -1,4 +1,4 @@
-"""The sources of every task: whether they open, fit the model and their limits."""
+"""Check the sources of every task: whether they open, fit the model and their limits."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from featcal.suite.source import SelfGenerated
 from featcal.system.errors import InputError
 
 PICTURES = 2
-"""Pictures that are decoded to see that they can be; of text, which is cheap, all that calibration would draw."""
+"""Pictures that are decoded to see that they can be; text is cheap, so all that calibration would draw is read."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What calibration would draw of a task, per sample."""
+    """Size of what calibration would draw of a task."""
 
     samples: int
     tokens: float
-    """Of all stages together, padding included."""
+    """Tokens of a sample in all stages together, padding included."""
     bytes: float
-    """Of the model's inputs."""
+    """Bytes of a sample's inputs to the model."""
 
 
 def check_samples(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
 ) -> tuple[dict[str, Report], Mapping[str, Drawn]]:
-    """Open every source and draw some samples; returns what there is to say by task, and the size of the draws.
+    """Open every source and draw some samples; return what there is to say by task, and the size of the draws.
 
     Args:
-        family: None where the models cannot be opened; sources are then opened and nothing is drawn of them.
+        family: None where the models cannot be opened; sources are then opened and nothing is drawn from them.
     """
     reports = {task: Report() for task in suite.tasks}
     sizes: dict[str, Drawn] = {}
@@ -55,7 +55,7 @@ def check_samples(
 def _check_source(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig, task: str, split: str
 ) -> tuple[list[str], Drawn | None]:
-    """Notes on one source of a task, and what calibration would draw of it; nothing where there is no source.
+    """Return notes on one source of a task, and what calibration would draw from it; nothing where there is no source.
 
     Raises:
         InputError: it cannot be opened, or does not fit the model.
@@ -91,13 +91,13 @@ def _check_source(
 
 
 def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:
-    """What an expert will write at most; it is not asked to yet.
+    """Return the size of what an expert will write at most, without letting it write yet.
 
     Raises:
-        InputError: as `Family.prompts`.
+        InputError: prompts that cannot be read.
     """
     longest = max(len(prompt) for prompt in family.prompts(task, "calibration")) + source.tokens
-    return Drawn(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and what is an answer
+    return Drawn(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and the mask of the answer
 
 
 def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
@@ -111,5 +111,5 @@ def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
 
 
 def _few(label: str, available: int, wanted: int) -> list[str]:
-    """A note where a task has fewer samples than calibration asks for."""
+    """Note where a task has fewer samples than calibration asks for."""
     return [] if available >= wanted else [f"{label}: all {available} will be used, fewer than the {wanted} asked for"]

@@ -1,4 +1,4 @@
-"""How the tokenizers beside two models differ, as far as their files show."""
+"""Compare the tokenizers beside two models, as far as their files show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECES = ("tokenizer.model", "spiece.model")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """How two tokenizers differ."""
+    """Difference of two tokenizers."""
 
     sentence: str
     changed: bool
@@ -27,10 +27,10 @@ class Disagreement:
 
 
 def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
-    """How the tokenizer beside a model differs from the base's, with the first tokens that do; None if it does not, or
-    if there is none.
+    """Say how the tokenizer beside a model differs from the base's, with the first tokens that do; None if it does not,
+    or if there is none.
 
-    Read are `tokenizer.json`, else `vocab.json` with `added_tokens.json`; files of sentencepiece alone are compared
+    It reads `tokenizer.json`, else `vocab.json` with `added_tokens.json`; files of sentencepiece alone are compared
     byte by byte.
     """
     if base == other:
@@ -55,7 +55,7 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
 
 
 def _tokenizer(folder: Path) -> dict[str, Any] | None:
-    """Content of `tokenizer.json`, or the same of the two files that older tokenizers have in its place."""
+    """Read `tokenizer.json`, or make its content of the two files that older tokenizers have in its place."""
     whole = _read(folder / "tokenizer.json")
     if whole is not None:
         return whole
@@ -66,7 +66,7 @@ def _tokenizer(folder: Path) -> dict[str, Any] | None:
 
 
 def _pieces(base: Path, other: Path) -> Disagreement | None:
-    """Two files of sentencepiece that are not the same."""
+    """Say which files of sentencepiece differ; None if none does."""
     differ = [
         name
         for name in PIECES
@@ -88,8 +88,9 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token → id, of every kind of model that a `tokenizer.json` may hold."""
+    """Return token → id, for every kind of model that a `tokenizer.json` may hold."""
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    # Unigram models hold a list of [token, score], whose place is the id.
     if isinstance(vocabulary, list):
         vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
     return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}

@@ -236,7 +236,7 @@ def test_everything_that_is_wrong_in_one_run(tmp_path: Path, hub: Callable[..., 
         assert [p for p in found.problems if p.startswith(f"expert '{task}'") and message in p], (task, message)
     one = "task 'column', calibration samples: 'input' needs the column 'sentence', which is not there"
     assert [p for p in found.problems if p.startswith(one)], found.problems
-    swapped = "experts 'left' and 'right' are probably swapped: that of 'right' belongs to 'left'"
+    swapped = "experts 'left' and 'right' are probably swapped: the expert of 'right' belongs to 'left'"
     assert [p for p in found.problems if p.startswith(swapped)], found.diagonal
     assert len(found.problems) == len(FOUND) + 2
     notes = "\n".join(found.notes)
@@ -537,10 +537,10 @@ def test_the_diagonal() -> None:
     assert (problem.count("swapped"), notes) == (1, [])
     assert diagonal([[0.2, 0.9], [0.9, 0.2]], samples=4) == ([], [])
     (problem,), _ = diagonal([[0.2, 0.9, 0.1], [0.1, 0.2, 0.9], [0.9, 0.1, 0.2]])
-    assert "experts 'a' and 'c' and 'b' are probably mixed up: that of 'c' belongs to 'a'" in problem
+    assert "experts 'a' and 'c' and 'b' are probably mixed up: the expert of 'c' belongs to 'a'" in problem
     problems, (note,) = diagonal([[0.3, 0.9], [0.8, 0.95]])
     assert problems == []
-    assert "expert 'a': that of 'b' does its task better (80% against its own expert's 30%" in note
+    assert "expert 'a': the expert of 'b' does its task better (80% against its own expert's 30%" in note
 
 
 @pytest.mark.parametrize(("split", "looks"), [("validation", 0), ("calibration", 0), ("test", len(TASKS))])
@@ -652,7 +652,7 @@ def test_another_declared_base_is_noted(tmp_path: Path, hub: Callable[..., FakeH
     content = {"name": "x", "base": "some/t5", "merged": {"method": "simple-averaging"}}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content | {"tasks": {"a": {"expert": "expert"}}}))
     notes = "\n".join(check(load_suite(tmp_path / "suite.yaml")).notes)
-    assert "expert 'a': its config.json names 'google/t5-other' as where it comes from, the base is 'some/t5'" in notes
+    assert "expert 'a': its config.json names 'google/t5-other' as its base, the suite's is 'some/t5'" in notes
 
 
 @pytest.mark.slow
