@@ -1,4 +1,4 @@
-"""Which columns of a data set are what a model reads, what it should answer, pictures and labels."""
+"""Find the columns of a data set that a model reads, that it should answer with, and that hold pictures or labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INPUTS = (
     ("source",),
     ("content",),
 )
-"""Columns that are an input where they all hold text, the first of these that are there."""
+"""Columns that are the input where they all hold text; the first of these that are there count."""
 ANSWERS = ("target", "answer", "completion", "response", "output", "label")
 PICTURES = ("image", "img", "picture")
 LABELS = ("label", "labels", "fine_label", "class")
@@ -38,20 +38,21 @@ _NO_INPUT = ("split", "id", "idx")
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds: "text", "number", "picture" or "other"; names of classes that its numbers stand for."""
+    """Kind of a column's values, "text", "number", "picture" or "other", and names of classes that its numbers stand
+    for."""
 
     kind: str
     names: tuple[str, ...] | None = None
 
 
 Told = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
-"""Options of a source, what was assumed, what is missing."""
+"""Options of a source, lines on what was assumed, lines on what is missing."""
 Reads = Literal["answers", "classes", "likeness"]
-"""What a model makes of texts: answers in words, one of its head's classes, or how alike two of them are."""
+"""Kinds of answers to texts: in words, one of the classes of a head, or how alike two texts are."""
 
 
 def columns_of_table(table: Table) -> dict[str, Column]:
-    """By the first rows; a column that some of them lack is "other"."""
+    """Tell the kinds of columns by their first rows; a column that some of these lack is "other"."""
     wanted = range(min(LOOKED_AT, len(table)))
     found = {}
     for name in table.columns:
@@ -66,10 +67,10 @@ def columns_of_table(table: Table) -> dict[str, Column]:
 def columns_of_hub(
     repo: str, config: str | None = None, revision: str | None = None
 ) -> tuple[list[str], dict[str, Column]]:
-    """Names of the splits of a data set on the Hub, and the columns of the first one.
+    """Return the names of the splits of a data set on the Hub, and the columns of the first one.
 
     Raises:
-        InputError: `datasets` is not installed, or the Hub does not say; what to write instead.
+        InputError: `datasets` is not installed, or the Hub does not say; the message says what to write instead.
     """
     try:
         import datasets
@@ -78,6 +79,7 @@ def columns_of_hub(
             f"data set '{repo}' is looked at with the package 'datasets': pip install 'featcal[hub]'"
         ) from error
     try:
+        # Streaming: one row tells the columns, and nothing is kept on the disk.
         opened = datasets.load_dataset(repo, name=config, revision=revision, streaming=True)
         splits = list(opened)
         row = next(iter(opened[splits[0]]))
@@ -107,13 +109,13 @@ def _kind(values: Collection[Any]) -> str:
 
 
 def _is_picture(value: Any) -> bool:
-    """As Parquet files hold one, or as `datasets` decodes one (of Pillow)."""
+    """Say whether a value is a picture as Parquet files hold one, or as `datasets` decodes one (with Pillow)."""
     stored = isinstance(value, bytes) or (isinstance(value, dict) and {"bytes", "path"} <= value.keys())
     return stored or type(value).__module__.startswith("PIL.")
 
 
 def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers") -> Told:
-    """Options of a source of these columns: those that are given, and the others found.
+    """Return the options of a source of these columns: those that are given, and the others found.
 
     >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
     >>> options_of(columns, {}, "a.parquet")[0]
@@ -148,6 +150,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
         read = _read(texts, answer)
         if read:
             words = " ".join(f"{{{name}}}" for name in read)
+            # A line break ends the question, so that the answer's tokens begin on their own.
             found["input"] = words if answer is None else f"{words}\n"
             told.append(
                 f"{where}: the input is '{words}'{'' if answer is None else ' and a line break'}; experts know the "
@@ -176,7 +179,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
 
 
 def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
-    """One text or two with a class, or two texts with a number."""
+    """Find options for one text or two with a class, or for two texts with a number."""
     classes, found, told, missing = reads == "classes", dict(given), [], []
     kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)
     right = next((name for name in asked if name in columns and columns[name].kind in kinds), None)
@@ -207,7 +210,7 @@ def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any],
 
 
 def _read(texts: list[str], answer: str | None) -> tuple[str, ...]:
-    """Columns of the input: known ones, else the columns of text that are no answer, at most two."""
+    """Choose the columns of the input: known ones, else the columns of text that are not the answer, at most two."""
     free = [name for name in texts if name != answer and name not in _NO_INPUT]
     known = next((names for names in INPUTS if set(names) <= set(free)), None)
     return known or (tuple(free) if len(free) <= 2 else ())

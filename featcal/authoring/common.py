@@ -1,4 +1,4 @@
-"""What importers share: reading a file, references to models, and what they hand back."""
+"""Hold what importers share: reading a file, references to models, and what they hand back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Imported:
     suite: dict[str, Any]
     """Content of a suite file, keys in its usual order; it may lack what `missing` asks for."""
     missing: tuple[str, ...]
-    """What the recipe does not say and a calibration needs, a line each."""
+    """Things that a calibration needs and the recipe does not say, a line each."""
     notes: tuple[str, ...]
-    """Where the suite is not quite the recipe, a line each."""
+    """Differences of the suite from the recipe, a line each."""
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """Content of a YAML file whose top level is a mapping.
+    """Read a YAML file whose top level is a mapping.
 
     Raises:
         InputError: unreadable, not YAML, or something else than one mapping.
@@ -40,10 +40,11 @@ def read_recipe(file: Path) -> dict[str, Any]:
 
 
 def reference(path: str, revision: str | None, beside: Path) -> str:
-    """A model reference for a suite file: a folder as an absolute path, anything else as it is, with its revision.
+    """Return a model reference for a suite file: a folder as an absolute path, anything else unchanged, with its
+    revision.
 
     Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
-    server, which tells nobody what lies where, leaves them as they are.
+    server, which tells nobody where its files are, leaves them unchanged.
 
     Raises:
         InputError: nothing can lie at the path.
@@ -56,7 +57,7 @@ def reference(path: str, revision: str | None, beside: Path) -> str:
 
 
 def task_names(references: Sequence[str]) -> list[str]:
-    """A name for every expert's task: the last part of its reference, numbered where two have the same."""
+    """Name every expert's task by the last part of its reference, numbered where two have the same."""
     names: list[str] = []
     for ref in references:
         last = ref.rpartition("+")[2].rstrip("/").rpartition("/")[2].partition("@")[0]
@@ -66,14 +67,14 @@ def task_names(references: Sequence[str]) -> list[str]:
 
 
 def samples_missing(tasks: Iterable[str]) -> list[str]:
-    """The line that asks for the calibration samples of `tasks`; none for no tasks."""
+    """Return the line that asks for the calibration samples of `tasks`; none for no tasks."""
     names = ", ".join(tasks)
     ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
     return [f"calibration samples of {names}: {ask}"] if names else []
 
 
 def comments(sections: Mapping[str, Sequence[str]]) -> str:
-    """The head of a suite file: every title that has lines, and the lines, as YAML comments."""
+    """Write the head of a suite file as YAML comments: every title that has lines, and the lines."""
     return "".join(_comment(title, lines) for title, lines in sections.items() if lines)
 
 
@@ -94,6 +95,6 @@ def write_new(out: Path, text: str) -> None:
     except FileExistsError as error:
         raise InputError(f"{out} is there already; choose another name or remove it") from error
     except UnicodeEncodeError as error:
-        raise InputError(f"cannot write {out}: character {error.start} is no text") from error
+        raise InputError(f"cannot write {out}: character {error.start} is not text") from error
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""A suite file in the making: out of a few fields, or of another file; it is text until it is written."""
+"""Draft a suite file out of a few fields, or of another file; the draft is text until it is written."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import some
 
 SPLIT_BY_NAME = ("hub", "arrays")
-"""Kinds of samples whose one place holds all splits; of the others every split has a place of its own."""
+"""Kinds of samples whose one place holds all splits; the other kinds have a place for every split."""
 KINDS = ("imagefolder", "parquet", "jsonl", "hub", "arrays", "catalogue")
-"""Where samples of a drafted task may lie: in a folder or file of that kind, or where the task catalogue says."""
+"""Kinds of places for the samples of a drafted task: a folder or file, the Hub, or an entry of the task catalogue."""
 
 
 @dataclass(frozen=True)
 class DraftTask:
-    """One line of a form. Empty texts are what was not filled in.
+    """One line of a form, whose empty texts were not filled in.
 
     Args:
-        where: the folder, file or Hub id of the samples; of the catalogue the entry's name.
-        calibration, validation, test: of `SPLIT_BY_NAME` the split's name there, else the path below `where`.
+        where: the folder, file or Hub id of the samples; for "catalogue" the entry's name.
+        calibration, validation, test: for `SPLIT_BY_NAME` the split's name there, else the path below `where`.
         input, target: templates of text over the columns, such as `Is '{sentence}' positive?`; empty for pictures.
     """
 
@@ -42,7 +42,7 @@ class DraftTask:
     target: str = ""
 
     def content(self) -> dict[str, Any]:
-        """The task as a suite file has it."""
+        """Return the task as a suite file has it."""
         if self.kind == "catalogue":
             return {"use": self.where, "expert": self.expert}
         given = {split: name for split in SPLITS if (name := getattr(self, split))}
@@ -56,13 +56,13 @@ class DraftTask:
 
 
 def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable[DraftTask]) -> str:
-    """The text of a suite file out of a form; lines without a task's name are passed over.
+    """Write the text of a suite file out of a form; lines without a task's name are passed over.
 
     Args:
         merged: a checkpoint, or a merge recipe's options.
 
     Raises:
-        InputError: two lines of one task.
+        InputError: two lines name the same task.
     """
     lines = [one for one in tasks if one.task]
     twice = {one.task for one in lines if [other.task for other in lines].count(one.task) > 1}
@@ -73,7 +73,7 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
 
 
 def format_suite(content: Mapping[str, Any]) -> str:
-    """The content of a suite file as text, texts of several lines on one line in double quotes."""
+    """Write the content of a suite file as text; texts of several lines stand on one line in double quotes."""
     return str(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
@@ -86,8 +86,8 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def import_file(file: Path) -> tuple[str, list[str]]:
-    """The text of a suite out of another file, and what is still to be said: a suite file as it is, a configuration of
-    mergekit or a model pool of FusionBench as a suite.
+    """Make the text of a suite out of another file, and say what is still to be filled in: a suite file is taken
+    unchanged, a configuration of mergekit or a model pool of FusionBench as a suite.
 
     Raises:
         InputError: the file is none of them, or cannot be taken over; every reason is listed.
@@ -100,10 +100,11 @@ def import_file(file: Path) -> tuple[str, list[str]]:
 
 
 def read_draft(text: str, out: Path) -> Suite:
-    """The suite that a draft is so far; relative paths start from the folder of `out`, where it is to be written.
+    """Read a draft as the suite that it is so far; relative paths start from the folder of `out`, where it is to be
+    written.
 
     Raises:
-        InputError: no YAML, or not a valid suite file; the message says where.
+        InputError: not YAML, or not a valid suite file; the message says where.
     """
     content = parse_yaml(text, "draft")
     if not isinstance(content, dict):
@@ -115,7 +116,7 @@ def write_draft(text: str, out: Path) -> Suite:
     """Write a draft as a suite file and read it back as the command line will.
 
     Raises:
-        InputError: as `read_draft`; or `out` is there already or cannot be written.
+        InputError: not YAML, not a valid suite file, or `out` is there already or cannot be written.
     """
     suite = read_draft(text, out)
     write_new(out, text)

@@ -1,4 +1,4 @@
-"""FusionBench's model pools as suites.
+"""Read FusionBench's model pools as suites.
 
 A pool names models and data sets by the Python functions that load them. None of these is ever called: those that are
 known are mapped to featcal's own references and sources.
@@ -26,7 +26,7 @@ ARGUMENTS: dict[str, tuple[str, str | None]] = {
 }
 """Function that loads a model → its arguments for the model and for a LoRA adapter."""
 _SAME_WEIGHTS = {"_target_", "_recursive_", "torch_dtype", "dtype", "device_map", "merge_and_unload"}
-"""Arguments of these functions that do not change which weights are meant."""
+"""Arguments of these functions that leave the weights which are loaded the same."""
 DATA = {"calibration": "train_datasets", "validation": "val_datasets", "test": "test_datasets"}
 _DEFAULT_SPLIT = {"calibration": "train", "validation": "validation", "test": "test"}
 LOAD_DATASET = "datasets.load_dataset"
@@ -36,12 +36,12 @@ _MERGE = MergeRecipe(method="task-arithmetic", scale=0.3)
 
 
 def is_model_pool(content: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is meant to be a model pool."""
+    """Say whether the content of a file is meant to be a model pool."""
     return str(content.get("_target_")).startswith("fusion_bench.") or "defaults" in content
 
 
 def import_fusion_bench(file: Path, merged: str | None) -> Imported:
-    """The suite of a model pool: its models, and samples where they are data sets on the Hub or in the catalogue.
+    """Make the suite of a model pool: its models, and samples where they are data sets on the Hub or in the catalogue.
 
     Args:
         merged: folder or Hub id of the merged model; None is Task Arithmetic, since a pool says nothing of merging.
@@ -51,6 +51,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
             unknown keys, models that are loaded by unknown functions.
     """
     content = read_recipe(file)
+    # Keys of a file that Hydra has not filled in yet would look unknown: one remedy at a time.
     problems = list(_list_unresolved(content)) or list(_list_unknown(content))
     models: dict[str, str] = {}
     for name, value in _mapping(content.get("models")).items():
@@ -79,7 +80,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
 
 
 def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
-    """What only Hydra can fill in: groups of other files, variables, and values that are yet to be given."""
+    """List what only Hydra can fill in: groups of other files, variables, and values that are yet to be given."""
     write_out = "let Hydra write the whole pool (`fusion_bench modelpool=… --cfg job --package modelpool --resolve`)"
     groups = [one for one in content.get("defaults") or [] if one != "_self_"]
     if groups:
@@ -95,7 +96,7 @@ def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Every string below `value` with its place, the notes for readers left out."""
+    """Yield every string below `value` with its place, the notes for readers left out."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -110,16 +111,17 @@ def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 def _list_unknown(content: Mapping[str, Any]) -> Iterator[str]:
     target = str(content.get("_target_"))
     if not target.startswith("fusion_bench.") or target.rpartition(".")[2] not in POOLS:
-        yield f"_target_: '{target}' is no pool that featcal knows, only {', '.join(POOLS)}"
+        yield f"_target_: '{target}' is not a pool that featcal knows; it knows {', '.join(POOLS)}"
     for key, value in content.items():
         if key in ("models", *DATA.values()) and not isinstance(value, dict | None):
             yield f"{key}: must be a mapping from names"
-        elif key not in _KEYS and isinstance(value, dict | list):  # single values are variables of the file
+        elif key not in _KEYS and isinstance(value, dict | list):  # single values are variables of Hydra's
             yield f"{key}: unknown key.{did_you_mean(str(key), _KEYS)}"
 
 
 def _model(value: Any, where: str, beside: Path) -> str:
-    """A model as a reference of a suite; InputError for a function or arguments that featcal does not know."""
+    """Return a model as a reference of a suite; raise InputError for a function or arguments that featcal does not
+    know."""
     if isinstance(value, str):
         return reference(value, None, beside)
     arguments = dict(_mapping(value))
@@ -127,7 +129,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
     if model is None:
         known = ", ".join(ARGUMENTS)
-        raise InputError(f"{where}: '{target}' is never called, and featcal has no equal for it, only for {known}")
+        raise InputError(f"{where}: '{target}' is never called, and featcal has an equal of its own only for {known}")
     used = {model, adapter, *(["revision", "subfolder"] if adapter is None else []), *_SAME_WEIGHTS}
     unknown = [f"'{name}'" for name in arguments if name not in used]
     if unknown:
@@ -141,7 +143,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
 
 
 def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], text: bool) -> list[str]:
-    """Give the tasks the sources that the pool names, and the rest from the catalogue; returns notes on that."""
+    """Give the tasks the sources that the pool names, and the rest from the catalogue; return notes on that."""
     notes = []
     for split, key in DATA.items():
         for name, value in (content.get(key) or {}).items():
@@ -152,11 +154,11 @@ def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], t
                 why = f"'{LOAD_DATASET}' alone is known" if name in tasks else "no expert has this name"
                 notes.append(f"{key}.{name} is not taken over: {why}")
     known = [name for name in tasks if _is_in_catalogue(name, text)]
-    for name in known:  # what a pool says of pictures is enough to read them; of text it lacks the templates
+    for name in known:  # a pool says enough to read pictures; for text it lacks the templates
         own = tasks[name] if not text else {"expert": tasks[name]["expert"]}
         tasks[name] = {"use": name, **own}
     if known:
-        notes.append(f"what the pool leaves open of {', '.join(known)} is that of featcal's own task catalogue")
+        notes.append(f"what the pool leaves open for {', '.join(known)} was taken from featcal's own task catalogue")
     return notes
 
 
@@ -166,7 +168,8 @@ def _is_in_catalogue(name: str, text: bool) -> bool:
 
 
 def _source(value: Any, split: str) -> dict[str, str] | None:
-    """A data set as a source of a suite; None for one that is loaded by an unknown function or with more options."""
+    """Return a data set as a source of a suite; None for one that is loaded by an unknown function or with more
+    options."""
     if isinstance(value, str):
         return {"hub": value, "split": split}
     arguments = {name: one for name, one in _mapping(value).items() if one is not None}

@@ -1,8 +1,8 @@
-"""mergekit's YAML configurations as suites.
+"""Read mergekit's YAML configurations as suites.
 
-`linear`, `task_arithmetic` and `ties` with one value per parameter become recipes of featcal; what their parameters
-do was taken from mergekit's documentation and from running it. Everything else is taken over as mergekit's output:
-the configuration then says only which models were merged.
+`linear`, `task_arithmetic` and `ties` with one value per parameter become recipes of featcal; what their parameters do
+was taken from mergekit's documentation and from running it. Everything else is taken over as mergekit's output: the
+configuration then says only which models were merged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _RUN_IT = "run mergekit and give its output folder with --merged"
 
 
 def is_configuration(content: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is meant to be a configuration of mergekit."""
+    """Say whether the content of a file is meant to be a configuration of mergekit."""
     return "merge_method" in content
 
 
 def import_mergekit(file: Path, merged: str | None) -> Imported:
-    """The suite that a configuration of mergekit describes.
+    """Make the suite that a configuration of mergekit describes.
 
     Args:
         merged: folder or Hub id of mergekit's output; None asks for a recipe.
@@ -71,7 +71,8 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
 
 
 def _vocabulary_problems(config: Configuration) -> Iterator[str]:
-    """Why models may not read the same token ids: samples are tokenized once, by the base's tokenizer."""
+    """Say why models may not read the same token ids."""
+    # Samples are tokenized once, by the base's tokenizer.
     tokenizer = config.tokenizer
     sources = {"tokenizer_source": config.tokenizer_source, "tokenizer.source": tokenizer and tokenizer.source}
     base = None if config.base_model is None else config.base_model.model.path
@@ -87,7 +88,7 @@ def _notes(config: Configuration) -> Iterator[str]:
     if config.chat_template is not None:
         yield "chat_template is not taken over: an exported model has the chat template of the base"
     if config.merge_method == "linear" and config.base_model is not None:
-        yield "base is the file's base_model, which linear merges like any other: is it what the experts come from?"
+        yield "base is the file's base_model, which linear merges like any other: were the experts fine-tuned from it?"
 
 
 @dataclass
@@ -101,18 +102,19 @@ class _Recipe:
     notes: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """What a suite file has under `merged`; only to be used if there are no problems."""
+        """Return what a suite file has under `merged`; only to be used if there are no problems."""
         method = self.config.merge_method
         if method not in _METHODS or self.config.models is None:
             what = f"merge_method '{method}'" if method not in _METHODS else "a merge of slices or modules"
-            known = f"only {', '.join(_METHODS)} of whole models"
-            self.problems.append(f"{what} is no recipe of featcal, {known}; {_RUN_IT}")
+            known = f"which has {', '.join(_METHODS)} of whole models"
+            self.problems.append(f"{what} has no recipe in featcal, {known}; {_RUN_IT}")
             return {}
         self._check_inputs()
         content = self._options() | self._dtype()
         try:
             MergeRecipe.model_validate(content)
         except ValidationError as error:
+            # Options that have a problem were replaced by a stand-in, so the recipe's own complaints would mislead.
             if not self.problems:
                 self.problems += [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
         return content
@@ -121,7 +123,7 @@ class _Recipe:
         inputs = self.config.models or []
         for model in dict.fromkeys(one.model for one in inputs):
             if sum(one.model == model for one in inputs) > 1:
-                self.problems.append(f"models: '{model.to_reference(Path())}' stands twice")
+                self.problems.append(f"models: '{model.to_reference(Path())}' is named twice")
         if self.base is None and self.config.merge_method != "linear":
             self.problems.append(f"base_model: {self.config.merge_method} needs one")
         places: list[tuple[str, Mapping[str, Any], Sequence[str]]] = [("", self.config.parameters, _PARAMETERS)]
@@ -130,7 +132,7 @@ class _Recipe:
             unknown = [name for name in parameters if name not in known]
             self.problems += [f"unknown parameter '{name}'{where}.{did_you_mean(name, known)}" for name in unknown]
         if self._flag("rescale", False):
-            self.problems.append(f"rescale: true is no recipe of featcal; {_RUN_IT}")
+            self.problems.append(f"rescale: true has no recipe in featcal; {_RUN_IT}")
 
     def _options(self) -> dict[str, Any]:
         method = self.config.merge_method
@@ -146,10 +148,13 @@ class _Recipe:
         return options | {"normalize": normalize}
 
     def _with_base_among_the_experts(self, weights: Mapping[str, float], normalize: bool) -> dict[str, Any]:
-        """sum_i w_i theta_i / W over base and experts is theta_0 + sum_i (w_i / W) tau_i over the experts alone."""
+        """Turn sum_i w_i theta_i / W over base and experts into theta_0 + sum_i (w_i / W) tau_i over the experts
+        alone."""
         total = sum(weights.values()) + self._number("weight", self.base)
         if not normalize or total == 0:
-            self.problems.append(f"linear with base_model and without normalized weights is no recipe; {_RUN_IT}")
+            self.problems.append(
+                f"linear with base_model and without normalized weights has no recipe in featcal; {_RUN_IT}"
+            )
             return {}
         shares = {task: weight / total for task, weight in weights.items()}
         return {"method": "task-arithmetic", "scale": 1.0, "weights": shares}
@@ -159,6 +164,7 @@ class _Recipe:
         wanted = config.out_dtype or config.dtype
         if wanted is not None and wanted not in _DTYPES:
             self.problems.append(f"dtype '{wanted}' is not one of {', '.join(_DTYPES)}; {_RUN_IT}")
+        # mergekit rounds every step to its dtype; a sum in float64 differs from that in the last bits at least.
         if config.dtype != "float32":
             precision = config.dtype or "the models' own dtype"
             self.notes.append(
@@ -168,7 +174,7 @@ class _Recipe:
         return {} if wanted is None else {"dtype": wanted}
 
     def _value(self, name: str, model: Model | None, default: Any) -> Any:
-        """A parameter as mergekit looks it up: the model's own, else the file's."""
+        """Look a parameter up as mergekit does: the model's own, else the file's."""
         own = next((one.parameters for one in self.config.models or [] if one.model == model), {})
         return own.get(name, self.config.parameters.get(name, default))
 
@@ -176,7 +182,7 @@ class _Recipe:
         value = self._value(name, model, default)
         of = "" if model is None else f" of '{model.to_reference(Path())}'"
         if isinstance(value, (list, dict)):
-            self.problems.append(f"{name}{of}: gradients and filtered values are no recipe of featcal; {_RUN_IT}")
+            self.problems.append(f"{name}{of}: gradients and filtered values have no recipe in featcal; {_RUN_IT}")
         elif value is None:
             self.problems.append(f"{name}{of}: missing; mergekit needs one for every model")
         else:

@@ -1,4 +1,4 @@
-"""A suite out of models and samples as they lie: what `featcal init` writes and `featcal diagnose` measures."""
+"""Make a suite out of models and samples where they lie: what `featcal init` writes and `featcal diagnose` measures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from featcal.system.json_files import read_json
 from featcal.system.paths import from_folder, local_path, neighbours
 
 DEFAULT_MERGE = {"method": "task-arithmetic", "scale": 0.3}
-"""The merged model where nobody says another: the paper's."""
+"""Merge recipe where no other is given: the paper's."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a suite is made of, as it is given on a command line: paths start from where the command runs.
+    """Models and samples of a suite, as given on a command line: paths start from where the command runs.
 
     Args:
         experts: task → reference of its expert.
@@ -48,7 +48,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Beginning:
-    """A suite file, what was taken for granted in it and what it still lacks, a line each."""
+    """Text of a suite file, what was taken for granted in it and what it still lacks, a line each."""
 
     text: str
     assumed: tuple[str, ...]
@@ -56,10 +56,10 @@ class Beginning:
 
 
 def begin(parts: Parts, out: Path) -> Beginning:
-    """The text of the suite file `out`; nothing is written.
+    """Write the text of the suite file `out`, without writing the file.
 
     Raises:
-        InputError: models or samples that are not there, or samples of no expert's task; all of them at once.
+        InputError: models or samples that are not there, or samples of a task without an expert; all of them at once.
     """
     problems: list[str] = []
     assumed: list[str] = []
@@ -96,9 +96,11 @@ def begin(parts: Parts, out: Path) -> Beginning:
 
 
 def _reads(base: str, experts: Iterable[str]) -> Reads:
-    """What the models make of texts, as far as the files of models that are here say: encoders of text tell classes
-    apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
-    texts are."""
+    """Tell what the models make of texts, as far as files of models that are here say.
+
+    Encoders of text tell classes apart, and so do decoders whose experts all have a classifier; folders of
+    sentence-transformers tell how alike two texts are.
+    """
     with suppress(InputError):  # whoever opens the base says what is wrong
         folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
         if (folder / MODULES_FILE).is_file():
@@ -112,7 +114,7 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
 
 
 def _classifies(expert: str) -> bool:
-    """Whether the files of an expert say that it has a classifier for texts; not of one on the Hub."""
+    """Say whether the files of an expert say that it has a classifier for texts; False for one on the Hub."""
     with suppress(InputError):
         base, adapter = split_lora(expert, Path.cwd())
         if adapter is not None:
@@ -122,7 +124,8 @@ def _classifies(expert: str) -> bool:
 
 
 def _classes(expert: str) -> dict[str, list[str]]:
-    """The names that an expert's own files give its classes, as a key of its task; none of an expert on the Hub."""
+    """Return the names that an expert's own files give its classes, as a key of its task; nothing for an expert on the
+    Hub."""
     from featcal.family.opening import named_classes
 
     with suppress(InputError):
@@ -134,17 +137,17 @@ def _classes(expert: str) -> dict[str, list[str]]:
 
 def _choose_merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:
     if given is None:
-        return dict(DEFAULT_MERGE), ["merged: Task Arithmetic at scale 0.3, for want of a merged model (--merged)"]
+        return dict(DEFAULT_MERGE), ["merged: Task Arithmetic at scale 0.3, since no merged model was given (--merged)"]
     if given in METHODS and not Path(given).is_dir():
         return {"method": given}, []
     return _model(given, root, "merged"), []
 
 
 def _model(given: str, root: Path, label: str) -> str:
-    """A model reference as a suite file in `root` says it.
+    """Return a model reference as a suite file in `root` says it.
 
     Raises:
-        InputError: a folder that is not there; a Hub id is taken as it is.
+        InputError: a folder that is not there; a Hub id is taken unchanged.
     """
     if given.startswith(PREFIXES):
         kind, _, place = given.rpartition(":")
@@ -169,7 +172,7 @@ def _folder_or_id(given: str, root: Path, label: str) -> str:
 
 @contextmanager
 def _collect_problems(problems: list[str], label: str = "") -> Iterator[None]:
-    """What is wrong is put to the other problems."""
+    """Add the problems of an InputError inside the `with` to the list, instead of raising it."""
     try:
         yield
     except InputError as error:

@@ -1,5 +1,5 @@
-"""Sources of samples from a path alone: what kind it is, which splits it has, and which columns are text, answers,
-pictures and labels. Everything that is taken for granted is said, and what cannot be known is asked for."""
+"""Guess sources of samples from a path alone: what kind it is, which splits it has, and which columns are text,
+answers, pictures and labels. Everything that is taken for granted is said, and what cannot be known is asked for."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAMES = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test",),
 }
-"""What the splits of a suite are called elsewhere."""
+"""Names that the splits of a suite have elsewhere."""
 _JSON = (".jsonl", ".jsonl.gz")
 _FILES = (*_JSON, ".parquet", ".npz")
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a suite file may say of a task's samples.
+    """Keys of a task for its samples, as far as they could be found.
 
     Args:
         task: keys of the task: a source for every split that was found, or `use` of the catalogue.
@@ -47,10 +47,10 @@ class Guess:
 
 
 def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
-    """The sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
+    """Find the sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
 
     YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
-    found, or a source for every split, `{calibration: {…}, test: {…}}`, which is taken as it is.
+    found, or a source for every split, `{calibration: {…}, test: {…}}`, which is taken unchanged.
 
     Args:
         root: folder of the suite file, from which the paths in it start. `given` starts from where the command runs.
@@ -101,7 +101,7 @@ def _guess_explicit(given: str, root: Path, reads: Reads) -> Guess:
 
 
 def _anchor(source: Any, root: Path) -> Any:
-    """A source whose path, if it names one that is here, is as the suite file has to say it."""
+    """Return a source with its path, if that is here, written as the suite file has to say it."""
     if not isinstance(source, dict):
         return source
     return {
@@ -126,7 +126,7 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
         kind, table = _table(path)
         return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
     raise InputError(
-        f"samples: {path} is of no kind that can be told from its name ({', '.join(_FILES)}, or a folder of pictures); "
+        f"samples: the name of {path} does not tell what kind it is ({', '.join(_FILES)}, or a folder of pictures); "
         "say it out: '{tensors: FILE, key: NAME}', for example"
     )
 
@@ -136,7 +136,7 @@ def _table(file: Path) -> tuple[str, Table]:
 
 
 def _guess_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
-    """A file of rows: its column "split" tells splits apart, else all of it is for calibration."""
+    """Guess from a file of rows: its column "split" tells splits apart, else all of it is for calibration."""
     options, assumed, missing = options_of(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
@@ -147,7 +147,9 @@ def _guess_table(source: Mapping[str, Any], table: Table, given: Mapping[str, An
 
 
 def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Splits are sub-folders or files of that name; a folder without them is one of pictures, for calibration."""
+    """Guess from a folder: splits are sub-folders or files of that name; one without them holds pictures for
+    calibration."""
+    # A metadata.parquet lies beside pictures and describes them; it is not a data set itself.
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
         return _guess_parquet(folder, root, given, reads)
     found = _find_splits(lambda name: _find_below(folder, name))
@@ -165,10 +167,12 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
     options: Mapping[str, Any] | None = None
     for split, place in found.items():
         if place.is_dir():
+            # Raises where the folder does not hold pictures; the result is not needed here.
             imagefolder(place, given.get("label"))
             task[split] = _pictures(place, root, given)
             continue
         kind, table = _table(place)
+        # Columns are told by the first split; the others are files of the same data set.
         if options is None:
             options, more, missing = options_of(columns_of_table(table), given, str(place), reads)
             assumed += more
@@ -186,7 +190,7 @@ def _find_below(folder: Path, name: str) -> Path | None:
 
 
 def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """A folder in the Hub's layout: files or their folders have the names of splits."""
+    """Guess from a folder in the Hub's layout: files or their folders have the names of splits."""
     found = _find_splits(lambda name: name if read_parquet(folder, name)[1] else None)
     table, _ = read_parquet(folder, next(iter(found.values()), None))
     source = {"parquet": from_folder(folder, root)}
@@ -201,7 +205,7 @@ def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Re
 
 
 def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """A data set on the Hub, of which names of splits and columns are asked for and nothing else is kept.
+    """Guess from a data set on the Hub: names of splits and columns are asked for, and nothing else is kept.
 
     Raises:
         InputError: `datasets` is not installed, or the Hub does not say.
@@ -221,7 +225,7 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
 
 
 def _find_splits(find: Callable[[str], T | None]) -> dict[str, T]:
-    """Split → what `find` has under the first of its names that is there."""
+    """Return, for every split that is there, what `find` has under the first of its names."""
     places = {
         split: next((one for name in names if (one := find(name)) is not None), None) for split, names in NAMES.items()
     }
@@ -235,7 +239,7 @@ def _note_renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
 
 
 def _with_warning(task: Mapping[str, Any], assumed: tuple[str, ...], missing: tuple[str, ...], where: str) -> Guess:
-    """A guess, with a line on splits that were not found."""
+    """Return a guess, with a line on splits that were not found."""
     if "calibration" not in task:
         called = ", ".join(NAMES["calibration"])
         missing = (*missing, f"{where}: which samples are for calibration; no split is called {called}")

@@ -1,4 +1,4 @@
-"""The keys of a mergekit configuration (version 0.1.5), with the types its documentation gives them."""
+"""Describe the keys of a mergekit configuration (version 0.1.5), with the types its documentation gives them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcal.system.formatting import did_you_mean
 
 
 def _split(separator: str, first: str, second: str) -> BeforeValidator:
-    """Reads 'a<separator>b' as the mapping {first: a, second: b}."""
+    """Read 'a<separator>b' as the mapping {first: a, second: b}."""
 
     def split(content: Any) -> Any:
         if not isinstance(content, str):
@@ -35,13 +35,13 @@ Place = Annotated[ModelPath, _split("@", "path", "revision")]
 
 
 class Model(Strict):
-    """`path[@revision][+lora[@revision]]`, or the same as a mapping."""
+    """A model with or without a LoRA adapter: `path[@revision][+lora[@revision]]`, or a mapping with these keys."""
 
     model: Place
     lora: Place | None = None
 
     def to_reference(self, beside: Path) -> str:
-        """The reference as a suite file has it; relative folders may lie in `beside`."""
+        """Return the reference as a suite file has it; relative folders may lie in `beside`."""
         parts = [self.model] if self.lora is None else [self.model, self.lora]
         return "+".join(reference(part.path, part.revision, beside) for part in parts)
 
@@ -101,7 +101,7 @@ class Configuration(Strict):
         return self
 
     def inputs(self) -> Iterator[Model]:
-        """Every model that is named as an input, as often as it is."""
+        """Yield every model that is named as an input, as often as it is."""
         parts: list[Configuration | Module] = [self, *(self.modules or {}).values()]
         for part in parts:
             yield from (one.model for one in part.models or [])
@@ -109,7 +109,7 @@ class Configuration(Strict):
 
 
 def validate_configuration(content: dict[str, Any], label: str) -> Configuration:
-    """The configuration, or an InputError with all of its mistakes; `label` names the file."""
+    """Return the configuration, or raise an InputError with all of its mistakes; `label` names the file."""
     try:
         return Configuration.model_validate(content)
     except ValidationError as error:

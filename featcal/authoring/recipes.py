@@ -1,4 +1,4 @@
-"""Suites out of the recipes of other tools, mergekit's configurations and FusionBench's model pools, and back."""
+"""Make suites out of the recipes of other tools, mergekit's configurations and FusionBench's model pools, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
 
 
 def import_recipe(file: Path, merged: str | None = None) -> Imported:
-    """The suite that another tool's recipe describes; whose recipe it is shows in its keys.
+    """Make the suite that another tool's recipe describes; the keys show whose recipe it is.
 
     Args:
         file: YAML configuration of mergekit, or YAML model pool of FusionBench.
@@ -43,7 +43,7 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
         The document of `featcal import --json`: `out`, `missing` and `notes`.
 
     Raises:
-        InputError: as `import_recipe`, and `out` is there already or cannot be written.
+        InputError: neither tool's file, one that cannot be taken over, or `out` is there already or cannot be written.
     """
     import yaml
 
@@ -60,7 +60,7 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
         The document of `featcal export-pool --json`: `out` and the names of its `models`.
 
     Raises:
-        InputError: as `export_fusion_bench`, and `out` is there already or cannot be written.
+        InputError: FusionBench does not load such models, or `out` is there already or cannot be written.
     """
     import yaml
 

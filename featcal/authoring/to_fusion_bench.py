@@ -1,4 +1,4 @@
-"""Suites as FusionBench's model pools, so that its methods and tables can be run on the same models."""
+"""Write suites as FusionBench's model pools, so that its methods and tables can be run on the same models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LORA_LOADERS = {
 
 
 def export_fusion_bench(suite: Suite) -> dict[str, Any]:
-    """A model pool with the base and the experts of a suite, and with those of its samples that are on the Hub.
+    """Return a model pool with the base and the experts of a suite, and with those of its samples that are on the Hub.
 
     How the models were merged, class names and text templates have no place in a pool.
 
@@ -44,7 +44,9 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     modality = architecture.modality
     if modality not in _LOADERS or (modality == "pixels" and architecture.family != "clip"):
         heads = " with a classifier per task" if modality == "text" else ""
-        raise InputError(f"featcal knows no pool of FusionBench for models of type '{architecture.family}'{heads}")
+        raise InputError(
+            f"FusionBench has no pool that featcal knows for models of type '{architecture.family}'{heads}"
+        )
     pool = next(pool for pool, takes in POOLS.items() if takes == modality)
     loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
     return {
@@ -57,7 +59,7 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
 
 
 def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
-    """How FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
+    """Return how FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
     arguments."""
     under, adapter = split_lora(ref, root)
     path, within = _place(under, root)
@@ -74,14 +76,16 @@ def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, A
 
 
 def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
-    """What reads the samples, where the pool takes the base's: a pool of encoder-decoders asks for it."""
+    """Return the pool's key for the tokenizer or processor, where it takes the base's; pools of encoder-decoders need
+    it."""
     if modality == "seq2seq" and not isinstance(base, str):
         return {"tokenizer": {**base, "_target_": "transformers.AutoTokenizer.from_pretrained"}}
     return {"processor" if modality == "pixels" else "tokenizer": base} if isinstance(base, str) else {}
 
 
 def _place(ref: str, root: Path) -> tuple[str, dict[str, str]]:
-    """Absolute folder, or repository on the Hub with the revision and the folder inside it that the reference says."""
+    """Return an absolute folder, or a repository on the Hub with the revision and the folder inside it that the
+    reference says."""
     folder = local_path(ref, root, "model")
     if folder.is_dir():
         return str(folder.resolve()), {}

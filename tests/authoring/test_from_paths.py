@@ -332,7 +332,7 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
 
 REFUSED = {
     "neither a path here": "nowhere",
-    "is of no kind that can be told from its name": "a.bin",
+    "a.bin does not tell what kind it is": "a.bin",
     "names no kind of source": "{file: a.jsonl}",
     "does not exist; paths start from where the command runs": "{jsonl: b.jsonl}",
     "none of them called calibration, train, training": "lines",

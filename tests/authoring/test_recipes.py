@@ -166,8 +166,8 @@ NOT_OF_MERGEKIT = {
     "models.0.modle: unknown key. Did you mean 'model'?": mergekit(models=[{"modle": "a"}]),
     "give exactly one of models, slices, modules (found none)": mergekit(models=None),
     "give exactly one of models, slices, modules (found models, slices)": mergekit(slices=[]),
-    "merge_method 'dare_ties' is no recipe of featcal": mergekit(merge_method="dare_ties"),
-    "a merge of slices or modules is no recipe": mergekit(models=None, slices=[{"sources": []}]),
+    "merge_method 'dare_ties' has no recipe in featcal": mergekit(merge_method="dare_ties"),
+    "a merge of slices or modules has no recipe in featcal": mergekit(models=None, slices=[{"sources": []}]),
     "base_model: task_arithmetic needs one": mergekit(base_model=None),
     "no model besides base_model": mergekit(models=[{"model": "org/base"}]),
     "weight of 'org/a': missing": mergekit(models=[{"model": "org/a"}]),
@@ -176,11 +176,11 @@ NOT_OF_MERGEKIT = {
     "unknown parameter 'densty' of 'org/a'. Did you mean 'density'?": of_one(weight=1, densty=1),
     "unknown parameter 'normalise'. Did you mean 'normalize'?": mergekit(parameters={"normalise": True}),
     "normalize: true or false, not 'no way'": mergekit(parameters={"normalize": "no way"}),
-    "rescale: true is no recipe": mergekit(parameters={"rescale": True}),
-    "models: 'org/a' stands twice": mergekit(models=[{"model": "org/a", "parameters": {"weight": 1}}] * 2),
+    "rescale: true has no recipe in featcal": mergekit(parameters={"rescale": True}),
+    "models: 'org/a' is named twice": mergekit(models=[{"model": "org/a", "parameters": {"weight": 1}}] * 2),
     "greater than 0": mergekit(merge_method="ties", parameters={"density": 0}),
     "dtype 'float64' is not one of float32, bfloat16, float16": mergekit(dtype="float64"),
-    "linear with base_model and without normalized weights is no recipe": mergekit(
+    "linear with base_model and without normalized weights has no recipe in featcal": mergekit(
         merge_method="linear", parameters={"weight": 1, "normalize": False}
     ),
     "tokenizer_source: union: every model must have the base's vocabulary": mergekit(tokenizer_source="union"),
