@@ -1,8 +1,8 @@
-"""Whether experts come from the base: how far their weights are from it, layer by layer.
+"""Tell whether experts come from the base: how far their weights are from it, layer by layer.
 
 Weights that were trained from the same start point in nearly the same direction as the base's; those of another
-training are at right angles to it, since nothing orders the units of two networks alike. Norms and biases are left
-out: they point the same way in every network.
+training are at right angles to it, since nothing orders the units of two networks alike. Norms and biases are left out:
+they point the same way in every network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNRELATED = 0.5
 1 / sqrt(1 + d^2); the embedded experts have at least 0.97 (d up to 0.22), unrelated models less than 0.05 (d about
 1.4). 0.5 means d = 1.7: moved by more than there was to begin with."""
 FAR = 5.0
-"""Distance, in medians of the other experts', from which on an expert is remarked upon."""
+"""Distance, in medians of the other experts', from which an expert is remarked upon."""
 READ_WHOLE = 2**26
 """Parameters per model up to which every matrix is compared; of larger models the smallest one of each layer."""
 ABSURD = 1e6
@@ -33,7 +33,7 @@ ABSURD = 1e6
 
 @dataclass(frozen=True)
 class Lineage:
-    """Per layer ||model - base|| / ||base|| and the cosine of the two, over the layer's matrices."""
+    """Distance ||model - base|| / ||base|| of one model, and the cosine of the two, per layer over its matrices."""
 
     distance: tuple[float, ...]
     cosine: tuple[float, ...]
@@ -45,7 +45,7 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Lineages:
-    """The models of a suite against its base."""
+    """Distances of a suite's models to its base."""
 
     layers: tuple[str, ...]
     models: Mapping[str, Lineage]
@@ -61,7 +61,7 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
     """Compare models with the base of a family, one layer in memory at a time.
 
     Returns:
-        The distances of those whose values can be read, and the problems of those whose values cannot be trusted.
+        The distances of models whose values can be read, and the problems of those whose values cannot be trusted.
     """
     shapes = family.adapter.shapes()
     matrices = [name for name in family.adapter.tower if len(shapes[name]) > 1]
@@ -96,13 +96,12 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
 
 
 def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = ALONE) -> list[str]:
-    """Notes on where the experts of a family, and a merged model, come from: what `featcal check` says of it too.
-
-    Of several ranks each reads the experts whose tasks it leads, and rank 0 the merged model.
+    """Return notes on where the experts of a family, and a merged model, come from; `featcal check` says the same.
 
     Raises:
         InputError: a model does not descend from the base in any layer, or has values that no training gives.
     """
+    # Each rank reads the experts whose tasks it leads, and rank 0 the merged model: no file is read twice.
     own = {f"expert '{task}'": expert for task, expert in ranks.select_led(family.experts).items()}
     found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
     lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
@@ -114,7 +113,7 @@ def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = 
 
 
 def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """What the distances mean: (problems, notes) by model.
+    """Say what the distances mean, as (problems, notes) by model.
 
     A model that is a stranger in every layer is a problem; in some layers it may have been trained far, or anew.
     """
@@ -123,6 +122,7 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
     sampled = "" if lineages.whole else ", one matrix of each layer"
     for role, own in lineages.models.items():
         foreign = [layer for layer, cosine in zip(lineages.layers, own.cosine, strict=True) if cosine < UNRELATED]
+        # A merged model lies near the base by its making: it does not say how far experts usually are.
         others = [one.mean for name, one in lineages.models.items() if name != role and name != "merged"]
         usual = statistics.median(others) if others else own.mean
         twins = [name for name, one in lineages.models.items() if name != role and one == own and own.mean > 0]
@@ -147,7 +147,7 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
 
 
 def _compare(base: Mapping[str, torch.Tensor], model: Weights, names: Sequence[str]) -> tuple[float, float]:
-    """Relative distance and cosine of some tensors taken as one vector."""
+    """Return relative distance and cosine of some tensors taken as one vector."""
     moved = own = square = dot = 0.0
     for name, tensor in model.read(names).items():
         largest = float(tensor.abs().max())
@@ -161,5 +161,6 @@ def _compare(base: Mapping[str, torch.Tensor], model: Weights, names: Sequence[s
         own += float(other.square().sum())
         square += float(base[name].square().sum())
         dot += float((other * base[name]).sum())
+    # Tensors of zeros have no direction: their cosine is 0 instead of NaN.
     tiny = 1e-300
     return (moved / max(square, tiny)) ** 0.5, dot / max((own * square) ** 0.5, tiny)

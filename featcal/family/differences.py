@@ -1,4 +1,4 @@
-"""Everything that keeps a model from being of an adapter's architecture, with what was probably meant."""
+"""List everything that keeps a model from being of an adapter's architecture, with what was probably meant."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from featcal.system.formatting import some
 _QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "absmax", "quant_map", "quant_state")
 """Parts of names that quantisers (GPTQ, AWQ, bitsandbytes, compressed-tensors) give their tensors."""
 _ALIKE = 0.7
-"""Similarity (difflib) from which on one tensor alone is taken for a renamed one."""
+"""Similarity (difflib) from which one tensor alone is taken for a renamed one."""
 _KINDS = {
     "Classification": ("a classifier", "its head is that of one task, and the models of a suite share theirs"),
     "QuestionAnswering": ("a model that marks answers", "its head is that of one task"),
     "EncoderModel": ("a bare encoder", "its decoder and its head are missing"),
     "Model": ("a bare model", "its head is missing"),
 }
-"""How names in `architectures` end, the first that fits: what such a model is, and what keeps it out."""
+"""Ending of a name in `architectures`, of which the first that fits counts → such a model, and what keeps it out."""
 _UNQUANTISED = "give the checkpoint that it was quantised from"
 
 
 def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | None = None) -> list[str]:
-    """Everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing.
+    """List everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing does.
 
     Args:
         config: content of the model's `config.json`, which says whether it is quantised.
@@ -34,6 +34,7 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     expected = {name: shape for name, shape in adapter.shapes().items() if name in adapter.tower}
     found, label = weights.info, weights.label
     quantised = _quantisation_signs(found, expected, config or {})
+    # Every tensor of a quantised model differs: one line says more than hundreds.
     if quantised:
         return [f"{label}: quantised weights ({quantised}); {_UNQUANTISED}"]
     missing = [name for name in expected if name not in found]
@@ -46,6 +47,7 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     problems = [f"{label}: {sentence}" for sentence in sentences]
     missing = [name for name in missing if name not in renamed.values()]
     extra = [name for name in extra if name not in renamed]
+    # Another architecture altogether: its own tensors would all be listed as extra.
     if len(missing) == len(expected):
         return [*problems, f"{label}: none of the {len(expected)} tensors of a {adapter.family} tower is there"]
     if missing:
@@ -71,7 +73,7 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
-    """What the configuration calls the model, where that is no class with the adapter's tensors; else empty."""
+    """Say what the configuration calls the model, where that class has not the adapter's tensors; else ""."""
     formats = {"clip": "hf", "open_clip": "open_clip"}
     if {config.get("model_type"), adapter.family} == set(formats):
         layout = formats[adapter.family]
@@ -87,7 +89,7 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
 
 
 def _explain_stacking(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
-    """What to say of files that have the experts of a mixture in one tensor for each layer; empty if they have not."""
+    """Explain files that have the experts of a mixture in one tensor per layer; "" for other files."""
     found = [
         name
         for name, info in extra.items()
@@ -102,7 +104,7 @@ def _explain_stacking(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -
 
 
 def _quantisation_signs(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What shows that a model is quantised; empty if nothing does."""
+    """Say what shows that a model is quantised; "" if nothing does."""
     signs = []
     settings = config.get("quantization_config")
     if settings:
@@ -120,7 +122,7 @@ def _quantisation_signs(found: Mapping[str, TensorInfo], expected: Mapping[str, 
 def _vocabulary(
     adapter: Adapter, found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], str]:
-    """Tensors that differ in their rows alone, one per token of the vocabulary, and what to say of them."""
+    """Return tensors that differ only in their rows, one per token of the vocabulary, and what to say of them."""
     both = [name for name in adapter.vocabulary if name in found and name in expected]
     names = [n for n in both if found[n].shape != expected[n] and found[n].shape[1:] == expected[n][1:]]
     if not names:
@@ -137,7 +139,7 @@ def _vocabulary(
 def _renames(
     missing: Mapping[str, tuple[int, ...]], extra: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, str], list[str]]:
-    """Extra tensors that are probably missing ones under another name: {extra: missing}, and what to say of them.
+    """Pair extra tensors with missing ones that look renamed; return {extra: missing} and sentences.
 
     An extra tensor is paired with the missing one of its shape that shares most of its name; pairs that differ in the
     same part are one finding. A pair on its own must be nearly the same name.
@@ -172,14 +174,14 @@ def _shared_parts(a: str, b: str) -> int:
 
 
 def _differing_part(a: str, b: str) -> tuple[str, str]:
-    """What is left of two dotted names without the parts that both start and end with."""
+    """Return what is left of two dotted names without the parts that both start and end with."""
     own, other = a.split("."), b.split(".")
     start, end = _common(own, other)
     return ".".join(own[start : len(own) - end]), ".".join(other[start : len(other) - end])
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """How many parts two names share at their start and, of the rest, at their end."""
+    """Count the parts that two names share at their start and, among the rest, at their end."""
     most = min(len(a), len(b))
     start = next((i for i in range(most) if a[i] != b[i]), most)
     end = next((i for i in range(most - start) if a[-1 - i] != b[-1 - i]), most - start)

@@ -1,4 +1,4 @@
-"""An opened suite: its adapter and its models as sources of tensors. Headers are read, weights are not."""
+"""Open a suite: its adapter and its models as sources of tensors. Headers are read, weights are not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PART = 2048
 
 @runtime_checkable
 class Calibrated(Protocol):
-    """What has calibrated weights, such as `CalibrationResult`."""
+    """Anything that has calibrated weights, such as `CalibrationResult`."""
 
     @property
     def weights(self) -> Weights: ...
@@ -62,23 +62,23 @@ class Family:
     merged: Weights
     experts: Mapping[str, Weights]
     origin: Located
-    """Where the base lies; tokenizer, image processor and text tower are taken from there."""
+    """Place of the base, from which tokenizer, image processor and text tower are taken."""
     container: Located
-    """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    """Model whose layout and non-weight files an exported model takes over: the merged model, else the base."""
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names that experts' own configurations give their classes, by task; of those that name any."""
+    """Names that experts' own configurations give their classes, by task; tasks without names are left out."""
     merged_name: str = "merged"
-    """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
+    """Name of the model that is calibrated: "merged" for the suite's, else that of the model in its place."""
     _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
-    """What experts wrote, for as long as anything is made of this family."""
+    """Texts that experts wrote, kept for as long as anything is made of this family."""
 
     @property
     def base_folder(self) -> Path:
-        """Folder of the base's tokenizer, image processor and text tower."""
+        """Return the folder of the base's tokenizer, image processor and text tower."""
         return self.origin.folder
 
     def model(self, name: str | Weights | Calibrated) -> Weights:
-        """The model called "base" or "merged", the checkpoint in a folder or on the Hub, a calibration's, or itself.
+        """Return the model called "base" or "merged", a checkpoint in a folder or on the Hub, or a calibration's.
 
         Raises:
             InputError: no such model, or one that does not fit the suite; the message lists every difference.
@@ -93,24 +93,24 @@ class Family:
         return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
-        """The experts merged by a recipe, whatever the suite's own is."""
+        """Merge the experts by a recipe, whatever the suite's own is."""
         return _recipe_weights(recipe, self.base, self.experts, self.adapter)
 
     def with_merged(self, merged: Weights, name: str) -> Family:
-        """The same suite with another model, of this name, in the place of the merged one: of its weights alone, so
-        everything else is taken from the base."""
+        """Return the suite with another model, of this name, in the place of the merged one."""
+        # Only weights are known of the model, so files and layout come from the base.
         return replace(self, merged=merged, merged_name=name, container=self.origin)
 
     def samples(
         self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None), copies: int = 0
     ) -> Samples:
-        """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
+        """Draw `count` samples of a task's split (all with None) by (seed, task name), and return a part of them.
 
         Args:
-            copies: how many varied ones of every picture there are behind all pictures (`samples.vary`).
+            copies: how many varied ones of every picture stand behind all pictures (`samples.vary`).
 
         Raises:
-            InputError: as `draw`, and inputs that the model does not take.
+            InputError: no such split, samples that cannot be read, or inputs that the model does not take.
         """
         drawn = draw(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
         if self.adapter.reads_prompts:
@@ -121,7 +121,7 @@ class Family:
         return drawn
 
     def _prompts_beside(self, drawn: Samples, start: int) -> dict[str, Tensor]:
-        """What the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
+        """Return what the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
 
         Args:
             start: how many samples of the draw come before these.
@@ -136,14 +136,14 @@ class Family:
         return {**self.adapter.prompt_inputs(self.origin, [texts[one] for one in which])}
 
     def viewable_samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
-        """The same samples as people see them, as `look` has them and raises."""
+        """Return the samples of a split as people see them; InputError where they cannot be read (`look`)."""
         return look(self.suite, task, split, count, seed, self.write_texts)
 
     def prompts(self, task: str, split: str) -> list[list[int]]:
-        """What the expert of a task goes on from, where it writes the samples: token ids; nothing is written yet.
+        """Return the token ids from which a task's expert writes samples; nothing is written yet.
 
         Raises:
-            InputError: as `prompts_of`.
+            InputError: prompts that cannot be read.
         """
         spec = self.suite.task(task)
         source = spec.source(split)
@@ -151,10 +151,10 @@ class Family:
         return [] if asked is None else prompts_of(asked, spec, self._preparation())
 
     def write_texts(self, task: str) -> Pool:
-        """The text that the expert of a task writes to be calibrated on; written once, with the whole expert in memory.
+        """Let a task's expert write its calibration text; once, with the whole expert in memory.
 
         Raises:
-            InputError: a task whose samples come from elsewhere, an expert that cannot generate, or as `prompts_of`.
+            InputError: samples come from elsewhere, prompts cannot be read, or the expert cannot generate.
         """
         spec = self.suite.task(task)
         source = spec.calibration and spec.calibration.self_generated
@@ -170,7 +170,7 @@ class Family:
         return self._written[key]
 
     def generator(self, model: Weights) -> Generator:
-        """A model that generates text, whole in memory, in the compute dtype."""
+        """Load a model that generates text, whole in memory, in the compute dtype."""
         return self.adapter.generating(self.compute.place(model.read(self.adapter.tower)), self.base_folder)
 
     def _preparation(self) -> Preparation:
@@ -187,27 +187,25 @@ class Family:
         )
 
     def preparation(self) -> dict[str, str]:
-        """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""
+        """Name what makes inputs of the calibration samples, for the record of a run; empty for `tensors` alone."""
         sources = [task.calibration for task in self.suite.tasks.values()]
         if all(source is None or source.tensors is not None for source in sources):
             return {}
         return self._preparation().describe_tools()
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
-        """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.
-
-        Text is one part.
-        """
+        """Yield the samples of a split in parts of at most `PART` pictures, or all texts as one part."""
         if self.adapter.modality != "pixels":
             yield self.samples(task, split, count, seed)
             return
+        # A whole test split of pictures need not fit into memory.
         part = self.samples(task, split, count, seed, slice(0, PART))
         yield part
         for start in range(PART, part.total, PART):
             yield self.samples(task, split, count, seed, slice(start, start + PART))
 
     def expert_pass(self, samples: Samples, batch_size: int, kept: Kept | None = None) -> ExpertPass:
-        """The expert of the samples' task, about to walk over them in batches of `batch_size`.
+        """Return the expert of the samples' task, ready to walk over them in batches of `batch_size`.
 
         Args:
             kept: room for what the next walk can use; without it there is one walk alone.
@@ -216,18 +214,18 @@ class Family:
         return ExpertPass(samples.task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
-        """What a measurement or a calibration of this family takes along; `store` bounds its token states."""
+        """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""
         return Run(
             self.adapter, self.base, self.merged, self.head(), self.compute, progress, store or ActivationStore()
         )
 
     def head(self) -> dict[str, Tensor]:
-        """Head tensors of the base, on the compute device; empty where the base has none."""
+        """Read head tensors of the base to the compute device; empty where the base has none."""
         return self.compute.place(self.base.read(name for name in self.adapter.head if name in self.base.info))
 
     def resident(self) -> Family:
-        """The same family with every tensor that is computed with in memory as it is stored: interactive work reads
-        them many times."""
+        """Return the family with every tensor that is computed with held in memory, in its stored dtype: interactive
+        work reads them many times."""
         names = self.adapter.tower
 
         def load(weights: Weights, extra: Sequence[str] = ()) -> Overlay:
@@ -242,7 +240,7 @@ class Family:
         )
 
     def with_stored_tensors(self) -> Family:
-        """The opposite of `resident`: the same family with every tensor read from its file when it is needed."""
+        """Undo `resident`: return the family with every tensor read from its file when it is needed."""
 
         def unwrap(weights: Weights) -> Weights:
             return weights.under if isinstance(weights, Overlay) else weights
@@ -276,6 +274,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         check_replay(adapter, compute.device)
     cut = suite.vocabulary == "base"
     opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, cut))
+    # In the suite's order, whichever step found them: all problems of all models at once.
     report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
     base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
     classes = {task: named_classes(located[label].config) for label, task in labels.items()}
@@ -284,20 +283,20 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         recipe = _recipe_weights(suite.merged, base, experts, adapter)
         return Family(suite, adapter, compute, base, recipe, experts, found, found, classes)
     merged = opened["merged"]
-    container = found if isinstance(merged, FirstRows) else located["merged"]  # whose config says how many rows
+    container = found if isinstance(merged, FirstRows) else located["merged"]  # the config says how many rows there are
     return Family(suite, adapter, compute, base, merged, experts, found, container, classes)
 
 
 def classify(experts: Mapping[str, Located]) -> bool:
-    """Whether the models of a suite have a classifier per task where their type has language models too: every expert
-    does; the base may be the language model that they were made from."""
+    """Say whether the models of a suite have a classifier per task where their type has language models too: every
+    expert does, and the base may be the language model that they were made from."""
     return bool(experts) and all(one.classifies for one in experts.values())
 
 
 def _each(
     given: Mapping[str, Given], make: Callable[[str, Given], Made]
 ) -> tuple[dict[str, Made], dict[str, list[str]]]:
-    """What is made of every model by its label, and what is wrong with the others."""
+    """Return what is made of every model by its label, and what is wrong with the others."""
     made: dict[str, Made] = {}
     problems: dict[str, list[str]] = {}
     for label, one in given.items():
@@ -309,7 +308,7 @@ def _each(
 
 
 def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The class names of a `config.json` in the order of the scores; none where it numbers them alone."""
+    """Return the class names of a `config.json` in the order of the scores; none where it only numbers them."""
     stated = config.get("id2label")
     if not isinstance(stated, Mapping) or {str(key) for key in stated} != {str(i) for i in range(len(stated))}:
         return ()
@@ -318,19 +317,17 @@ def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def ensure_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
-    """A suite opened with the given options; an open one on its own device, in the given precision if there is one.
-
-    A family that computes in float64, as references do, keeps doing so.
-    """
+    """Open a suite with the given options; an open one stays on its device, and gets the precision if one is given."""
     if not isinstance(suite, Family):
         return open_family(suite, device, precision or "exact")
+    # References compute in float64 and keep doing so.
     if precision is None or suite.compute.dtype is torch.float64:
         return suite
     return replace(suite, compute=Compute(suite.compute.device, PRECISIONS[precision]))
 
 
 def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_vocabulary: bool = False) -> Weights:
-    """A model of the adapter's architecture.
+    """Open a model of the adapter's architecture.
 
     Args:
         cut_vocabulary: leave out rows of the vocabulary that the base does not have.
@@ -365,7 +362,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
 
 
 def _check_orientation(model: LoraWeights, adapter: Adapter) -> list[str]:
-    """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
+    """Return a problem where a LoRA's factors are meant for weights that are stored the other way round."""
     maps = {f"{block.stored_name(name)}.weight" for block in adapter.blocks() for name in block.maps}
     wrong = [name for name in model.transposed_names(maps) if name not in adapter.transposed_weights]
     wrong += [
@@ -384,7 +381,7 @@ def report_all(problems: Sequence[str]) -> None:
 
 
 def batches_of(samples: Samples, size: int, device: torch.device) -> list[Batch]:
-    """The samples' model inputs in batches of `size`, on the device; text without the padding that all share."""
+    """Cut model inputs into batches of `size`, on the device; text loses the padding that a batch shares."""
     return [
         _trim({name: tensor[start : start + size] for name, tensor in samples.inputs.items()}, device)
         for start in range(0, len(samples), size)
@@ -399,4 +396,5 @@ def _trim(batch: Batch, device: torch.device) -> Batch:
     if "labels" in batch:
         longest["labels"] = int((batch["labels"] != IGNORED).sum(1).max())
     cut = {name: tensor[:, : longest[name]] if name in longest else tensor for name, tensor in batch.items()}
+    # Cut before the copy to the device: padding is not worth its transfer.
     return {name: tensor.contiguous().to(device) for name, tensor in cut.items()}

@@ -1,4 +1,4 @@
-"""What experts changed outside the tower: a recipe merges the tower alone, so the rest of the base stays as it is."""
+"""Find what experts changed outside the tower, which a recipe leaves out: it merges the tower alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from featcal.system.formatting import some
 
 
 def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
-    """A sentence for every expert, by task, that differs from the base in tensors which a merge leaves out.
+    """Return a sentence, by task, for every expert that differs from the base in tensors which a merge leaves out.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
-    left out: it scores every model on that task. Of several ranks each reads the experts whose tasks it leads.
+    left out: it scores every model on that task.
     """
     notes, maps = {}, family.adapter.classifier
+    # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():
         known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
         names = changed_names(family.base, expert, known)
@@ -30,15 +31,13 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
 
 
 def changed_names(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:
-    """Names of the tensors outside `tower` that both models have and of which the expert has other values.
-
-    Storage in another precision is no change: the base's values are rounded likewise.
-    """
-    touched: Mapping[str, object] = getattr(expert, "changes", expert.info)  # of an adapter: what it changes
+    """Return names of the tensors outside `tower` that both models have and that hold other values in the expert."""
+    touched: Mapping[str, object] = getattr(expert, "changes", expert.info)  # an adapter has only what it changes
     names = sorted(set(touched) & set(base.info) - set(tower))
     return [name for name in names if not _same(base, expert, name)]
 
 
 def _same(base: Weights, expert: Weights, name: str) -> bool:
     own, other = base.read([name])[name], expert.read([name])[name]
+    # Storage in another precision is not a change: the base's values are rounded likewise.
     return own.shape == other.shape and own.to(other.dtype).equal(other)
