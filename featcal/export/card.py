@@ -1,4 +1,4 @@
-"""The model card that travels with an exported checkpoint."""
+"""Write the model card that travels with an exported checkpoint."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def model_card(
     library: str = "transformers",
     merged_name: str = "merged",
 ) -> str:
-    """Front matter for the Hub and a short account of how the weights were made.
+    """Write front matter for the Hub and a short account of how the weights were made.
 
-    Only references that cannot be local folders are named as base models: in the front matter, which the Hub reads,
-    their repositories, and in the account as they were given.
+    Only references that cannot be local folders are named as base models: their repositories in the front matter, which
+    the Hub reads, and the references as given in the account.
 
     Args:
-        merged_name: of the merged model that the weights were made of, where it is not the suite's.
+        merged_name: name of the merged model that the weights were made of, where it is not the suite's.
     """
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
     on_hub = [one for ref in refs if (one := hub_model(ref)) is not None and not (suite.root / ref).exists()]
@@ -62,7 +62,7 @@ def model_card(
 | merged model | {of} |
 {rows}
 
-Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured of them.
+Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.
 
 {_CITATION}
 """

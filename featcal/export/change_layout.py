@@ -68,7 +68,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         parity = _parity(located, folder.model, layout)
         save_text(text, folder.model / CARD_FILE)
         written = sorted([*written, *heads_in(folder.model), CARD_FILE, RECORD_FILE])
-        record.pop("tensors", None)  # those of the other layout
+        record.pop("tensors", None)  # hashes of the other layout's tensors
         record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
         save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
         folder.commit()
@@ -76,7 +76,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
 
 
 def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[str]]:
-    """transformers → open_clip; returns files and notes."""
+    """Write transformers' layout as open_clip's; return files and notes."""
     if located.config.get("model_type") != "clip":
         kind = located.config.get("model_type")
         raise InputError(
@@ -91,18 +91,21 @@ def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[st
     preprocess, notes = clip_inputs.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
     save_tensors(tensors, target / WEIGHT_FILE)
-    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)  # without weights it is a random model
+    save_text(
+        json.dumps(content, indent=2) + "\n", target / CONFIG_FILE
+    )  # after the weights: open_clip takes a folder without any for a random model
     return [CONFIG_FILE, WEIGHT_FILE, *tokenizer], [*notes, *tokenizer_notes]
 
 
 def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
-    """open_clip → transformers; returns files and notes."""
+    """Write open_clip's layout as transformers'; return files and notes."""
     from transformers import CLIPConfig
 
     config = hf_config(located.config["model_cfg"], located.label)
     stored = located.open(weight_name, {})
     pairs = clip_pairs(config["vision_config"]["num_hidden_layers"], config["text_config"]["num_hidden_layers"])
     tensors = to_hf(stored.read(stored.info), pairs, located.label)
+    # Some open_clip files hold it as [1]; transformers loads a scalar alone.
     tensors["logit_scale"] = tensors["logit_scale"].reshape(())
     CLIPConfig(**config, architectures=["CLIPModel"]).save_pretrained(target)
     processor, notes = clip_inputs.processor_for_hf(located.config, target)
@@ -113,7 +116,7 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
 
 @torch.no_grad()
 def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
-    """Largest differences between the two libraries; NumericalError if they are more than rounding."""
+    """Measure the largest differences between the two libraries; NumericalError if they are more than rounding."""
     if layout == "open_clip":
         hf, other = _hf_model(located.folder), load_folder(folder)
     else:
@@ -130,6 +133,7 @@ def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
     }
     parity = {name: float((ours - theirs).abs().max()) for name, (ours, theirs) in compared.items()}
     for name, (ours, theirs) in compared.items():
+        # Written so that NaN fails too.
         if not parity[name] <= RELOAD_TOLERANCE * float(torch.maximum(ours.abs().max(), theirs.abs().max())):
             raise NumericalError(f"{folder}: {name} of the two libraries differ by {parity[name]:.1e}; not written")
     return parity
@@ -142,9 +146,10 @@ def _hf_model(folder: Path) -> Any:
 
 
 def _texts(rows: int, length: int, end: int, generator: torch.Generator) -> Tensor:
-    """Two texts `[2, length]`, one as long as it may be; each ends with the end token, once."""
+    """Make two texts `[2, length]`, one as long as it may be; each ends with the end token, once."""
     end = end if end > 2 else rows - 1
     ids = torch.randint(1, rows - 1, (2, length), generator=generator)
+    # Both libraries pool at the end token, so it may stand only where the text ends.
     ids[ids == end] = 1
     ids[0, length // 2], ids[1, -1] = end, end
     ids[0, length // 2 + 1 :] = 0

@@ -1,4 +1,4 @@
-"""CLIP in two layouts: which tensor of open_clip is which of transformers, and the same for their configurations."""
+"""Match CLIP's two layouts: which tensor and which option of open_clip is which of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = {
 BPE_ROWS = 49408
 """Size of CLIP's own vocabulary, whose last id ends a text."""
 _ARGMAX = 2
-"""The `eos_token_id` at which transformers pools at the highest id, as open_clip does."""
+"""Value of `eos_token_id` at which transformers pools at the highest id, which open_clip always does."""
 _ONLY_OPEN_CLIP = {
     "ls_init_value": None, "no_ln_pre": False, "block_type": None, "qk_norm": False, "scaled_cosine_attn": False,
     "scale_heads": False, "scale_attn_inner": False, "scale_attn": False, "scale_fc": False, "embed_cls": False,
@@ -33,7 +33,7 @@ _ONLY_OPEN_CLIP = {
 
 @dataclass(frozen=True)
 class Pair:
-    """One tensor of open_clip and the ones of transformers that it is made of, stacked by rows, perhaps transposed."""
+    """A tensor of open_clip and the ones of transformers that it is made of, stacked by rows, perhaps transposed."""
 
     open_clip: str
     hf: tuple[str, ...]
@@ -44,6 +44,7 @@ class Pair:
         return whole.mT.contiguous() if self.transposed else whole
 
     def to_hf(self, whole: Tensor) -> dict[str, Tensor]:
+        # `chunk` wants a dimension, which the logit scale lacks.
         parts = (whole.mT if self.transposed else whole).chunk(len(self.hf)) if whole.ndim else (whole,)
         return {name: part.contiguous() for name, part in zip(self.hf, parts, strict=True)}
 
@@ -65,7 +66,7 @@ def _blocks(open_clip: str, hf: str, layers: int) -> list[Pair]:
 
 
 def vision_pairs(layers: int) -> list[Pair]:
-    """The image tower, without its projection."""
+    """Return the pairs of the image tower, without its projection."""
     embeddings = "vision_model.embeddings"
     return [
         Pair("visual.class_embedding", (f"{embeddings}.class_embedding",)),
@@ -78,7 +79,7 @@ def vision_pairs(layers: int) -> list[Pair]:
 
 
 def text_pairs(layers: int) -> list[Pair]:
-    """The text tower, without its projection."""
+    """Return the pairs of the text tower, without its projection."""
     embeddings = "text_model.embeddings"
     return [
         Pair("token_embedding.weight", (f"{embeddings}.token_embedding.weight",)),
@@ -96,12 +97,12 @@ HEAD_PAIRS = (
 
 
 def clip_pairs(vision_layers: int, text_layers: int) -> list[Pair]:
-    """Every tensor of a CLIP."""
+    """Return the pairs of every tensor of a CLIP."""
     return [*vision_pairs(vision_layers), *text_pairs(text_layers), *HEAD_PAIRS]
 
 
 def to_open_clip(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: str) -> dict[str, Tensor]:
-    """transformers' tensors under open_clip's names, values and dtypes unchanged.
+    """Return transformers' tensors under open_clip's names, values and dtypes unchanged.
 
     Raises:
         InputError: a tensor is missing or left over.
@@ -111,7 +112,7 @@ def to_open_clip(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: st
 
 
 def to_hf(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: str) -> dict[str, Tensor]:
-    """The inverse of `to_open_clip`; the names of a text tower that is kept apart (`text.…`) are read too."""
+    """Return open_clip's tensors under transformers' names; a text tower that is kept apart (`text.…`) is read too."""
     plain = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     _check_names({pair.open_clip for pair in pairs}, set(plain), label)
     converted: dict[str, Tensor] = {}
@@ -129,7 +130,7 @@ def _check_names(expected: set[str], found: set[str], label: str) -> None:
 
 
 def open_clip_config(config: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """open_clip's `model_cfg` of a `config.json` of transformers' CLIP.
+    """Make open_clip's `model_cfg` from a `config.json` of transformers' CLIP.
 
     Raises:
         InputError: listing what open_clip cannot express.
@@ -179,7 +180,7 @@ def open_clip_config(config: Mapping[str, Any], label: str) -> dict[str, Any]:
 
 
 def hf_config(model_cfg: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Arguments of transformers' `CLIPConfig` for open_clip's `model_cfg`.
+    """Make the arguments of transformers' `CLIPConfig` from open_clip's `model_cfg`.
 
     Raises:
         InputError: listing what transformers' CLIP cannot express.
@@ -220,6 +221,7 @@ def hf_config(model_cfg: Mapping[str, Any], label: str) -> dict[str, Any]:
         "image_size": vision.image_size,
         "patch_size": vision.patch_size,
     }
+    # CLIP's own last id is the highest; another vocabulary takes the value that stands for the highest id.
     end = text.vocab_size - 1 if text.vocab_size == BPE_ROWS else _ARGMAX
     text_config = {
         **tower(text, text.heads),

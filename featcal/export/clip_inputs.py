@@ -1,4 +1,4 @@
-"""What makes the inputs of a CLIP, from one layout to the other: image preprocessing and tokenizer."""
+"""Carry what makes the inputs of a CLIP, image preprocessing and tokenizer, from one layout to the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_setting
 from featcal.system.json_files import read_json
 
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
-"""open_clip's word and Pillow's number."""
+"""Interpolations: open_clip's word → Pillow's number."""
 
 Written = tuple[list[str], list[str]]
 """Names of files, and notes on what could not be carried over."""
 
 
 def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
-    """`preprocessor_config.json` of an open_clip model."""
+    """Write the `preprocessor_config.json` of an open_clip model."""
     from transformers import CLIPImageProcessor
 
     settings, side = preprocess_settings(config), config["model_cfg"]["vision_cfg"].get("image_size", 224)
@@ -43,7 +43,7 @@ def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
 
 
 def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], list[str]]:
-    """`preprocess_cfg` of a transformers folder, and notes; empty where open_clip's defaults have to do.
+    """Return the `preprocess_cfg` of a transformers folder, and notes; empty where open_clip's defaults have to do.
 
     Args:
         side: pixels of the model's pictures in each direction.
@@ -76,7 +76,7 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
 
 
 def tokenizer_for_hf(located: Located, target: Path) -> Written:
-    """Tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
+    """Write the tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
     text_cfg = located.config["model_cfg"]["text_cfg"]
     if (located.folder / CONFIG_FILE).is_file() and (copied := copy_tokenizer(located.folder, target)):
         return copied, []
@@ -89,7 +89,7 @@ def tokenizer_for_hf(located: Located, target: Path) -> Written:
 
 
 def _write_bpe(target: Path, length: int) -> list[str]:
-    """CLIP's tokenizer for transformers, from the vocabulary inside open_clip."""
+    """Write CLIP's tokenizer for transformers, from the vocabulary inside open_clip."""
     from open_clip import SimpleTokenizer
     from transformers import CLIPTokenizer
 
@@ -101,7 +101,7 @@ def _write_bpe(target: Path, length: int) -> list[str]:
 
 
 def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path) -> Written:
-    """Tokenizer of a transformers folder; `text_cfg` says so where it is not CLIP's, which open_clip has itself."""
+    """Copy the tokenizer of a transformers folder; `text_cfg` names it where it is not CLIP's own."""
     file = folder / "tokenizer_config.json"
     own = read_json(file).get("tokenizer_class", "") if file.is_file() else "CLIP"
     if text_cfg["vocab_size"] == BPE_ROWS and own.startswith("CLIP"):
@@ -110,6 +110,7 @@ def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path
     if not copied:
         rows = text_cfg["vocab_size"]
         return [], [f"no tokenizer files in the source, and {rows} rows are not CLIP's vocabulary"]
+    # With any name here open_clip reads the tokenizer of a `local-dir:` from that folder.
     text_cfg["hf_tokenizer_name"] = "."
     note = "the tokenizer lies in the folder; on the Hub, set text_cfg.hf_tokenizer_name to the name of the repository"
     return copied, [note]

@@ -1,7 +1,7 @@
-"""What lies beside transformers' weights, so written that versions 4 (4.57) and 5 read the same model.
+"""Write what lies beside transformers' weights so that versions 4 (4.57) and 5 read the same model.
 
-Version 5 writes files that version 4 takes for something else without a word (`rope_parameters`, the tied head of
-T5), or cannot read at all (its tokenizer classes). Where no file means the same to both, a note says which is needed.
+Version 5 writes files that version 4 takes for something else without a word (`rope_parameters`, the tied head of T5),
+or cannot read at all (its tokenizer classes). Where no file means the same to both, a note says which is needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from featcal.system.json_files import read_json
 
 TOKENIZER_FILE = "tokenizer_config.json"
 _OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")
-"""Tokenizers of version 5 whose `tokenizer.json` the class of the same name in version 4 takes as it is."""
+"""Tokenizers of version 5 whose `tokenizer.json` the class of the same name in version 4 reads unchanged."""
 
 
 def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
-    """Rewrite the copied `config.json` of a written model where it must say more or other than its origin's.
+    """Rewrite the copied `config.json` of a written model where it must differ from its origin's.
 
     Returns:
         Notes on what version 4 cannot be told.
@@ -40,7 +40,7 @@ def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
 
 
 def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype:
-    """The dtype for `config.json`: the widest of the tower, since transformers rounds what it loads to that one.
+    """Return the dtype for `config.json`: the widest of the tower, to which transformers rounds what it loads.
 
     In a float16 model the modules that transformers itself keeps in float32 do not count.
     """
@@ -52,14 +52,16 @@ def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype
 
 
 def say_tokenizer(target: Path) -> None:
-    """Rewrite a `tokenizer_config.json` of version 5: the class that both have, its defaults and special tokens in
-    words. The tokens themselves are all in `tokenizer.json`."""
+    """Rewrite a `tokenizer_config.json` of version 5 for both versions: a class that both have, its defaults and
+    special tokens in words. The tokens themselves are all in `tokenizer.json`."""
     file = target / TOKENIZER_FILE
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
     config = read_json(file)
     saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
-    if not saved_by_5 or "auto_map" in config:  # code of its own
+    if (
+        not saved_by_5 or "auto_map" in config
+    ):  # "auto_map": a class in code beside the model, which is its owner's affair
         return
     said = dict(config)
     if isinstance(said.get("extra_special_tokens"), list):
@@ -74,7 +76,7 @@ def say_tokenizer(target: Path) -> None:
 
 
 def say_processor(target: Path) -> list[str]:
-    """Write `preprocessor_config.json` where the settings lie in a `processor_config.json`; returns its name."""
+    """Write `preprocessor_config.json` where the settings lie in a `processor_config.json`; return its name."""
     found = image_processor_settings(target)
     if found is None or found[0].name == PREPROCESSOR_FILE:
         return []

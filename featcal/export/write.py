@@ -36,7 +36,7 @@ SHARD_BYTES = 2 * 2**30
 RECORD_FILE = "featcal.json"
 CARD_FILE = "README.md"
 HEADS = "heads"
-"""Folder of what belongs to single tasks, beside the weights; and what a record calls it."""
+"""Folder of what belongs to single tasks, beside the weights; also its key in a record."""
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
@@ -90,6 +90,7 @@ def write_model(
     else:
         verify_streamed(back.open(own.canonical, own.aliases), own, _written_info(adapter, source, model), model)
     hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
+    # Asked now, so that the record can say how long writing and verifying took.
     content = dict(record())
     content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
     save_text(with_notes(card, content["notes"]), folder.model / CARD_FILE)
@@ -104,7 +105,7 @@ def write_model(
 
 
 def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
-    """That of a written model, read as what `adapter` is for."""
+    """Return the adapter of a written model, opened for the same purpose as `adapter`."""
     kind = adapter.reads_prompts, bool(adapter.classifier)
     return adapter_for(written.config, written.names, torch.device("cpu"), written.label, *kind)
 
@@ -148,14 +149,14 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
-    """The card and the record that a model brings along; a card without content and an empty record otherwise."""
+    """Return the card and the record that a model brings along, or a card without content and an empty record."""
     card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
     text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
     return text, read_json(record_file) if record_file.is_file() else {}
 
 
 def heads_in(folder: Path) -> list[str]:
-    """Files of what belongs to single tasks, by their paths in a model's folder."""
+    """List files of what belongs to single tasks, by their paths in a model's folder."""
     return [file.relative_to(folder).as_posix() for file in (folder / HEADS).rglob("*.*") if file.is_file()]
 
 
@@ -170,13 +171,13 @@ def carry_heads(source: Path, target: Path, record: Mapping[str, Any]) -> None:
 
 
 def with_notes(card: str, notes: Sequence[str]) -> str:
-    """The card with a list of those notes that it does not hold yet."""
+    """Return the card with a list of those notes that it does not hold yet."""
     new = [f"- {note}\n" for note in notes if note not in card]
     return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
 
 
 def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
-    """Whether a written model may be loaded whole, in float32, to verify it.
+    """Say whether a written model may be loaded whole, in float32, to verify it.
 
     Args:
         limit: bytes of resident memory; None stands for what the machine has to spare.
@@ -197,10 +198,10 @@ def verify_reload(folder: Path, adapter: Adapter, model: Weights) -> None:
 
 
 def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, TensorInfo], model: Weights) -> None:
-    """Compare a written folder with `model` with one block in memory at a time.
+    """Compare a written folder with `model`, one block in memory at a time.
 
-    Names, shapes and dtypes must be `expected`, and the shapes those of the library's own module (tied tensors
-    once); then outputs on fixed inputs are compared.
+    Names, shapes and dtypes must be `expected`, and the shapes those of the library's own module (tied tensors once);
+    then outputs on fixed inputs are compared.
 
     Raises:
         NumericalError: listing tensors that are missing, left over or different, or the outputs differ.
@@ -223,14 +224,12 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
 def _write_files(
     folder: OutputFolder, adapter: Adapter, container: Located, source: Stored, model: Weights, whole: bool
 ) -> tuple[list[str], list[str]]:
-    """Everything but card and record; returns names and notes.
-
-    Weights come last, but before the configuration of open_clip, which makes random weights where it finds none: what
-    a process that is killed leaves in `folder` is no model to any library, or is this one.
-    """
+    """Write everything but card and record; return names and notes."""
     if container.layout == "open_clip":
+        # Weights first: open_clip makes random ones where it finds a configuration without any.
         written = [_write_single(folder, adapter, source, model, whole)]
         return [*written, *_write_open_clip_config(container, folder.model)], []
+    # Weights last: a process that is killed leaves a folder that no library takes for a model, or this one.
     written = _copy_files(container.folder, folder.model)
     written += say_processor(folder.model)
     say_tokenizer(folder.model)
@@ -246,12 +245,13 @@ def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
 
 def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
     difference = float((own - theirs).abs().max() / own.abs().max())
+    # Written so that NaN fails too.
     if not difference <= RELOAD_TOLERANCE:
         raise NumericalError(f"{place}: reloaded outputs differ by {difference:.1e} of their largest value")
 
 
 def _written_info(adapter: Adapter, source: Stored, model: Weights) -> dict[str, TensorInfo]:
-    """Every tensor that is written: the container's, those of the tower as the model has them."""
+    """Return every tensor that is written: the container's, with those of the tower as the model has them."""
     own = model.info
     return {name: own[name] if name in adapter.tower else info for name, info in source.info.items()}
 
@@ -263,7 +263,7 @@ def _content(adapter: Adapter, source: Stored, model: Weights, names: Sequence[s
 
 
 def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: Sequence[str], whole: bool) -> None:
-    """One file of these tensors; they are in memory together only if that may be."""
+    """Write one file of these tensors, which are in memory together only if `whole`."""
     if whole:
         save_tensors(_content(adapter, source, model, names), file)
         return
@@ -272,13 +272,13 @@ def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: S
 
 
 def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
-    """One file with everything: open_clip reads no shards."""
+    """Write one file with everything: open_clip reads no shards."""
     _save(folder.model / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
     return WEIGHT_FILE
 
 
 def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> list[str]:
-    """One file, or one per block and as many as needed for the rest with the index last; returns their names.
+    """Write one file, or one per block and as many as needed for the rest with the index last; return their names.
 
     A model that may not be in memory whole is written by blocks whatever its size.
     """
@@ -298,12 +298,13 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
             _save(folder.model / file, adapter, source, model, names, whole or block is not None)
     places = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    # The index names every shard, so it appears only when all of them are there.
     save_text(json.dumps(index, indent=2), folder.model / INDEX_FILE)
     return [*files, INDEX_FILE]
 
 
 def _write_open_clip_config(container: Located, target: Path) -> list[str]:
-    """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
+    """Write `open_clip_config.json` with the activation in words, and copy the tokenizer of an open_clip folder."""
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
     beside = (container.folder / CONFIG_FILE).is_file()  # otherwise a single file among others
@@ -313,7 +314,7 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
 
 
 def copy_tokenizer(container: Path, target: Path) -> list[str]:
-    """Copy the tokenizer files of a folder, so that transformers 4 and 5 read them; returns their names."""
+    """Copy the tokenizer files of a folder, so that transformers 4 and 5 read them; return their names."""
     copied = _copy(target, [file for file in sorted(container.iterdir()) if file.name in _TOKENIZER_FILES])
     say_tokenizer(target)
     return copied
