@@ -1,4 +1,4 @@
-"""Is an architecture told truly? Tests of any decoder-only model, or of any encoder with a head, in one call.
+"""Test in one call whether the facts of a decoder-only model, or of an encoder with a head, are true.
 
 `check_adapter(model, facts)` writes a base, two experts near it and a merged model, all with the shapes of a tiny
 `model` of the library with random weights, and holds what featcal makes of them against the library's own forward and
@@ -32,8 +32,8 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
         What was measured, by check and by name: all of it is a deviation, but "drift".
 
     Raises:
-        AssertionError: the first check that fails; says what was found.
-        InputError: as everything in featcal: facts that do not describe the model.
+        AssertionError: a check fails; the message says what was found.
+        InputError: facts that do not describe the model.
     """
     if isinstance(facts, EncoderFacts):
         if facts not in ENCODERS:

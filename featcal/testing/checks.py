@@ -1,4 +1,4 @@
-"""What must hold for every architecture. Each check takes a trial, gives what it measured, and fails by assertion."""
+"""Check what must hold for every architecture: a check takes a trial, returns measures, fails by assertion."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CLOSE = 1e-4
 
 
 def replay(trial: Trial) -> Measured:
-    """Block by block on padded batches, every state and the scores are those of the library's own forward.
+    """Check that, block by block on padded batches, every state and the scores are those of the library's own forward.
 
-    The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows; in
-    float32, since in float64 that attention gives NaN under padding which looks nowhere.
+    The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows.
     """
     family, found = trial.family, defaultdict[str, list[float]](list)
     (stage,) = family.adapter.stages
     for folder, model in {"base": family.base, f"experts/{TASKS[0]}": family.experts[TASKS[0]]}.items():
+        # In float64 the library's plain attention gives NaN under padding which looks nowhere.
         library, inputs = trial.library(folder, torch.float32), trial.padded_inputs(TASKS[1])
         states, scores = _library_states(trial, library, inputs)
         place = family.compute.place
@@ -49,7 +49,7 @@ def replay(trial: Trial) -> Measured:
 
 @torch.no_grad()
 def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """The state after every block, and the scores of every sample."""
+    """Return the library's state after every block, and its scores of every sample."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -66,18 +66,18 @@ def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> t
 
 
 def paper(trial: Trial) -> Measured:
-    """Every tensor that Algorithm 1 calibrates is that of the second computation."""
+    """Check that every tensor that Algorithm 1 calibrates is that of the second computation."""
     return _compare_calibration(trial, trial.config())
 
 
 def norms(trial: Trial) -> Measured:
-    """The same with the scales of all norms, where there are some that are not LayerNorms; with a ridge of 1e-5."""
+    """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms; with a ridge of 1e-5."""
     return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
 
 
 def informed(trial: Trial) -> Measured:
-    """Every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does, and
-    has a prior for every map."""
+    """Check every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does,
+    and has a prior for every map."""
     return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), recipe=INFORMED))
 
 
@@ -94,8 +94,10 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
     merged = trial.family.merged.read(tower)
     unknown = theirs.keys() - ours.keys()
     _hold(
-        bool(theirs) and not unknown, f"the second computation calibrates what featcal does not know: {sorted(unknown)}"
+        bool(theirs) and not unknown,
+        f"the second computation calibrates tensors that featcal does not know: {sorted(unknown)}",
     )
+    # To the bit: what is not calibrated is copied, never computed.
     touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
     _hold(not touched, f"tensors that should stay as merged do not: {touched}")
     found = {name: [_relative_distance(ours[name], right)] for name, right in theirs.items()}
@@ -103,7 +105,7 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
 
 
 def fixed_point(trial: Trial) -> Measured:
-    """Where base, merged model and experts are one model, every recipe gives that model again."""
+    """Check that every recipe gives the model again where base, merged model and experts are one model."""
     family = trial.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
     found = defaultdict[str, list[float]](list)
@@ -111,12 +113,12 @@ def fixed_point(trial: Trial) -> Measured:
         done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
         for name, tensor in same.base.read(family.adapter.tower).items():
             found[name].append(_relative_distance(done.read([name])[name], tensor))
-    return _require(found, 1e-6, "identical models are no fixed point")
+    return _require(found, 1e-6, "identical models are not a fixed point")
 
 
 def drift(trial: Trial) -> Measured:
-    """e = m + p for every sample, whose states are computed a second time alone and in float64; sublayers together are
-    the block; contributions add up to the drift."""
+    """Check that e = m + p for every sample, whose states are computed a second time alone and in float64; that
+    sublayers together are the block; that contributions add up to the drift."""
     whole = measure_drift(trial.exact, split="test", attribution=True)
     parts = measure_drift(trial.exact, split="test", sublayers=True)
     found = defaultdict[str, list[float]](list)
@@ -133,8 +135,8 @@ def drift(trial: Trial) -> Measured:
 
 
 def repair(trial: Trial) -> Measured:
-    """Calibration lowers the final drift of every task; the written folder loads in the library with every tensor its
-    own, equal outputs, and names, dtypes and other files of the merged model's folder."""
+    """Check that calibration lowers the final drift of every task, and that the library loads the written folder with
+    every tensor its own, equal outputs, and names, dtypes and other files of the merged model's folder."""
     family, out = trial.family, trial.root / "written"
     calibrate(family, trial.config()).save(out)
     before, after = measure_drift(family), measure_drift(family, str(out))
@@ -157,7 +159,7 @@ def repair(trial: Trial) -> Measured:
 
 
 def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
-    """By canonical name: where files leave a prefix out, what is written has it."""
+    """Return dtypes by canonical name: where files leave a prefix out, what is written has it."""
     found: dict[str | None, str] = {}
     canonical = trial.family.adapter.canonical
     for file in folder.glob("*.safetensors"):
@@ -167,21 +169,22 @@ def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
 
 
 def _relative_distance(one: Tensor, other: Tensor) -> float:
-    """||one - other|| / ||other||; the norm itself where the other vanishes."""
+    """Return ||one - other|| / ||other||, or the norm of the difference where the other vanishes."""
     gap, scale = (one - other).double().norm(), other.double().norm()
     return float(gap / scale if scale > 0 else gap)
 
 
 def _hold(true: bool, what: str) -> None:
-    """Assertions that python -O leaves in."""
+    """Assert, also under python -O."""
     if not true:
         raise AssertionError(what)
 
 
 def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measured:
-    """The largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
+    """Return the largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
+    # A NaN sorts anywhere, but is always listed: it is not at most the limit.
     listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
     _hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
     return worst

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, and featcal's own recipes, written a second time, for models of transformers: whole models,
+"""Compute Algorithm 1 of the paper, and featcal's own recipes, a second time, for models of transformers: whole models,
 forward hooks, float64.
 
 Nothing else of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
@@ -45,7 +45,7 @@ class Options:
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
-    """All count alike."""
+    """Return equal weights for all tokens, `[tokens]`."""
     return torch.ones(tokens, dtype=torch.float64)
 
 
@@ -58,7 +58,7 @@ def calibrate(
     options: Options,
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
-    """Every calibrated tensor by its name in the model.
+    """Return every calibrated tensor by its name in the model.
 
     Args:
         models: "base" and "merged".
@@ -84,10 +84,12 @@ def refine(
     options: Options,
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
-    """As `calibrate`, piece by piece; the whole model runs anew for every piece."""
+    """Return every calibrated tensor by name, solved piece by piece; the whole model runs anew for every piece."""
+    # A copy: its tensors are replaced piece by piece, and later pieces see what earlier ones became.
     student, done = deepcopy(models["merged"]), dict[str, Tensor]()
     everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
     axis = options.head_axis
+    # Once for all pieces: experts do not change.
     own = {task: inputs(expert, everything, samples[task], token_weights, axis) for task, expert in experts.items()}
     for names, stream in pieces:
         watched = [*names, *([stream] if stream else [])]
@@ -117,12 +119,13 @@ def refine(
 def inputs(
     model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, head_axis: int = 1
 ) -> dict[str, Rows]:
-    """What every module inside the blocks is given when the whole model runs on every sample; of a norm over heads,
-    every head's part is a row that weighs what its token does."""
+    """Return what every module inside the blocks is given when the whole model runs on every sample; for a norm over
+    heads, every head's part is a row that weighs what its token does."""
     rows: dict[str, list[Tensor]] = {}
     found_inside = {name: module for block in blocks for name, module, kinds in modules_inside(model, block) if kinds}
     handles = [
         module.register_forward_pre_hook(
+            # The default binds each hook to its own name; without it all would write under the last one.
             lambda _, args, name=name: rows.setdefault(name, []).append(_single_sample(args[0]))
         )
         for name, module in found_inside.items()
@@ -141,8 +144,8 @@ def inputs(
 
 
 def modules_inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
-    """Modules in the one called `top`, that one included, by name, with the parameters of each; if `top` is itself a
-    parameter, the module that has it, with that alone."""
+    """Return the modules in the one called `top`, that one included, by name, with the parameters of each; if `top` is
+    itself a parameter, the module that has it, with that alone."""
     where, _, own = top.rpartition(".")
     above = model.get_submodule(where)
     if own in dict(above.named_parameters(recurse=False)):
@@ -152,16 +155,16 @@ def modules_inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
 
 
 def _single_sample(given: Tensor) -> Tensor:
-    """What a module is given of the only sample; a vision tower may have all its patches, which are no indices, in one
-    row."""
+    """Return what a module is given of the only sample; a vision tower may have all its patches, which are not indices,
+    in one row."""
     return given if given.ndim == 2 and given.is_floating_point() else given[0]
 
 
 def weigh_features(
     name: str, tops: Sequence[str], models: tuple[Any, Any, Mapping[str, Any]], rows: tuple[Any, Any]
 ) -> dict[str, tuple[Rows, Rows]]:
-    """Features of a linear map whose tokens weigh by what the expert's task vectors do to them: by those of all maps of
-    the piece that are given the same tokens with the same weights, and have a bias or none like this one.
+    """Return features of a linear map whose tokens weigh by what the expert's task vectors do to them: by those of all
+    maps of the piece that are given the same tokens with the same weights, and have a bias or none like this one.
 
     Args:
         models: student, base, and experts by task.
@@ -187,14 +190,15 @@ def weigh_features(
 
 
 def action_weights(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-    """How much more than others a token counts `[n]` to which the change of a map does much, beside what the map did
-    before; means are weighted."""
+    """Return how much more than others each token counts `[n]`: the more, the more the change of a map does to it
+    beside what the map did before; means are weighted."""
 
     def mean(values: Tensor) -> Tensor:
         return weights @ values / weights.sum()
 
     of_change, of_map = ((x @ one.T).square().sum(1) for one in (change, before))
     ratio = of_change / (of_map + 1e-6 * mean(of_map))
+    # No token is changed at all: they count alike instead of being divided by 0.
     if not mean(ratio) > 0:
         return torch.ones_like(ratio)
     root = (ratio / mean(ratio)).clamp(0.01, 100).sqrt()
@@ -209,7 +213,7 @@ def linear(
     o: Options,
     gaps: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Eqs. (10) to (17), then Eq. (55) where there is a bias; outputs are to be `beta` of the gaps above the target."""
+    """Solve Eqs. (10) to (17), then Eq. (55) where there is a bias; `beta` of the gaps is added to the targets."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
     left = (o.lam + o.eps) * torch.eye(matrix(merged).shape[1], dtype=torch.float64)
     right = o.lam * (o.rho * matrix(merged) + (1 - o.rho) * matrix(base))
@@ -224,6 +228,7 @@ def linear(
         shifts.append((omega, w @ x, w @ (target @ matrix(expert).T + more), expert))
     known, pull = prior(matrix(base), [matrix(expert.get_submodule(name)) for expert in experts.values()], o.rho)
     weight = torch.linalg.solve((left + o.mu * known).T, (right + o.mu * pull).T).T
+    # Conv1D keeps its weight as [inputs, outputs].
     stored = weight.T if isinstance(merged, Conv1D) else weight
     if merged.bias is None:
         return {f"{name}.weight": stored}
@@ -234,8 +239,8 @@ def linear(
 
 
 def prior(base: Tensor, experts: Sequence[Tensor], rho: float) -> tuple[Tensor, Tensor]:
-    """What the recipe "informed" adds, mu times, to the left and to the right matrix of one map: the sums over tasks of
-    K = tau^T tau / ||tau^T tau||_F and of (W_0 + rho tau) K, with tau the expert's weight less the base's."""
+    """Return what the recipe "informed" adds, mu times, to the left and to the right matrix of one map: the sums over
+    tasks of K = tau^T tau / ||tau^T tau||_F and of (W_0 + rho tau) K, with tau the expert's weight less the base's."""
     known, pull = torch.zeros(base.shape[1], base.shape[1], dtype=base.dtype), torch.zeros_like(base)
     for tau in (expert - base for expert in experts):
         own = tau.T @ tau
@@ -246,13 +251,13 @@ def prior(base: Tensor, experts: Sequence[Tensor], rho: float) -> tuple[Tensor, 
 
 
 def matrix(module: Any) -> Tensor:
-    """The weight of a linear map, `[outputs, inputs]`."""
+    """Return the weight of a linear map, `[outputs, inputs]`."""
     weight: Tensor = module.weight
     return weight.T if isinstance(module, Conv1D) else weight
 
 
 def routes(model: Any, name: str, samples: Sequence[Sample]) -> Rows:
-    """Which experts of a mixture its router chooses for every token of a task, and the share of each: `[n, k]`."""
+    """Return the experts of a mixture that its router chooses per token of a task, and their shares: `[n, k]`."""
     seen: list[Rows] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append((args[1], args[2])))
     for sample in samples:
@@ -269,15 +274,16 @@ def solve_stacked(
     all_models: tuple[Any, Mapping[str, Any], Mapping[str, Any]],
     o: Options,
 ) -> Tensor:
-    """Every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it, each of which
-    weighs its share squared; what the task's expert has at the same tokens is computed with its own maps. Tasks weigh
-    as the share of such weights that they have here, which are scaled to sum to the number of tasks. With fewer tokens
-    of all tasks than the wider of width and inner width an expert of the mixture stays as merged, unless there is a
-    prior. Its first two maps lie in one parameter, and each has a prior of its own.
+    """Solve every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it.
+
+    A token weighs its share squared, and what the task's expert has at the same tokens is computed with its own maps.
+    Tasks weigh as the share of such weights that they have here, which are scaled to sum to the number of tasks. With
+    fewer tokens of all tasks than the wider of width and inner width an expert of the mixture stays as merged, unless
+    there is a prior. Its first two maps lie in one parameter, and each has a prior of its own.
 
     Args:
         features: inputs of the mixture, the student's and the task's expert's.
-        sent: by task what `routes` gave of the student.
+        sent: by task what `routes` returned for the student.
         all_models: the student, base and merged model, the experts of the tasks.
     """
     student, models, experts = all_models
@@ -321,15 +327,15 @@ def solve_stacked(
 def _halves(
     name: str, kind: str, place: int, half: tuple[int, int], models: Mapping[str, Any], experts: Mapping[str, Any]
 ) -> tuple[Tensor, list[Tensor]]:
-    """The base's weight of one map of an expert of a mixture, and every task's expert's; a parameter holds the number
-    `half[1]` of maps, one above the other."""
+    """Return the base's weight of one map of an expert of a mixture, and every task's expert's; a parameter holds the
+    number `half[1]` of maps, one above the other."""
     every = [getattr(model.get_submodule(name), kind)[place] for model in (models["base"], *experts.values())]
     base, *others = (weight.chunk(half[1])[half[0]] for weight in every)
     return base, others
 
 
 def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
-    """What the last map of an expert of a mixture is given."""
+    """Return what the last map of an expert of a mixture is given."""
     gate, up = (x @ half.T for half in experts.gate_up_proj[place].chunk(2))
     made: Tensor = experts.act_fn(gate) * up
     return made
@@ -338,7 +344,7 @@ def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
 def norm(
     name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
 ) -> dict[str, Tensor]:
-    """Eq. (59), per coordinate a ridge regression of scale and shift, or of the scale alone where there is no shift."""
+    """Solve Eq. (59), per coordinate a ridge regression of scale and, where there is one, shift."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
     anchor = o.rho * affine(merged, o) + (1 - o.rho) * affine(base, o)
     left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
@@ -353,7 +359,7 @@ def norm(
 
 
 def affine(module: Any, o: Options) -> Tensor:
-    """Scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
+    """Return scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
     if not isinstance(module, nn.LayerNorm):
         scale: Tensor = o.norm_offset + module.weight
         return scale[:, None]
@@ -361,7 +367,7 @@ def affine(module: Any, o: Options) -> Tensor:
 
 
 def normalise(x: Tensor, module: Any) -> Tensor:
-    """What a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
+    """Return what a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
     if isinstance(module, nn.LayerNorm):
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
         return torch.stack([z, torch.ones_like(z)], dim=2)

@@ -1,4 +1,4 @@
-"""A suite of tiny models of one architecture, as featcal opens it and as the library alone has it."""
+"""Write a suite of tiny models of one architecture, and open it with featcal and with the library alone."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Trial:
 
     @cached_property
     def family(self) -> Family:
-        """As anybody opens it."""
+        """Open the suite as any user does."""
         return open_family(load_suite(self.root / "suite.yaml"), "cpu")
 
     @cached_property
     def exact(self) -> Family:
-        """The same in float64."""
+        """Return the family with all tensors in float64."""
         family = self.family
 
         def double(model: Weights) -> InMemory:
@@ -64,7 +64,7 @@ class Trial:
         )
 
     def library(self, folder: str, dtype: torch.dtype = torch.float64) -> Any:
-        """A model as the library loads it, with its own plainest attention and experts of a mixture."""
+        """Load a model by the library, with its own plainest attention and experts of a mixture."""
         plain = {
             "attn_implementation": "eager",
             **({"experts_implementation": "eager"} if _mixture_facts(self.facts) else {}),
@@ -73,7 +73,7 @@ class Trial:
 
     @cached_property
     def models(self) -> Mapping[str, Any]:
-        """ "base" and "merged" by the library in float64."""
+        """Load "base" and "merged" by the library in float64."""
         return {name: self.library(name) for name in ("base", "merged")}
 
     @cached_property
@@ -81,14 +81,14 @@ class Trial:
         return {task: self.library(f"experts/{task}") for task in TASKS}
 
     def padded_inputs(self, task: str, split: str = "calibration") -> dict[str, Tensor]:
-        """Model inputs of all samples of a task, texts padded on the right."""
+        """Return model inputs of all samples of a task, texts padded on the right."""
         drawn = load_file(self.root / "samples.safetensors")
         if f"{task}.{split}.mask" not in drawn:
             return {"pixel_values": drawn[f"{task}.{split}.samples"]}
         return {"input_ids": drawn[f"{task}.{split}.samples"], "attention_mask": drawn[f"{task}.{split}.mask"]}
 
     def single_samples(self, task: str) -> list[Sample]:
-        """Every calibration sample by itself, without padding, in the order in which featcal draws them."""
+        """Return every calibration sample by itself, without padding, in the order in which featcal draws them."""
         padded = self.padded_inputs(task)
         order = self.family.samples(task, "calibration", None, CalibrationConfig.seed).indices
         if "pixel_values" in padded:
@@ -98,11 +98,11 @@ class Trial:
 
     @property
     def blocks(self) -> list[str]:
-        """Names of all blocks in the library's model."""
+        """Return the names of all blocks in the library's model."""
         return [block.path for block in self.family.adapter.blocks()]
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of blocks by canonical name, given those by their names in the library's model."""
+        """Return tensors of blocks by canonical name, given those by their names in the library's model."""
         found: dict[str, Tensor] = {}
         experts = _mixture_facts(self.facts)
         tensors = tensors if experts is None else _separate_maps(tensors, experts)
@@ -112,8 +112,8 @@ class Trial:
         return found
 
     def scores(self, library: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The library's scores of every sample: of the token behind a text's last, or of classes; the final features
-        where prompts score."""
+        """Return the library's scores of every sample: of the token behind a text's last, or of classes; the final
+        features where prompts score."""
         if isinstance(self.facts, EncoderFacts):
             found = library(**inputs)
             scores: Tensor = found.pooler_output if self.facts.pooler else found.logits
@@ -124,7 +124,7 @@ class Trial:
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
     def compute_scores(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The same by featcal: final features, and the head that lies beside the model's weights."""
+        """Return featcal's scores of every sample: final features under the head beside the model's weights."""
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
         if isinstance(self.facts, EncoderFacts) or self.facts.classifier:
@@ -133,7 +133,7 @@ class Trial:
         return adapter.output(compute.place(model.read(adapter.scoring)), features)
 
     def token_weights(self, config: CalibrationConfig) -> TokenWeights:
-        """How tokens count in a module, for the reference; a sample has no padding."""
+        """Return how tokens count in a module, for the reference; a sample has no padding."""
         keys, last = getattr(self.facts, "keys", ()), self.blocks[-1]
         if not self.family.adapter.class_token:
             return every_token
@@ -147,11 +147,11 @@ class Trial:
         return weights
 
     def config(self, **options: Any) -> CalibrationConfig:
-        """Options with a ridge that is not tiny; all samples, in batches that do not divide them."""
+        """Return options with a ridge that is not tiny; all samples, in batches that do not divide them."""
         return config_for(self.family, **{"lam": 0.05, "rho": 1.5, "alpha": 0.3, "batch_size": 4, **options})
 
     def options(self, config: CalibrationConfig) -> Options:
-        """The same for the reference."""
+        """Return a calibration's options as the reference takes them."""
         stage = self.family.adapter.stages[0]
         kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + (
             (stage.norm,) if config.rmsnorms and stage.norm else ()
@@ -161,7 +161,7 @@ class Trial:
         return replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
-        """What is fitted together, in order, with the module that is given the stream which it writes into."""
+        """Return what is fitted together, in order, with the module that is given the stream which it writes into."""
         if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]
         found: list[Piece] = []
@@ -174,7 +174,7 @@ class Trial:
 
 
 def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -> list[Piece]:
-    """Of one residual part: norm, maps that share an input, norms of heads, output map, norm behind it.
+    """Return the pieces of one residual part: norm, maps of one input, norms of heads, output map, norm behind.
 
     Args:
         called: modules of the block with tensors of their own, in the order of their calls.
@@ -198,12 +198,12 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
 
 
 def _mixture_facts(facts: Facts) -> ExpertFacts | None:
-    """What the facts say of the experts of a mixture, if there is one."""
+    """Return what the facts say of the experts of a mixture; None if there is none."""
     return None if isinstance(facts, EncoderFacts) else facts.experts
 
 
 def _separate_maps(tensors: Mapping[str, Tensor], facts: ExpertFacts) -> dict[str, Tensor]:
-    """The same tensors with the maps of every expert of a mixture apart."""
+    """Return the tensors with the maps of every expert of a mixture apart."""
     found: dict[str, Tensor] = {}
     gate, up, down = facts.maps
     for name, tensor in tensors.items():
@@ -222,7 +222,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
     """Write a suite folder of models near each other.
 
     Args:
-        model: gives shapes and configuration; it is left as it is.
+        model: gives shapes and configuration; it stays unchanged.
         dtype: of the files.
     """
     base = deepcopy(model).float()
@@ -251,7 +251,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
 
 
 def _draw_samples(model: Any, facts: Facts, generator: torch.Generator) -> dict[str, Tensor]:
-    """Samples of one split: token ids with the mask of their padding, or pixels; with the labels of a classifier."""
+    """Draw samples of one split: token ids with their mask, or pixels; with labels for a classifier."""
     classes = isinstance(facts, EncoderFacts) or facts.classifier
     labels = {"labels": torch.arange(COUNT) % 2} if classes else {}
     table = facts.table if isinstance(facts, EncoderFacts) else facts.embedding
@@ -260,6 +260,7 @@ def _draw_samples(model: Any, facts: Facts, generator: torch.Generator) -> dict[
         return {"samples": torch.randn(COUNT, 3, side, side, generator=generator), **labels}
     rows = model.get_submodule(f"{facts.stack}.{table}").weight.shape[0]
     mask = torch.arange(LONGEST) < _lengths(generator)
+    # Ids below 3 are left to padding, beginning and end, which models may treat apart.
     ids = torch.randint(3, rows, (COUNT, LONGEST), generator=generator) * mask
     return {"samples": ids, "mask": mask.long(), **labels}
 
@@ -272,7 +273,7 @@ def _lengths(generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
-    """Random weights of a size that makes every layer matter."""
+    """Draw random weights of a size that makes every layer matter."""
     offset = 0.0 if isinstance(facts, EncoderFacts) else facts.norm_offset
     embedding = "embeddings." if isinstance(facts, EncoderFacts) else facts.embedding
     for name, parameter in model.named_parameters():
@@ -286,8 +287,8 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
-    """A model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single token, or
-    0.03 in a pooler, which no calibration changes."""
+    """Return a model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single
+    token, or 0.03 in a pooler, which no calibration changes."""
     single, moved = isinstance(facts, EncoderFacts) or facts.classifier, deepcopy(base)
     still = f"{facts.pooler}." if isinstance(facts, EncoderFacts) and facts.pooler else None
     for name, parameter in moved.named_parameters():
