@@ -1,1 +1,1 @@
-"""Shared view code of the app; the pages are in `pages/`, the numbers come from `featcal`."""
+"""Hold the view code that pages share; the pages are in `pages/`, the numbers come from `featcal`."""

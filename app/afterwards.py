@@ -1,4 +1,4 @@
-"""What a page draws once it stands complete: the browser asks for it when nothing runs any more."""
+"""Draw parts of a page that nobody waits for, once the rest of the page is complete and nothing runs any more."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def draw_later(key: str, version: str, meanwhile: str, draw: Callable[[], None])
 
     Args:
         key: of the part.
-        version: of what it shows; what was drawn already is drawn with the page.
+        version: of what it shows; a version that was drawn already is drawn with the page.
         meanwhile: a sentence in its place until then.
     """
     drawn = f"version of {key}"
     asks = st.session_state.get(drawn) != version
     answered = partial(st.session_state.update, {drawn: version})
+    # The component lives in the browser: it alone knows when the script has stopped running.
     _asking(key=f"{key}-later", data={"asks": asks, "version": version}, on_idle_change=answered, height=1)
     if asks:
         st.caption(meanwhile)

@@ -1,4 +1,4 @@
-"""What the Suite page lists: findings, models, tasks and example pictures or texts."""
+"""List what the Suite page shows: findings, models, tasks and example pictures or texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTHS = {"task": 110, "text": 640, "answer": 120}
 
 
 def models(suite: Suite) -> pd.DataFrame:
-    """Role and place of every model."""
+    """Return role and place of every model."""
     merged = suite.merged
     if isinstance(merged, MergeRecipe):
         given = merged.model_dump(exclude_none=True)
@@ -40,24 +40,24 @@ def models(suite: Suite) -> pd.DataFrame:
 
 
 def preflight() -> Preflight:
-    """Everything that `featcal check` finds in the selected suite; found anew when one of its files changes."""
+    """Return all that `featcal check` finds in the selected suite; checked anew when one of its files changes."""
     suite, files = state.opened_files()
     with st.spinner("Checking models and samples …"):
         return _preflight(state.reference(), files, suite)
 
 
 @st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
+# The suite is not hashed (its name begins with "_"): its reference and the stamp of its files tell it apart.
 def _preflight(reference: str, files: Stamp, _suite: Suite) -> Preflight:
     return check(_suite)
 
 
 def verdict(place: DeltaGenerator) -> None:
-    """What `featcal check` has against the suite, on a page that shows its numbers; suites of ours were checked before.
-
-    To be called when the page is drawn: looking at every expert takes a while.
-    """
+    """Show what `featcal check` has against the suite, on a page that shows its numbers."""
+    # featcal's own suites were checked before they were published.
     if state.reference() in embedded_suites():
         return
+    # Called when the page is drawn: looking at every expert takes a while, and the page should not wait for it.
     with place:
         found = preflight()
         for line in found.problems:
@@ -68,7 +68,7 @@ def verdict(place: DeltaGenerator) -> None:
 
 
 def findings(found: Preflight) -> None:
-    """Problems in red, notes in yellow, or that there are none."""
+    """Show problems in red and notes in yellow, or say that there are none."""
     for line in found.problems:
         st.error(plain_lines(line), icon=":material/error:")
     if found.notes:
@@ -79,7 +79,7 @@ def findings(found: Preflight) -> None:
 
 
 def expectations(found: Preflight) -> None:
-    """What a run would fetch and take, how far every model is from the base, and every expert on every task."""
+    """Show what a run would fetch and take, how far every model is from the base, and every expert on every task."""
     if found.downloads:
         st.subheader("Would be fetched from the Hub")
         rows = [(one.ref, one.kind, readable(one.bytes)) for one in found.downloads]
@@ -98,7 +98,7 @@ def expectations(found: Preflight) -> None:
             st.dataframe(frame.style.format("{:.3f}"), alt="Relative distance of weights per model and layer")
             st.caption(
                 "‖model - base‖ / ‖base‖ over the matrices of a layer. Models trained from the base stay well below 1; "
-                "of another origin they are at about 1.4 or more."
+                "those of another origin are at about 1.4 or more."
             )
     if found.diagonal is not None:
         with st.expander("Every expert on every task", icon=":material/grid_on:"):
@@ -112,7 +112,7 @@ def expectations(found: Preflight) -> None:
 
 
 def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
-    """Per task its answers, prompts, splits and the expert's score on its own samples; and why a score is missing."""
+    """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
     try:
         with state.progress() as report:
             scores, missing = session.scores("expert", on, report).tasks, ""
@@ -145,7 +145,7 @@ def _text(spec: Task, samples: Samples) -> dict[str, Any]:
 
 
 def examples(session: Session) -> None:
-    """Some calibration samples of every task: pictures with their classes, or texts with their answers."""
+    """Show some calibration samples of every task: pictures with their classes, or texts with their answers."""
     few = View(EXAMPLES_PER_TASK, "calibration")
     samples = {task: session.viewable_samples(task, few) for task in session.tasks}
     if any(one.texts is not None for one in samples.values()):
@@ -165,12 +165,13 @@ def examples(session: Session) -> None:
 
 
 def _label_names(one: Samples) -> list[str]:
-    """The class name of every sample; none where classes have no names."""
+    """Return the class name of every sample; none where classes have no names."""
     return [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
 
 
 def _show_pictures(samples: Mapping[str, Samples]) -> None:
     st.subheader("Pictures")
+    # Two tasks side by side; an odd one gets an empty place beside it.
     for left, right in zip(*[iter([*samples, *([None] * (len(samples) % 2))])] * 2, strict=True):
         for column, task in zip(st.columns(2), (left, right), strict=True):
             one = samples.get(task or "")

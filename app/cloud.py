@@ -1,4 +1,4 @@
-"""The parts of the Features page: maps, the true distances beside them, what a picked sample is."""
+"""Draw the parts of the Features page: maps, the true distances beside them, and the picked samples."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Job = Future[list[maps.Points]]
 
 @dataclass(frozen=True)
 class Shown(Clouds):
-    """What the page looks at: models on the samples of one task behind one layer."""
+    """The models on the samples of one task behind one layer, which the page looks at."""
 
     moved: tuple[str, str] | None
-    """Two of the models whose samples are joined by arrows."""
+    """Two of the models, whose samples are joined by arrows."""
     task: str
     layer: str
 
@@ -48,12 +48,12 @@ class Shown(Clouds):
 
     @property
     def layers(self) -> list[str]:
-        """Those of the page's map."""
+        """Return the layers of the page's map."""
         return self.map_layers(self.layer)
 
 
 def layer_slider(session: Session) -> str:
-    """The layer whose features are shown; one that was chosen as a part of a block elsewhere is that block here."""
+    """Return the layer chosen on its slider; a part of a block that was chosen elsewhere is that block here."""
     layers = visible_layers(session)
     chosen = state.selection().layer or LAST_LAYER
     alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
@@ -71,7 +71,7 @@ def layer_slider(session: Session) -> str:
 
 
 def say_which(session: Session, layer: str) -> None:
-    """What a feature of this layer is."""
+    """Say what a feature of this layer is."""
     if layer == LAST_LAYER:
         st.caption("Final features: after the last norm, and the projection where there is one.")
     elif any(layer in behind for behind in session.family.adapter.class_token_layers().values()):
@@ -81,7 +81,7 @@ def say_which(session: Session, layer: str) -> None:
 
 
 def map_section(shown: Shown, origin: Origin) -> None:
-    """PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
+    """Draw PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
     key = shown.key(shown.task, len(shown.layers))
     job: Job = shown.session.get_or_make("map", key, lambda: state.map_worker().submit([cloud]))
@@ -126,7 +126,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
 
 
 def every_task_section(shown: Shown, origin: Origin) -> None:
-    """One small map per task, each of its own."""
+    """Draw one small map per task, each fitted by itself."""
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     key = shown.key("every task", shown.layer)
     job: Job = shown.session.get_or_make(
@@ -140,6 +140,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
             points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
             data = shown.session.viewable_samples(task, shown.on)
+            # The selection belongs to one task: positions in another's samples would be other samples.
             dots[task] = _dots(
                 data, ids, False, () if task != shown.task else samples.picked_samples(shown.session, shown.on)
             )
@@ -168,7 +169,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
 
 
 def pick_section(shown: Shown) -> None:
-    """Samples by name, for those who pick by keyboard; and one button that lets all go."""
+    """List samples by name, for those who pick by keyboard."""
     picked, answers = samples.picked_samples(shown.session, shown.on), answers_of(shown.data)
     known = range(len(shown.data))
 
@@ -191,7 +192,7 @@ def pick_section(shown: Shown) -> None:
 
 
 def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str) -> None:
-    """Cosine and distance to the expert in the full space, per model: means and a histogram."""
+    """Show cosine and distance to the expert in the full space, per model: means and a histogram."""
     cosines, distances = (
         {n: one for n, one in found.items() if n != EXPERT} for found in compare_with_expert(features)
     )
@@ -223,8 +224,8 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
 
 
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    """Ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED` at
-    most; lines have none.
+    """Return ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED`
+    at most; points of lines have none.
 
     >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
     (3, 7)
@@ -235,7 +236,8 @@ def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
 
 
 def _pick() -> None:
-    """Keep what was picked: a map that is drawn anew has forgotten its own selection."""
+    """Keep what was picked."""
+    # A map that is drawn anew has forgotten its own selection, and would clear the picked samples.
     if ids := ids_of(st.session_state[_MAP].selection.points):
         samples.pick(ids)
 
@@ -247,8 +249,8 @@ def _pick_task(tasks: Sequence[str]) -> None:
 
 
 def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
-    """Draw now, and look again every second while a map is being made; once it is there, or something was picked on
-    the one that stands in for it, the whole page runs anew."""
+    """Draw now, and look again every second while a map is being made; run the whole page anew once it is there, or
+    once something was picked on the map that stands in for it."""
     waiting, looked_at = not job.done(), state.selection()
 
     def look() -> None:
@@ -256,16 +258,17 @@ def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
             st.rerun()
         draw()
 
+    # A fragment redraws itself alone; only the whole page can draw what follows from a finished map.
     st.fragment(look, run_every=POLL_SECONDS)() if waiting else draw()
 
 
 def _axes(job: Job, wanted: str) -> str:
-    """The map that is there: UMAP where it is wanted, done and did not fail."""
+    """Return the kind of map that is there: UMAP where it is wanted, done and did not fail."""
     return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
 
 
 def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
-    """The chosen layer's points by model, and where they lie in the map of all layers, if it is one.
+    """Return the chosen layer's points by model, and where they lie in the map of all layers, if it is one.
 
     Args:
         framed: whether the frame is that of all layers.
@@ -283,13 +286,13 @@ def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[s
 
 
 def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int]) -> Dots:
-    """What is drawn of the samples with these ids."""
+    """Return what is drawn of the samples with these ids."""
     answers, hover = answers_of(data) if by_answer else None, _hover(data, ids)
     return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], picked)
 
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
-    """One row per model and sample."""
+    """Return one row per model and sample."""
     said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
     return tables.stack_models(
         {
@@ -300,7 +303,7 @@ def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answe
 
 
 def _hover(data: Samples, ids: Sequence[int]) -> list[str]:
-    """What a point is: its class, or its text in lines and its answer."""
+    """Write what a point is: its class, or its text in lines and its answer."""
     answers = answers_of(data) or ["no label"] * len(data)
     if data.texts is None:
         return [label(answers[i]) for i in ids]
@@ -310,7 +313,7 @@ def _hover(data: Samples, ids: Sequence[int]) -> list[str]:
 
 
 def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Points]) -> None:
-    """How far the map may be trusted, and why it is not the one that was asked for.
+    """Say how far the map may be trusted, and why it is not the one that was asked for.
 
     Args:
         made: axes, features and map of all its layers.

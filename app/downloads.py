@@ -1,4 +1,4 @@
-"""Tables and pictures that say, in their name and in themselves, what they were measured on."""
+"""Name tables and pictures by what they were measured on, and say it in the tables themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, View
 
 USUAL = ("merged", "base", "expert")
-"""Models that every suite has, which a file's name does not say."""
+"""Models that every suite has, which a file's name leaves out."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Origin:
         counts: how many samples of the split were measured, per task.
         models: full names of the models by what tables call them (`featcal.session.model_names.full_name`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
-        on: which samples were asked for, and of a ledger what was measured of the drift.
+        on: which samples were asked for, and for a ledger what was measured of the drift.
         task: the one that they are about; None where that is every one.
     """
 
@@ -44,11 +44,11 @@ class Origin:
 
     @property
     def samples(self) -> str:
-        """How many samples of every task, as "64", or "40 to 64" where tasks differ; "" where none were needed."""
+        """Return the samples per task, as "64" or "40 to 64"; "" where none were needed."""
         return tables.how_many(self.counts.values()) if self.counts else ""
 
     def with_task(self, task: str) -> Origin:
-        """The same for numbers of one task."""
+        """Return the origin of numbers of one task alone."""
         return replace(self, counts={task: self.counts[task]}, task=task)
 
 
@@ -58,9 +58,9 @@ class Numbers:
 
     Args:
         what: short and in words, such as "drift per layer"; part of the file's name.
-        units: of its columns.
+        units: of the columns.
         digits: shown on the screen; the file has all of them.
-        kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command says these numbers.
+        kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command gives these numbers.
         layer: the one that features are shown of; None is every one.
     """
 
@@ -73,11 +73,15 @@ class Numbers:
     layer: str | None = None
 
     def measurement(self, reference: str) -> Measured | None:
-        """What the numbers come from, of the suite with this reference; None where no command says them."""
+        """Return the origin of the numbers, for the suite with this reference; None where no command gives them."""
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
-        every = self.kind in ("scores", "answers", "differences")  # drift is from the experts, so of one it is none
+        every = self.kind in (
+            "scores",
+            "answers",
+            "differences",
+        )  # drift is measured from the experts, so they have none
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = View(on.samples, origin.split, on.seed)
         measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer)
@@ -85,12 +89,12 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """File name without its ending: what, suite, model, samples."""
+        """Return the file name without its ending: what, suite, model, samples."""
         return file_name(self.what, self.origin)
 
     def csv(self) -> bytes:
-        """The table with columns for suite, split, samples per task, units, and the full names of its models: of the
-        row's own where rows are of single models, else of all."""
+        """Write the table as CSV with columns for suite, split, samples per task, units, and the full names of its
+        models: the row's own where a row is about a single model, else all."""
         origin, frame = self.origin, self.frame
         counts = origin.counts
         per_task = [counts.get(task, origin.samples) for task in frame["task"]] if "task" in frame else origin.samples
@@ -104,7 +108,8 @@ class Numbers:
 
 
 def file_name(what: str, origin: Origin) -> str:
-    """
+    """Make a file name of words and origin, in letters, digits, hyphens and full stops.
+
     >>> file_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
     'drift-per-layer-a-b-c-40-to-64-validation'
     >>> file_name("margins", Origin("mini", "test", {"x": 64}, made="lam0.05-n8"))
@@ -115,12 +120,12 @@ def file_name(what: str, origin: Origin) -> str:
 
 
 def sample_origin(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
-    """What features were measured on; tasks can have fewer samples than were asked for."""
+    """Return the origin of features that were measured on a view; tasks can have fewer samples than were asked for."""
     return _origin(session, on.split or session.split, session.counts(on), models, on)
 
 
 def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
-    """What scores were measured on."""
+    """Return the origin of scores."""
     counts = {task: one.n for task, one in scores.tasks.items()}
     return _origin(session, scores.split, counts, models, View(None, scores.split))
 

@@ -1,4 +1,4 @@
-"""Writing a calibrated model to a folder, and the command line that does the same."""
+"""Write a calibrated model to a folder, and show the command line that does it too."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
 def section(ws: Session, config: CalibrationConfig) -> None:
-    """Folder name, button, what was written and how to load it."""
+    """Show folder name, button, what was written and how to load it."""
     st.subheader("Take it with you")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     name = _folder(left, default_name(ws.family.suite.name, config, opening.defaults(ws)))
     if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
+        # A run that fails or is stopped here must not leave the last success on the page.
         st.session_state.pop(_WRITTEN, None)
         try:
             with st.spinner("Writing, reloading and comparing …", show_time=True):
@@ -46,19 +47,20 @@ def section(ws: Session, config: CalibrationConfig) -> None:
 
 
 def _folder(place: DeltaGenerator, offered: str) -> str:
-    """The field for the folder's name. Other options offer another name, whatever was typed for the ones before."""
+    """Draw the field for the folder's name."""
+    # Other options offer another name, whatever was typed for the ones before: it would say what is not in the folder.
     if st.session_state.get(_OFFERED) != offered or _FOLDER not in st.session_state:
         st.session_state[_OFFERED] = st.session_state[_FOLDER] = offered
     return place.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
 
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:
-    """A folder name that says how the model was made: suite, numbers, and switches that differ from its defaults."""
+    """Return a folder name that says how the model was made: suite, numbers, switches beside the defaults."""
     return "-".join([re.sub(r"[^\w.-]+", "-", suite), file_words(config, defaults)])
 
 
 def output_folder(name: str) -> Path:
-    """The folder that a name typed by hand stands for.
+    """Return the folder that a name typed by hand stands for.
 
     Raises:
         InputError: nothing that a folder can be called, or on a shared server one outside its folders.

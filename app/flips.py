@@ -1,4 +1,4 @@
-"""Samples that the second model turned from wrong to right, or from right to wrong: which, and how sure that is."""
+"""Show the samples whose answer the second model set right or got wrong, and how sure that is."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MOST_UNASKED = 12
 
 
 def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | None:
-    """What the second model is better on average, with its interval, for a metric card; None where the two were not
-    scored on the same samples in the same way."""
+    """Return how much better the second model is on average, with its interval, for a metric card; None where the two
+    were not scored on the same samples in the same way."""
     try:
         return compare_scores(scores[pair[0]], scores[pair[1]]).average
     except FeatcalError:
@@ -33,7 +33,7 @@ def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | No
 
 
 def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Comparison | None:
-    """Both models of a page on the same samples; None, and the reason on the page, where they cannot be compared."""
+    """Compare both models of a page on the same samples; None, and the reason on the page, where that fails."""
     try:
         a, b = models.values()
         return session.compare(a, b, on)
@@ -43,7 +43,7 @@ def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Com
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: Origin) -> None:
-    """The difference of two models per task with its interval."""
+    """Show the difference of two models per task with its interval."""
     rows = {**found.tasks, "average": found.average}
     said = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
     st.subheader(f"Is {pair[1]} better than {pair[0]}?")
@@ -57,13 +57,13 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
 
 
 def section(session: Session, models: Mapping[str, ModelId], task: str, on: View, found: Comparison) -> None:
-    """How many samples flipped, every one of a task in a table with a filter, and what is selected of them.
+    """Show how many answers changed, every sample of a task in a table with a filter, and the selected samples.
 
     Args:
         models: A and B, scored on `on` as base and experts are.
     """
     a, b = models
-    st.subheader(f"What did {b} turn?")
+    st.subheader(f"Which answers did {b} change?")
     counts, one = found.average.counts, found.tasks[task]
     if counts is not None:
         st.markdown(
@@ -83,7 +83,7 @@ def section(session: Session, models: Mapping[str, ModelId], task: str, on: View
     split = on.split
     origin = downloads.sample_origin(session, on, everyone).with_task(task)
     if kept.empty:
-        st.info(f"None of {plain(task)} is {show}.", icon=":material/info:")
+        st.info(f"No sample of {plain(task)} is {show}.", icon=":material/info:")
     else:
         name = "flips" if show == "flipped" else f"samples {show}"
         samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split)

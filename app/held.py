@@ -1,4 +1,4 @@
-"""The sessions of suites that visitors share: few at a time, within what memory there is for them."""
+"""Hold the sessions of suites that visitors share: few at a time, within what memory there is for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Open:
 
 
 class Held:
-    """Opened suites. The one that nobody has looked at for longest makes room for another.
+    """Opened suites; the one that nobody has looked at for longest makes room for another.
 
     Args:
         rules: of a shared server, where suites may need so much memory together, and leave it when nobody has looked at
@@ -47,19 +47,21 @@ class Held:
         return len(self._open)
 
     def get(self, key: Hashable, opened: Callable[[], Session], needs: Callable[[], int]) -> Session:
-        """The session of a suite, opened if it is not; one suite is opened at a time, and nobody waits who has his.
+        """Return the session of a suite, opened if it is not yet.
 
         Args:
             key: tells the suite from others, and from itself before its files changed.
             needs: bytes that it will take, by its headers; asked for on a shared server alone, before it is opened.
 
         Raises:
-            InputError: it needs more than all suites may together, or as `opened` and `needs`.
+            InputError: it needs more than all suites may together, or it cannot be opened.
         """
         found = self._find(key)
         if found is not None:
             return found
+        # One suite is opened at a time, as two would need their memory together; whoever has his does not wait here.
         with self._opening:
+            # Somebody else may have opened it while this visitor waited.
             found = self._find(key)
             if found is not None:
                 return found
@@ -101,13 +103,15 @@ class Held:
                 len(self._open) >= MOST
                 or (limit is not None and sum(one.needs for one in self._open.values()) + wanted > limit)
             ):
+                # Released outside the lock: freeing memory takes long, and others ask for their suites meanwhile.
                 out.append(self._open.popitem(last=False)[1])
         _release(out)
 
 
 def _release(suites: Sequence[_Open]) -> None:
-    """A page that is open in a browser still refers to its session, so dropping it would not do."""
+    """Empty sessions that were dropped, and give their memory back."""
     for one in suites:
+        # A page that is open in a browser still refers to its session, so dropping it would not do.
         one.session.release()
     if suites:
         gc.collect()  # results refer to each other
@@ -116,7 +120,9 @@ def _release(suites: Sequence[_Open]) -> None:
 
 def _look(held: weakref.ref[Held], seconds: float) -> None:
     """Let idle suites go, every now and then, for as long as there is somebody who holds them."""
+    # A weak reference: the thread itself must not keep the suites alive.
     while (one := held()) is not None:
         one.let_go()
+        # Nor may this name, while it sleeps.
         del one
         time.sleep(seconds)

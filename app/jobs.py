@@ -1,4 +1,4 @@
-"""Long work on pages: started or found, its progress drawn, its result taken over. The queue is `featcal.server`."""
+"""Show long work on pages: started or found, its progress, its result. The queue is `featcal.server`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules, without_places
 
 LINES = 60
-"""Of a log, its last."""
+"""Lines of a log that are shown, the last ones."""
 ENDED = 20
-"""Jobs that have ended on the page, the last ones."""
+"""Ended jobs that are listed, the last ones."""
 NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep", "report": "Report", "compare": "Methods"}
-"""What a kind does, for people; others by their own name."""
+"""Names of kinds of jobs for people; other kinds go by their own."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
     RUNNING: ":material/progress_activity:",
@@ -49,7 +49,7 @@ _VISITOR = "visitor"
 
 
 def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool = False) -> dict[str, Any] | None:
-    """The document of a job on the selected suite, if there is one; else its progress, or a button that starts it.
+    """Return the document of a job on the selected suite, or show its progress or a button that starts it.
 
     A page that gets None has nothing to show yet: it runs again by itself when the job has ended.
 
@@ -68,7 +68,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
         return document
     job = queue.find(wanted)
     if job is None or job.is_over:
-        again = job is not None and job.state != DONE  # done, and its result taken off the disk: as if it never was
+        again = job is not None and job.state != DONE  # one that is done, its result removed, never was
         if job is not None and again:
             _show_end(job)
         if (again or not at_once) and not _ask(wanted, seconds, again):
@@ -79,8 +79,8 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
 
 
 def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
-    """The progress of a job on the selected suite while there is one, for work whose results are looked for elsewhere:
-    when it has ended the page runs again, and how it failed is said.
+    """Show the progress of a job on the selected suite while there is one, for work whose results are looked for
+    elsewhere: when it has ended the page runs again, and a failure is explained.
 
     Args:
         start: put it in line now, whether or not it was done before.
@@ -97,7 +97,7 @@ def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
 
 
 def _submit(queue: Queue, wanted: Order) -> Job:
-    """The job that will do an order.
+    """Put an order in line and return the job that will do it.
 
     Raises:
         InputError: on a shared server, one more than a visitor, or all of them, may have in line.
@@ -107,14 +107,16 @@ def _submit(queue: Queue, wanted: Order) -> Job:
     if rules is not None and (known is None or known.is_over):
         waiting = [job.visitor for job in queue.jobs() if not job.is_over]
         if waiting.count(own) >= rules.jobs:
-            raise InputError(f"you have {rules.jobs} unfinished jobs, which is all that this server takes of a visitor")
+            raise InputError(
+                f"you have {rules.jobs} unfinished jobs, which is all that this server takes from one visitor"
+            )
         if len(waiting) >= rules.all_jobs:
             raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
     return queue.submit(wanted, own)
 
 
 def _ask(wanted: Order, seconds: float, again: bool) -> bool:
-    """Whether the button that starts an order was pressed; it is gone then."""
+    """Draw the button that starts an order, and say whether it was pressed; it is gone then."""
     place = st.empty()
     label = "Start again" if again else "Start"
     note = "Runs in a process of its own: pages stay free meanwhile, and it goes on when you close this one."
@@ -129,8 +131,8 @@ def _ask(wanted: Order, seconds: float, again: bool) -> bool:
 
 
 def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Progress) -> None:
-    """The session has this calibrated model when this returns. Where it takes long a job makes it, and the page ends
-    with that job's progress meanwhile."""
+    """Make sure that the session has this calibrated model when this returns. Where it takes long a job makes it, and
+    the page ends with that job's progress meanwhile."""
 
     def make() -> CalibrationResult:
         document = ensure("calibrate", {"options": kinds.options_of(config)}, seconds)
@@ -140,6 +142,7 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
 
     seconds = seconds_to_calibrate(session, config)
     if is_long(session, seconds):
+        # The job's folder was removed under a session that still reads blocks from it.
         if kinds.is_gone(session.get_or_make("calibrated", config, make)):
             session.forget("calibrated", config)
             session.get_or_make("calibrated", config, make)
@@ -148,7 +151,7 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
 
 
 def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
-    """Scores of a model on a split; where they take long a job makes them, and this is None until it has ended."""
+    """Return scores of a model on a split; None until a job has made them, where they take long."""
     seconds = seconds_to_score(session, view)
     if session.has_scores(model, view) or not is_long(session, seconds):
         return session.scores(model, view, progress)
@@ -159,7 +162,7 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
 
 
 def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
-    """A report as a job has written it; None until it has."""
+    """Return a report as a job has written it; None until it has."""
     args = {
         "models": [_model_argument(session, model) for model in models],
         **asdict(on),
@@ -170,13 +173,13 @@ def report(session: Session, models: Iterable[ModelId], on: View, seconds: float
 
 
 def has_scores_job(session: Session, model: ModelId, view: View) -> bool:
-    """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
+    """Say whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
     return session.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:
-    """Whether there is a job for this on the selected suite, or was one, however it ended; there is none where jobs
-    cannot be kept."""
+    """Say whether there is a job for this on the selected suite, or was one, however it ended; False where jobs cannot
+    be kept."""
     wanted = order(kind, state.reference(), args, state.opened_files()[1])
     try:
         return Queue().find(wanted) is not None
@@ -189,7 +192,7 @@ def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
 
 
 def _model_argument(session: Session, model: ModelId) -> str:
-    """A model as a job takes it; of one that a job has calibrated, the folder that it left."""
+    """Return a model as a job takes it; for one that a job has calibrated, the folder that it left."""
     if isinstance(model, CalibrationConfig):
         made = Queue().result(
             order("calibrate", state.reference(), {"options": kinds.options_of(model)}, state.opened_files()[1])
@@ -199,16 +202,17 @@ def _model_argument(session: Session, model: ModelId) -> str:
 
 
 def visitor() -> str:
-    """Who looks, for turns in the queue: the same after a reload where the browser has streamlit's cookie."""
+    """Say who looks, for turns in the queue; the name outlives a reload where the browser has streamlit's cookie."""
     cookie = st.context.cookies.get("_streamlit_xsrf")
     if isinstance(cookie, str):
+        # Hashed: the queue's file is read by others, and the cookie itself is a secret.
         return hashlib.sha256(cookie.encode()).hexdigest()[:16]
     return str(st.session_state.setdefault(_VISITOR, uuid.uuid4().hex[:16]))
 
 
 @st.fragment(run_every="1s")
 def _follow(identity: int) -> None:
-    """A job's card, drawn anew every second until it has ended; then the page."""
+    """Draw a job's card anew every second until it has ended; then the page."""
     queue = Queue()
     job = queue.get(identity)
     if job is None or job.is_over:
@@ -218,7 +222,7 @@ def _follow(identity: int) -> None:
 
 
 def _card(queue: Queue, job: Job) -> None:
-    """What it is, how far, how long still, its end at a click, its log."""
+    """Draw what a job is, how far, how long still, a button that ends it, and its log."""
     with st.container(border=True, key=f"job-{job.id}"):
         st.markdown(f"**{title(job.order)}**")
         share = job.done / job.total if job.total else 0.0
@@ -233,7 +237,7 @@ def _card(queue: Queue, job: Job) -> None:
 
 
 def progress_line(job: Job, now: float, queue: Queue) -> str:
-    """Where a job is, in one line."""
+    """Say in one line where a job is."""
     if job.state == QUEUED:
         others = sum(not one.is_over for one in queue.jobs()) - 1
         return f"in line; {others} other {'job' if others == 1 else 'jobs'} unfinished, visitors take turns"
@@ -250,7 +254,7 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
 
 
 def title(order: Order) -> str:
-    """What is computed, for Markdown."""
+    """Name what is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = order.args.get("options", order.args)
     numbers = {"recipe": "recipe", **SYMBOLS, "model": "model", "split": "split"}
@@ -259,7 +263,7 @@ def title(order: Order) -> str:
 
 
 def _show_end(job: Job) -> None:
-    """How a job ended that left no result, in the library's own words, and its log."""
+    """Show how a job ended that left no result, in the library's own words, and its log."""
     words = plain_lines(job.message)
     if job.state == CANCELLED:
         st.info("This was cancelled; nothing of it was kept.", icon=ICONS[CANCELLED])
@@ -276,7 +280,7 @@ def _log(job: Job) -> None:
 
 
 def _tail(job: Job) -> None:
-    """The end of what a job's process said."""
+    """Show the end of what a job's process said."""
     if not job.log.is_file():
         st.caption("Nothing yet.")
         return
@@ -285,7 +289,7 @@ def _tail(job: Job) -> None:
 
 
 def listing() -> None:
-    """The queue, and what has ended."""
+    """List the queue, and what has ended."""
     busy = Queue().busy()
     st.fragment(_listing, run_every="1s" if busy else None)(busy)
 
@@ -316,5 +320,5 @@ def _listing(busy: bool) -> None:
 
 
 def clock_time(moment: float) -> str:
-    """A moment on this machine's clock."""
+    """Write a moment on this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

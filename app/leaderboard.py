@@ -1,4 +1,4 @@
-"""Method tables on a page: of the selected suite, across suites, and the paper's own beside them."""
+"""Show method tables on a page: of the selected suite, across suites, and the paper's own beside them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from featcal.studies.study import Study
 from featcal.system.errors import FeatcalError
 
 TABLE = "compare"
-"""The study that is a table of methods; others have places beside."""
+"""Kind of the study that is a table of methods; other kinds have places as well."""
 MOST_TASKS = 6
-"""Whose pictures are shown."""
+"""Tasks whose pictures are shown, at most."""
 _LONG = (
     "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
     "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
@@ -36,7 +36,7 @@ HIDDEN = ("seeds", "wall s", "failure")
 
 
 def show_measured() -> None:
-    """What was measured of the selected suite, and of every suite side by side."""
+    """Show what was measured of the selected suite, and of every suite side by side."""
     (own, problems), shipped = library.own(), library.shipped_studies()
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
@@ -48,19 +48,21 @@ def show_measured() -> None:
         view.offer_home()
         here = ""
     of_suite = [study for study in own if study.suite_hash == here]
-    of_suite += [study for study in shipped if study.suite == state.reference()]  # whose file is featcal's own
+    of_suite += [
+        study for study in shipped if study.suite == state.reference()
+    ]  # shipped with featcal, so no hash is needed
     of_suite.sort(key=lambda study: study.kind != TABLE)
     if of_suite:
         _table(_choose(of_suite))
     elif here:
-        st.info("Nothing was measured of this suite yet; the button below does.", icon=":material/leaderboard:")
+        st.info("Nothing of this suite was measured yet; the button below measures it.", icon=":material/leaderboard:")
     if here:
         _measure()
     _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
 def _choose(studies: Sequence[Study]) -> Study:
-    """One of several studies of the same suite, tables of methods first and the newest first."""
+    """Let one of several studies of a suite be chosen, tables of methods first and the newest first."""
     if len(studies) == 1:
         return studies[0]
     names = [
@@ -71,7 +73,7 @@ def _choose(studies: Sequence[Study]) -> Study:
 
 
 def _table(study: Study) -> None:
-    """The chart and the table of one study."""
+    """Show the chart and the table of one study."""
     frame = study_tables.method_table(study.summaries())
     st.caption(plain(_describe(study)))
     ranked = frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
@@ -94,7 +96,7 @@ def _table(study: Study) -> None:
 
 
 def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: Numbers) -> None:
-    """Methods by their score; in other studies than the table of methods, at every place."""
+    """Draw methods by their score; in other studies than the table of methods, at every place."""
     best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
     alt = f"Average score of {len(ranked)} rows, the highest: {best}"
     places = list(dict.fromkeys(name for row in study.rows for name in row.point.at))
@@ -103,7 +105,7 @@ def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: N
 
 
 def _show_corrupted(study: Study) -> None:
-    """One calibration picture of some tasks at every place of the study, as the models see it."""
+    """Show one calibration picture of some tasks at every place of the study, as the models see it."""
     suite, _ = state.opened_files()
     places = dict.fromkeys((str(row.point.at["corruption"]), int(row.point.at["severity"])) for row in study.rows)
     with st.expander("What the pictures look like", icon=":material/image:"):
@@ -128,7 +130,7 @@ def _widths(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _suites(studies: Sequence[Study]) -> None:
-    """Every method against every suite."""
+    """Show every method against every suite."""
     st.subheader("Every suite")
     if not studies:
         st.info("No table was measured yet.", icon=":material/leaderboard:")
@@ -145,7 +147,7 @@ def _suites(studies: Sequence[Study]) -> None:
 
 
 def paper() -> None:
-    """The paper's tables as printed; misprints are marked."""
+    """Show the paper's tables as printed; misprints are marked."""
     st.subheader("As printed in the paper")
     tables, here = paper_tables(), state.reference()
     own = next((number for number, one in enumerate(tables) if one.suite == here), 0)
@@ -165,7 +167,7 @@ def paper() -> None:
 
 
 def _measure() -> None:
-    """A button that measures every method in a process of its own, and the command that does the same."""
+    """Draw a button that measures every method in a process of its own, and the command that does it too."""
     seeds = ",".join(map(str, SEEDS))
     command = ["featcal", "compare", state.reference(), "--methods", "all", "--samples", str(SAMPLES), "--seeds", seeds]
     with st.container(horizontal=True):
@@ -179,7 +181,7 @@ def _measure() -> None:
 
 
 def _describe(study: Study) -> str:
-    """What a study was measured on, in words."""
+    """Say in words what a study was measured on."""
     scores, drift = study.on["scores"], study.on["drift"]
     count = "all" if scores["samples"] is None else str(scores["samples"])
     seeds = sorted({row.point.seed for row in study.rows if row.point.seed is not None})

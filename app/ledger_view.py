@@ -1,4 +1,4 @@
-"""The lower half of the Drift page: attribution, growth, effect on decisions, feature sources."""
+"""Draw the lower half of the Drift page: attribution, growth, effect on decisions, feature sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 def sections(session: Session, models: Mapping[str, ModelId], on: View, over: str, task: str, layer: str) -> None:
-    """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
+    """Draw attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
+    # Both controls are drawn before the ledger that they decide, and each stands above its own chart.
     first, second = st.container(), st.container()
     with first:
         st.subheader("Which layer caused the final drift?")
@@ -53,16 +54,17 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
 
 
 def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
-    """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
+    """Return a ledger with the effect on scores where the suite has labels and a head, else without."""
     try:
         session.judges(model, options)
     except NoScores:
+        # Without scores the layers are still worth showing.
         return session.ledger(model, options, report)
     return session.ledger(model, replace(options, output=True), report)
 
 
 def _class_token(session: Session) -> bool:
-    """Whether gamma, eta and r are of the class token alone; asked where there is one."""
+    """Say whether gamma, eta and r are of the class token alone; asked where there is one."""
     if not session.family.adapter.class_token:
         return False
     chosen = view.choice("Norms over", ["all tokens", "class token"], "tokens") != "all tokens"
@@ -130,7 +132,7 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, 
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:
-    """What other feature sources would have cost, measured when asked for."""
+    """Show what other feature sources would have cost, measured when asked for."""
     st.subheader("Was it right to refresh features block by block?")
     if config.recipe != PAPER:
         st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")
@@ -155,6 +157,6 @@ def sources(session: Session, config: CalibrationConfig) -> None:
 
 
 def _block_layers(session: Session) -> dict[str, str]:
-    """Prefix of a block's tensors → what charts call its layer."""
+    """Return the prefix of a block's tensors → what charts call its layer."""
     adapter = session.family.adapter
     return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))

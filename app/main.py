@@ -1,4 +1,4 @@
-"""Entry of the app: `streamlit run app/main.py` in a clone, or `featcal app` from anywhere."""
+"""Start the app: `streamlit run app/main.py` in a clone, or `featcal app` from anywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 ROOT = Path(__file__).resolve().parents[1]
+# streamlit puts the folder of this file on the path, not its parent, and runs the file again and again.
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
@@ -48,7 +49,7 @@ st.html(HERE / "style.css")
 
 
 def first_chart() -> None:
-    """What the app opens on, as it was measured before for these very files, while torch is loading."""
+    """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
     table = preview.read_kept()
     if table is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
         return
@@ -63,11 +64,13 @@ if not is_warm():
         if name == FIRST:
             first_chart()
         st.caption("Loading torch and transformers …")
+# Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()
 from app import catalogue, state, stopped, tour, view  # noqa: E402
 
 opening.empty()
 
+# While a page runs, the map process must not start to compile beside it.
 state.map_worker().wait()
 state.begin(page.url_path or HOME_PAGE)
 try:

@@ -1,4 +1,4 @@
-"""Two-dimensional maps of feature clouds. UMAP runs in a process of its own: its first use compiles for seconds.
+"""Make two-dimensional maps of feature clouds. UMAP runs in a process of its own: its first use compiles for seconds.
 
 Run as a program this file is that process: it reads pickled clouds from stdin and writes results to stdout.
 """
@@ -31,7 +31,7 @@ QUIET = 5.0
 
 
 def umap_map(features: Points) -> Points:
-    """`[n, k]` → `[n, 2]`: UMAP of the rows with cosine distance."""
+    """Map `[n, k]` to `[n, 2]` by UMAP of the rows with cosine distance."""
     from umap import UMAP
 
     neighbours = min(NEIGHBOURS, len(features) - 1)
@@ -40,7 +40,7 @@ def umap_map(features: Points) -> Points:
 
 
 def trust(features: Points, flat: Points) -> float:
-    """Trustworthiness of a map (Venna and Kaski), 0 to 1: whether neighbours on it are neighbours in the full space.
+    """Measure the trustworthiness of a map (Venna and Kaski), 0 to 1: are neighbours on it true neighbours?
 
     1 - 2 / (n k (2 n - 3 k - 1)) times the sum, over all points and their k = `TRUST_NEIGHBOURS` nearest ones on the
     map, of how far beyond k these rank by distance in the full space. Beyond `TRUST_POINTS` points the sum is over so
@@ -55,8 +55,10 @@ def trust(features: Points, flat: Points) -> float:
     if n < 4:
         return float("nan")
     looked_at = np.arange(n) if n <= TRUST_POINTS else np.random.default_rng(SEED).permutation(n)[:TRUST_POINTS]
+    # Centred and in float64: squares of distances far from the origin cancel to noise.
     spaces = [np.asarray(one - one.mean(0), dtype=np.float64) for one in (features, flat)]
     beyond = 0
+    # A few rows at a time: all distances of 20,000 points would take gigabytes.
     for rows in np.array_split(looked_at, -(-len(looked_at) // 50)):
         full, mapped = (_distances(space, rows) for space in spaces)
         closest = np.argpartition(mapped, near - 1, axis=1)[:, :near]
@@ -67,7 +69,7 @@ def trust(features: Points, flat: Points) -> float:
 
 
 def _distances(points: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Squared distances `[rows, n]` of some points to all; infinite to themselves."""
+    """Return squared distances `[rows, n]` of some points to all; infinite to themselves."""
     squares = np.square(points).sum(1)
     found: NDArray[np.float64] = squares[rows, None] + squares - 2 * points[rows] @ points.T
     found[np.arange(len(rows)), rows] = np.inf
@@ -75,10 +77,7 @@ def _distances(points: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[n
 
 
 class MapWorker:
-    """The process that runs `umap_map`, one cloud after the other, at low priority; what was asked last comes first.
-
-    Not `multiprocessing`: its child would run the main module again, and under streamlit that is the app.
-    """
+    """The process that runs `umap_map`, one cloud after the other, at low priority; what was asked last comes first."""
 
     def __init__(self) -> None:
         self._lock, self._starting = threading.Lock(), threading.Lock()
@@ -87,7 +86,7 @@ class MapWorker:
         self._asked: list[tuple[Sequence[Points], Future[list[Points]]]] = []
 
     def wait(self) -> None:
-        """A page runs: do not start now."""
+        """Put off the start while a page runs."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -108,6 +107,7 @@ class MapWorker:
 
     def _serve(self) -> None:
         with self._lock:
+            # The last one asked: nobody waits for maps of layers or options that were passed over.
             clouds, future = self._asked.pop()
             try:
                 process = self._ensure_process()
@@ -129,12 +129,12 @@ class MapWorker:
             self._process = None
 
     def __del__(self) -> None:
-        """Nobody else could end it: streamlit lets go of what it keeps without a word."""
+        """End the process: streamlit lets go of what it keeps without a word, so nobody else could."""
         if not sys.is_finalizing():  # then the process ends by itself, with its input
             self.close()
 
     def _ensure_process(self) -> subprocess.Popen[bytes]:
-        """The process, started if there is none or if it has ended."""
+        """Return the process, started if there is none or if it has ended."""
         with self._starting:
             if self._process is not None and self._process.poll() is not None:
                 self.close()
@@ -146,6 +146,7 @@ class MapWorker:
     def _start() -> subprocess.Popen[bytes]:
         root = str(Path(__file__).resolve().parents[1])
         command = [sys.executable, "-m", "app.maps"]
+        # Not `multiprocessing`: its child would run the main module again, and under streamlit that is the app.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
 
 

@@ -1,4 +1,4 @@
-"""How the app opens a suite, and which options of a calibration it starts from."""
+"""Open suites as the app does, and choose the options that a calibration starts from."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from featcal.system.errors import FeatcalError
 
 
 def open_resident(suite: Suite | str) -> Session:
-    """The session of a suite (an embedded name or a path if it is not open) with every tensor in memory."""
+    """Open the session of a suite (an embedded name, a path, or a loaded suite) with every tensor in memory."""
     session = open_session(suite, resident=True)
     _prepared.clear()
     return session
 
 
 def bytes_needed(suite: Suite) -> int:
-    """Memory that a suite takes beside the libraries: every model as `open_resident` holds it, and a calibration with
-    the suite's own options; from headers and the first samples.
+    """Estimate the memory that a suite takes beside the libraries: every model as `open_resident` holds it, and a
+    calibration with the suite's own options; from headers and the first samples.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -58,17 +58,17 @@ def prepare(reference: str = HOME_SUITE) -> None:
 
 
 _prepared: list[Session] = []
-"""Holds what `prepare` opened until somebody else does."""
+"""Sessions that `prepare` opened, held until somebody opens the suite."""
 
 
 def defaults(session: Session, recipe: str | None = None, samples: int | None = None) -> CalibrationConfig:
-    """What a calibration of a suite starts from, which depends on recipe and samples; as many of these as a slider can
-    answer for quickly."""
+    """Return the options that a calibration of a suite starts from, which depend on recipe and samples; the samples are
+    as many as a slider can answer for quickly."""
     samples = samples or session.family.suite.calibration.samples or SAMPLES
     return config_for(session.family, recipe=recipe, samples=samples)
 
 
 def switches(session: Session) -> tuple[str, ...]:
-    """The options of a calibration that are on or off and mean something for the suite's architecture."""
+    """Return the options of a calibration that are on or off and mean something for the suite's architecture."""
     idle = idle_options(session.family.adapter)
     return tuple(name for name in TURNED if name not in idle)

@@ -1,8 +1,7 @@
-"""The first chart before torch is loaded: the kept measurement of the very same files.
+"""Keep the first chart for the next start: the drift table of the embedded suite, drawn before torch is loaded.
 
-Importing torch and transformers takes seconds; what the app opens on was measured before. The measurement is kept
-under a hash of the embedded suite, of featcal's code and of its version, so a changed file is measured anew.
-Nothing in here imports torch.
+The measurement is kept under a hash of the suite's files, of featcal's code and of its version, so a changed file is
+measured anew. Nothing in here imports torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from featcal.system.atomic_files import put
 from featcal.system.resources import cache_folder, code_digest, data_path
 
 HOME_SUITE = "clip-mini"
-"""What the app opens on."""
+"""Suite that the app opens on."""
 SAMPLES = 64
-"""Per task, what models are measured on unless the user says otherwise."""
+"""Samples per task that models are measured on unless the user says otherwise."""
 
 
 def keep(table: pd.DataFrame) -> None:
@@ -31,11 +30,12 @@ def keep(table: pd.DataFrame) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         put(file, str(table.to_json(orient="table", index=False)))
     except OSError as error:
+        # A cache that cannot be written costs the next start some seconds, which is no reason to stop.
         print(f"featcal: the first chart is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
 
 
 def read_kept() -> pd.DataFrame | None:
-    """The drift table of these very files, if it was measured before."""
+    """Read the drift table of these very files, if it was measured before."""
     file = _file()
     if not file.is_file():
         return None
@@ -43,7 +43,7 @@ def read_kept() -> pd.DataFrame | None:
 
 
 def _file() -> Path:
-    """Where the measurement of the suite and the code as they are now is kept."""
+    """Return the file that keeps the measurement of the suite and the code as they are now."""
     digest = hashlib.sha256(f"{featcal.__version__} {SAMPLES} {code_digest()}".encode())
     suite = data_path(HOME_SUITE)
     for path in sorted(suite.rglob("*")):

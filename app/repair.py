@@ -1,4 +1,4 @@
-"""The Calibrate page around its exact result: one block's preview before it, and what the result is worth after it."""
+"""Draw the Calibrate page around its exact result: a block's preview before it, and what the result is worth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent
 
 SEEDS = 3
-"""Calibrations whose spread is shown: with the chosen seed and the next ones."""
+"""Calibrations whose spread is shown, with the chosen seed and the next ones."""
 QUICK = 20.0
 """Seconds of an exact run beyond which nothing is kept for previews: that costs up to as much again."""
 _EXACT = "exact run"
@@ -35,7 +35,7 @@ _CHANGE = "before, after, change: drift / norm of the expert's feature"
 
 @dataclass(frozen=True)
 class Previewed:
-    """What was shown of one block before the exact run."""
+    """The preview of one block, as it was shown before the exact run."""
 
     place: DeltaGenerator
     layer: str
@@ -45,7 +45,7 @@ class Previewed:
 
 
 def preview(session: Session, on: View) -> Previewed:
-    """At once: the chosen block with the options as they are now, everything in front as the last exact run left it."""
+    """Preview the chosen block with the options as they are now, all in front as the last exact run left it."""
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
     left, right = st.columns([1, 3], vertical_alignment="bottom")
@@ -57,7 +57,7 @@ def preview(session: Session, on: View) -> Previewed:
     try:
         held = session.preview(last, layer, on)
         found = held.solve(config)
-    except FeatcalError:  # other samples or switches: the exact run alone can tell
+    except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
     before = _mean(held.reached)
     shown.place.info(
@@ -69,7 +69,7 @@ def preview(session: Session, on: View) -> Previewed:
 
 
 def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after: Features) -> None:
-    """The exact run is there: in place of the preview, how far that was off."""
+    """Show the exact run in place of the preview, and how far that was off."""
     if shown.found is None:
         shown.place.caption(
             "Move a slider of the recipe: this block answers first, alone; then the exact run takes its place."
@@ -86,20 +86,20 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
 
 
 def rest(session: Session, compared: Compared, features: Mapping[str, Features], on: View, layer: str) -> None:
-    """What nobody waits for: the anchor alone, and what the next preview of a block needs."""
+    """Draw what nobody waits for: the anchor alone, and prepare the next preview of a block."""
     assert compared.calibration is not None
     anchor_only(session, compared, features, on)
     keep(layer, session, compared.calibration, on)
 
 
 def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> None:
-    """For the next move of a slider: what a preview of the block needs. A move meanwhile ends it within a block."""
+    """Keep what the next preview of the block needs, for the next move of a slider."""
     if session.calibrate(config).record["seconds"]["total"] > QUICK:
         return
     place = st.empty()
 
     def ends_if_moved(label: str, done: int, total: int) -> None:
-        place.empty()  # whatever is drawn, streamlit raises there what ends a run
+        place.empty()  # drawing is where streamlit raises its signal to end a run, so a move ends this within a block
 
     with suppress(InputError):  # these options leave the block as merged
         session.preview(config, layer, on, ends_if_moved)
@@ -107,7 +107,7 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> N
 
 
 def where_it_helps(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
-    """Change of drift by block and task and, when asked for, of what is booked to each layer."""
+    """Show the change of drift by block and task and, when asked for, of what is booked to each layer."""
     st.subheader("Where does it help?")
     (a, before), (b, after) = features.items()
     origin = downloads.sample_origin(session, on, compared.models)
@@ -125,13 +125,13 @@ def where_it_helps(session: Session, compared: Compared, features: Mapping[str, 
 
 
 def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
-    """The anchor without any samples beside the result, so that nobody takes its effect for the method's."""
+    """Show the anchor without any samples beside the result, so that nobody takes its effect for the method's."""
     config = compared.calibration
     assert config is not None
     name = f"anchor:rho={exactly(config.rho)}"
     if name in compared.models.values():
         return
-    st.subheader("What of it is the anchor alone?")
+    st.subheader("How much of it is the anchor alone?")
     (a, first), (b, second) = compared.models.items()
     shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
     models: dict[str, ModelId] = {a: first, shown: name, b: second}
@@ -152,10 +152,10 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
 
 
 def spread(session: Session, compared: Compared, on: View) -> None:
-    """Mean and range of every score over calibrations that differ in their seed alone, when asked for."""
+    """Show mean and range of every score over calibrations that differ in their seed alone, when asked for."""
     config = compared.calibration
     assert config is not None
-    st.subheader("How much is the draw of samples?")
+    st.subheader("How much depends on the draw of samples?")
     wanted = state.selection().spread
     state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
     if not wanted:
@@ -190,7 +190,7 @@ def spread(session: Session, compared: Compared, on: View) -> None:
 
 
 def conditioning(session: Session, config: CalibrationConfig) -> None:
-    """How well every linear system is posed, folded and measured when asked for."""
+    """Show how well every linear system is posed, folded and measured when asked for."""
     wanted = state.selection().conditioning
     with st.expander("Conditioning of every solve", icon=":material/speed:", expanded=wanted):
         state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")

@@ -1,4 +1,4 @@
-"""A report of the models that are looked at: written when asked for, offered as a file."""
+"""Offer a report of the models that are looked at: written when asked for, offered as a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRITTEN = "report"
 
 
 def section(session: Session, on: View) -> None:
-    """A button that writes the report, the file once it is there, and the command that writes the same."""
+    """Draw a button that writes the report, the file once it is there, and the command that writes it too."""
     st.subheader("Report")
     try:
         models = compare.resolve_chosen(session)
@@ -32,8 +32,8 @@ def section(session: Session, on: View) -> None:
     names = tuple(full_name(model, session.family) for model in models.values())
     st.caption(
         f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
-        "scores on the test split, drift, attribution, samples that turned, features, settings, versions, hashes, and "
-        "the command of every figure."
+        "scores on the test split, drift, attribution, samples whose answer changed, features, settings, versions, "
+        "hashes, and the command of every figure."
     )
     row = st.container(horizontal=True)
     seconds = seconds_to_report(session, len(models), on)
@@ -51,7 +51,7 @@ def section(session: Session, on: View) -> None:
 
 
 def _write_on_request(row: DeltaGenerator, session: Session, names: tuple[str, ...], on: View) -> bytes | None:
-    """The report, once its button was pressed, for as long as the same is looked at."""
+    """Write the report when its button is pressed; return it while its models and samples are looked at."""
     asked = state.reference(), names, on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
@@ -64,7 +64,7 @@ def _write_on_request(row: DeltaGenerator, session: Session, names: tuple[str, .
 
 
 def _write(session: Session, names: tuple[str, ...], on: View) -> bytes:
-    """The file's content.
+    """Write the report and return the file's content.
 
     Raises:
         FeatcalError: models that cannot be shown together, or a measurement that failed.

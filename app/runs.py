@@ -1,4 +1,4 @@
-"""The history on a page: what was measured, and what can be done with a run."""
+"""Show the history on a page: what was measured, and what can be done with a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def count_looks(session: Session, models: Iterable[ModelId], on: View) -> Abstra
 
 
 def say_looks(session: Session) -> None:
-    """How often the test split of this suite was looked at, on every page that shows its scores."""
+    """Say how often the test split of this suite was looked at; for every page that shows its scores."""
     history = History()
     times, models = history.looks(hash_of(session))
     st.caption(
@@ -54,7 +54,7 @@ def say_looks(session: Session) -> None:
 
 
 def say_problems(history: History) -> None:
-    """What is wrong with the history."""
+    """Say what is wrong with the history."""
     for problem in history.problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
 
@@ -71,8 +71,8 @@ def choose(run_id: str) -> None:
 
 
 def _select_as_b(run: Run) -> dict[str, Any]:
-    """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
-    else its name."""
+    """Return what to select to have a run as model B: the options of a calibration on the sliders where they can show
+    it, else its name."""
     if run.model == "expert":  # every page has them beside its models already
         return {}
     if not run.options:
@@ -91,7 +91,7 @@ def _select_as_b(run: Run) -> dict[str, Any]:
 
 
 def _choose_both(run_a: str, run_b: str) -> None:
-    """Two runs as models A and B on every page."""
+    """Look at two runs as models A and B on every page."""
     choose(run_b)
     try:
         state.select(run=run_a, against=run_b, a=History().get(run_a).model)
@@ -100,7 +100,7 @@ def _choose_both(run_a: str, run_b: str) -> None:
 
 
 def section(session: Session, history: History) -> None:
-    """The list of runs, one of them to be named, pinned, deleted or shown, and another to hold it against."""
+    """Show the list of runs, one of them to be named, pinned, deleted or shown, and another to compare it with."""
     st.subheader("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
@@ -120,6 +120,7 @@ def section(session: Session, history: History) -> None:
 
 def _list(runs: Sequence[Run]) -> None:
     frame = run_tables.run_table(runs)
+    # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state["runs-listed"] = frame["run"].tolist()
     st.dataframe(
         frame[list(_COLUMNS)],
@@ -160,7 +161,7 @@ def _choose_row() -> None:
 
 
 def _one(session: Session, runs: Sequence[Run]) -> None:
-    """What can be done with one run."""
+    """Show what can be done with one run."""
     known = {run.id: run for run in runs}
     chosen, other = state.selection().run, state.selection().against
     first = chosen if chosen in known else runs[0].id
@@ -172,7 +173,7 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
     left, right = st.columns(2)
     state.control(left.selectbox, "run", first, HOME.run, "Run", list(known), format_func=format_run)
     rest = [_NOTHING, *(one for one in known if one != first)]
-    state.control(right.selectbox, "against", second, _NOTHING, "Hold it against", rest, format_func=format_run)
+    state.control(right.selectbox, "against", second, _NOTHING, "Compare with", rest, format_func=format_run)
     run = known[first]
     if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
         _marks(run)
@@ -197,7 +198,7 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
 
 
 def _keep_buttons(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None:
-    """Buttons that keep a run from being deleted, and delete it."""
+    """Draw buttons that keep a run from being deleted, and that delete it."""
     pin = "Unpin" if run.pinned else "Pin"
     left.button(pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch")
     right.button(
@@ -211,7 +212,7 @@ def _keep_buttons(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None
 
 
 def _marks(run: Run) -> None:
-    """Fields for a run's name and what is noted about it."""
+    """Draw fields for a run's name and for notes on it."""
     left, right = st.columns(2)
     for place, mark, words in ((left, "name", "Name"), (right, "notes", "Notes")):
         key = f"{mark}-{run.id}"
@@ -240,7 +241,7 @@ def _delete(run_id: str) -> None:
 
 
 def _compare(session: Session, a: Run, b: Run) -> None:
-    """What tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
+    """Show what tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
     st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
     told = run_tables.different(a, b)
     if len(told):
@@ -254,6 +255,7 @@ def _compare(session: Session, a: Run, b: Run) -> None:
         st.caption(f"On {plain(run_tables.describe_samples(one))}:")
         frame = run_tables.compare_runs(one, other)
         formats = {name: st.column_config.NumberColumn(format="%.3f" if "drift" in name else "%.1f") for name in frame}
+        # A number's format on a column of text would show nothing.
         del formats["task"]
         st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
     if both and all(one.scores for one in both[0]) and st.button("Which samples flip?", icon=":material/swap_horiz:"):
@@ -261,7 +263,7 @@ def _compare(session: Session, a: Run, b: Run) -> None:
 
 
 def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
-    """How many samples of every task B has right and A has not, and the other way round."""
+    """Show how many samples of every task B has right and A has not, and the other way round."""
     try:
         with state.progress() as report:
             models = [session.resolve(run.model) for run in runs]

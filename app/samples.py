@@ -1,4 +1,4 @@
-"""The picked samples of a task: what they are, what every model makes of them, how many of the flips are among them.
+"""Show the picked samples of a task: what they are, what every model makes of them, which flips they hold.
 
 Any page can show them (`panel`) and any page can pick them (`pick`, or the rows of `table`): the ids are part of the
 selection, and with them the split whose samples they are.
@@ -41,15 +41,15 @@ def pick(ids: Sequence[int], split: str | None = None) -> None:
 
 
 def picked_samples(session: Session, on: View) -> tuple[int, ...]:
-    """The picked samples of a view; none where those of another split are picked."""
+    """Return the picked samples of a view; none where those of another split are picked."""
     chosen = state.selection()
     same = (chosen.picked_of or session.split) == (on.split or session.split)
     return chosen.picked if same else ()
 
 
 def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, picked: Sequence[int]) -> None:
-    """The picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift, and
-    which part of the flips they hold; a hint where none is picked.
+    """Show the picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift,
+    and which part of the flips they hold; a hint where none is picked.
 
     Args:
         models: those of the page, A first; flips are those from A to B.
@@ -82,7 +82,7 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
 
 
 def with_ends(models: Mapping[str, ModelId]) -> dict[str, ModelId]:
-    """The models of a page between base and expert."""
+    """Return the models of a page between base and expert."""
     return {compare.BASE: "base", **models, compare.EXPERT: "expert"}
 
 
@@ -94,10 +94,10 @@ def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
 
 
 def measured_samples(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
-    """What every model makes of a task's samples, as far as it was measured.
+    """Return what every model makes of a task's samples, as far as it was measured.
 
     Answers are whole ones where all models were scored, else those that final features decide: the same classes, but
-    of a text no more than whether the first token is right.
+    for a text no more than whether the first token is right.
     """
     data = session.viewable_samples(task, on)
     whole = all(session.has_scores(model, on) for model in models.values())
@@ -117,7 +117,7 @@ def measured_samples(session: Session, models: Mapping[str, ModelId], task: str,
 
 
 def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View) -> None:
-    """Buttons for what is not known yet: margins and drift on a whole split, answers of language models in full."""
+    """Offer buttons for what is not known yet: margins and drift on a whole split, full answers of language models."""
     walked = all(session.has_features(model, on) for model in models.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
     if not walked and st.button(label, icon=":material/straighten:"):
@@ -134,7 +134,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View
 
 
 def gallery(data: Samples, rows: pd.DataFrame) -> None:
-    """Pictures or the first texts of some rows of a sample table, with right answer and flip."""
+    """Show pictures or the first texts of some rows of a sample table, with right answer and flip."""
     ids = rows["sample"].tolist()
     said = [_caption(row) for row in rows.to_dict("records")]
     if data.images is not None:
@@ -155,7 +155,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
 
 
 def table(numbers: Numbers, split: str | None = None) -> None:
-    """A table of samples with its CSV; rows that are selected in it are picked, and those that are picked selected.
+    """Show a table of samples with its CSV; rows selected in it are picked, and picked rows selected.
 
     Args:
         numbers: with a column "sample".
@@ -165,7 +165,7 @@ def table(numbers: Numbers, split: str | None = None) -> None:
     chosen = state.selection()
     mine = chosen.picked if chosen.picked_of == split else ()
     version, drawn = st.session_state.get(_TABLE, (0, None))
-    if drawn != (ids, mine):  # other rows, or picked elsewhere: a table cannot be told so, a new one can
+    if drawn != (ids, mine):  # streamlit cannot change the selection of a table that is drawn, so a new one is
         version += 1
     st.session_state[_TABLE] = version, (ids, mine)
     key = f"samples-{version}"
@@ -183,11 +183,12 @@ def table(numbers: Numbers, split: str | None = None) -> None:
 
 
 def _pick_rows(key: str, split: str | None) -> None:
-    """Rows of the table are picked, beside samples that it does not show."""
+    """Pick the rows that are selected in the table, beside samples that it does not show."""
     version, (ids, mine) = st.session_state[_TABLE]
     hidden = set(mine) - set(ids)
     rows = [ids[row] for row in st.session_state[key].selection.rows if row < len(ids)]
     pick([*hidden, *rows], split)
+    # The table shows its new selection already: it need not be replaced by the next run.
     st.session_state[_TABLE] = version, (ids, state.selection().picked)
 
 
@@ -202,7 +203,7 @@ def _hint(session: Session, on: View) -> None:
 
 
 def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelId], task: str) -> str:
-    """How many samples are selected and, of two scored models, the part of the flips among them."""
+    """Say how many samples are selected and, for two scored models, the part of the flips among them."""
     text = f"**{len(ids)}** of {len(frame)} samples of {plain(task)}"
     if "flip" not in frame:
         return f"{text}."
@@ -215,6 +216,6 @@ def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelId],
 
 
 def _caption(row: Mapping[str, object]) -> str:
-    """Number, right answer and flip of a sample."""
+    """Return number, right answer and flip of a sample."""
     words = [f"{row['sample']}: {row['right']}" if "right" in row else str(row["sample"])]
     return ", ".join([*words, str(row["flip"])] if "flip" in row else words)

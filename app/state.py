@@ -1,4 +1,4 @@
-"""What a visitor has selected, and the sessions of suites that all visitors share.
+"""Keep what a visitor has selected, and the sessions of suites that all visitors share.
 
 The selection is one value (`app.selection`) that lives in streamlit's session. Controls are drawn from it and change
 it; the address bar mirrors it. An address is read once, when a visit begins: afterwards nothing but a control changes
@@ -56,17 +56,19 @@ export default function ({ data }) {
 
 
 def begin(page: str) -> None:
-    """A run of `page` begins; the first one of a session reads its address."""
+    """Begin a run of `page`; the first run of a session reads its address."""
     st.session_state[_PAGE] = page
     st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
-    if page == "calibrate" and not selection().calibrates:  # whoever was here wants to see it elsewhere
+    if (
+        page == "calibrate" and not selection().calibrates
+    ):  # whoever was on this page wants the calibrated model on the others too
         st.session_state[_SELECTION] = selection().change(b=CALIBRATED)
 
 
 def selection() -> Selection:
-    """What this session looks at."""
+    """Return what this session looks at."""
     chosen: Selection = st.session_state[_SELECTION]
     return chosen
 
@@ -78,7 +80,7 @@ def select(**changed: Any) -> None:
 
 
 def ignored_parts() -> list[str]:
-    """What the session's address asked for in vain, until something is chosen."""
+    """Return what the session's address asked for in vain, until something is chosen."""
     problems: list[str] = st.session_state[_LEFT_OUT]
     return problems
 
@@ -86,12 +88,7 @@ def ignored_parts() -> list[str]:
 def control(
     draw: Callable[..., T], field: str, shown: Any, default: Any, *args: Any, variant: str = "", **kwargs: Any
 ) -> T:
-    """A widget that shows a field of the selection and changes it.
-
-    Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays. Where
-    something else has changed the field, the widget is a new one: a browser that has not seen the change yet still
-    sends the old widget's value along with whatever it asks for, and that is nobody's choice any more. What is shown
-    is the widget's default too: a browser that has lost a widget's value falls back to that, and sends it as chosen.
+    """Draw a widget that shows a field of the selection and changes it.
 
     Args:
         draw: such as `st.sidebar.slider`; gets `args` (a label, then options where it has some) and `kwargs`.
@@ -99,21 +96,25 @@ def control(
         default: the value that is not worth an entry in the address.
         variant: tells a second widget for the same field from the first.
     """
+    # Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays.
     name = "-".join(filter(None, (st.session_state[_PAGE], field, variant)))
     used = st.session_state.get(_USED) == name
     if used:
         del st.session_state[_USED]
+    # Something else has changed the field, so the widget is a new one: a browser that has not seen the change yet still
+    # sends the old widget's value with whatever it asks for, and nobody chose that.
     elif st.session_state.get(_key(name), shown) != shown:
         st.session_state[_RENEWED][name] = st.session_state[_RENEWED].get(name, 0) + 1
     key = _key(name)
     if key not in st.session_state or st.session_state[key] != shown:  # what was chosen, in the order that is kept
         st.session_state[key] = shown
+    # A browser that has lost a widget's value falls back to its default, and sends that as chosen.
     kwargs |= _falls_back(draw, shown, *args)
     return draw(*args, key=key, on_change=_take, args=(name, key, field, default), **kwargs)
 
 
 def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str, Any]:
-    """The argument that makes a value the default of a widget."""
+    """Return the argument that makes a value the default of a widget."""
     takes = signature(draw).parameters
     if "index" in takes:
         return {"index": list(args[1]).index(shown)}
@@ -121,17 +122,18 @@ def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str
 
 
 def _key(name: str) -> str:
-    """The key of the widget that has this name now."""
+    """Return the key of the widget that has this name now."""
     renewed = st.session_state.setdefault(_RENEWED, {}).get(name)
     return f"{name}--{renewed}" if renewed else name
 
 
 def _take(name: str, key: str, field: str, default: Any) -> None:
+    # Sent by a widget that was replaced meanwhile.
     if key != _key(name):
         return
     st.session_state[_USED] = name
     value = st.session_state[key]
-    if isinstance(value, list):  # which is no key; nothing chosen leaves it as it was at first
+    if isinstance(value, list):  # a list is not hashable; with nothing chosen the field is as it was at first
         value = tuple(value) or getattr(HOME, field)
     if isinstance(default, int | float) and not isinstance(default, bool):
         value = type(default)(value)  # a slider that offers other steps by now gives the name of one
@@ -147,17 +149,17 @@ def mirror_in_address() -> None:
 
 @st.cache_resource(show_spinner=False)
 def map_worker() -> MapWorker:
-    """The process that draws UMAPs."""
+    """Return the process that draws UMAPs."""
     return MapWorker()
 
 
 def reference() -> str:
-    """The selected suite: an embedded name or a path."""
+    """Return the selected suite: an embedded name or a path."""
     return selection().suite
 
 
 def session() -> Session:
-    """The selected suite, opened; opened anew when one of its files has changed.
+    """Open the selected suite; it is opened anew when one of its files has changed.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -168,7 +170,7 @@ def session() -> Session:
 
 
 def opened_files() -> tuple[Suite, Stamp]:
-    """The selected suite and its files as they were when this run first asked.
+    """Return the selected suite and its files as they were when this run first asked.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -186,10 +188,10 @@ def _held_sessions() -> Held:
 
 
 def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:
-    """Scores of models on the samples that drift is measured on, or none and the reason.
+    """Score models on the samples that drift is measured on, or return none and the reason.
 
     Raises:
-        NumericalError: features that are not finite, which is no want of labels.
+        NumericalError: features that are not finite, which is another matter than missing labels.
     """
     try:
         return {name: session.quick_scores(model, on) for name, model in models.items()}, ""
@@ -199,7 +201,7 @@ def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> t
 
 @contextmanager
 def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
-    """A determinate bar with the time so far, gone when the work is done; none for work that is done at once.
+    """Show a determinate bar with the time so far, gone when the work is done; none for work that is done at once.
 
     Where a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work; work
     that is done at once ends by itself.

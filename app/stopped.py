@@ -1,4 +1,4 @@
-"""What a page says that was not drawn to its end: streamlit's Stop ends a run wherever it is."""
+"""Mark a page that was not drawn to its end: streamlit's Stop ends a run wherever it is."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _NOTICE = "notice that the page is not whole"
 
 @contextmanager
 def warn_if_stopped() -> Iterator[None]:
-    """Around everything that a page draws. Its first element says that the page is not whole, and is hidden while the
-    page runs; the end of the run takes it away. A run that was stopped can draw nothing any more, so there it stays.
+    """Show a warning that the page is not whole, and take it away at the end of the `with`.
+
+    It is hidden while the page runs. A run that was stopped can draw nothing any more, so there it stays.
     """
     place = st.session_state[_NOTICE] = st.empty()
     with place.container(key="stopped"):
         st.html(_UNLESS_STOPPED)
         st.warning(
-            "This page was stopped before it was whole: what is below may be missing or of an earlier run.",
+            "This page was stopped before it was whole: parts below may be missing or come from an earlier run.",
             icon=":material/front_hand:",
         )
         st.button("Run the page again", key="run-again", icon=":material/refresh:")
@@ -35,7 +36,8 @@ def warn_if_stopped() -> Iterator[None]:
 
 
 def end_page() -> NoReturn:
-    """End the page here, as it is meant to be: there is nothing more to show. `st.stop` alone would look like Stop."""
+    """End the page here, as it is meant to be: there is nothing more to show."""
     if _NOTICE in st.session_state:
         st.session_state[_NOTICE].empty()
+    # Raises like Stop does, so the notice was taken away first.
     st.stop()

@@ -1,4 +1,4 @@
-"""Many calibrations at once, and every run of the suite as mean against worst task."""
+"""Calibrate many times at once, and show every run of the suite as mean against worst task."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α"
 
 
 def offered_values(config: CalibrationConfig) -> dict[str, str]:
-    """Values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations. Without the
-    experts' features (α = 0) there is no β.
+    """Return values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations.
 
     >>> offered_values(CalibrationConfig())
     {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
@@ -39,13 +38,14 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     """
     lam = [config.lam * factor for factor in (0.1, 1, 10)]
     rho = [1 + (config.rho - 1) * share for share in (0, 0.5, 1)] if config.rho != 1 else [1, 1.5, 2]
+    # Without the experts' features (α = 0) there is no β.
     alpha = sorted({config.alpha / 2 if config.beta else 0.0, config.alpha, min(1.0, 2 * config.alpha)})
     found = {"lam": lam, "rho": rho, "alpha": alpha}
     return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
 def section(session: Session, on: View, history: History, models: Mapping[str, ModelId]) -> None:
-    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+    """Show values to try, a button that tries them, and the chart of everything that was tried on the same samples.
 
     Args:
         models: what the other pages look at; found again in the chart.
@@ -66,7 +66,7 @@ def section(session: Session, on: View, history: History, models: Mapping[str, M
 
 
 def _grid(session: Session) -> Grid | None:
-    """Three lists of values; None, and the reason on the page, where they are not such lists."""
+    """Read three lists of values; None, and the reason on the page, where they are not such lists."""
     config, chosen = options.chosen_config(session), state.selection()
     offer = offered_values(options.recipe_defaults(session))
     typed = {}
@@ -84,7 +84,7 @@ def _grid(session: Session) -> Grid | None:
 
 
 def _start(session: Session, grid: Grid, on: View, history: History, known: Sequence[Run]) -> list[SweepPoint]:
-    """The button, what it would compute, and the work; the points if it was done now."""
+    """Draw the button and what it would compute, and do the work; return the points if it was done now."""
     new, count = missing(session, grid, on, known), len(grid.configs())
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
@@ -97,7 +97,9 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         view.show_commands(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
-    if new and (long or jobs.has_job("sweep", args)):  # what is left of a sweep that runs is short in the end
+    if new and (
+        long or jobs.has_job("sweep", args)
+    ):  # a job that runs stays followed, though what is left of it gets short in the end
         jobs.follow("sweep", args, wanted)
         return []
     if not wanted:
@@ -145,7 +147,7 @@ def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping
 
 
 def _choose() -> None:
-    """A click on a point selects its run, and a calibrated one for every page."""
+    """Select the run of a clicked point, and a calibrated one for every page."""
     points = st.session_state[_CHART].selection.points
     ids = [str(point["customdata"]) for point in points if "customdata" in point]
     if ids:

@@ -1,4 +1,4 @@
-"""A first visit of five steps through the suite that the app opens on; whoever comes by a link is spared it."""
+"""Show a first visit of five steps through the suite that the app opens on; whoever comes by a link is spared it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = "step of the tour"
 
 @dataclass(frozen=True)
 class Step:
-    """What to look at on a page."""
+    """A step of the tour: a page, and what to look at on it."""
 
     page: str
     text: str
@@ -51,7 +51,7 @@ STEPS = (
 
 
 def box(page: str, opened_at: str) -> None:
-    """The step of the tour that is due on this page, with buttons for the next one and to leave.
+    """Draw the step of the tour that is due on this page, with buttons for the next one and to leave.
 
     Args:
         page: the name of the page that is drawn.
@@ -66,6 +66,7 @@ def box(page: str, opened_at: str) -> None:
     with st.container(border=True, key="tour"):
         st.markdown(f"**First visit, {number + 1} of {len(STEPS)}.** {STEPS[number].text}")
         with st.container(horizontal=True):
+            # Not a callback: `switch_page` works in the run of a page alone.
             if not last and st.button("Next", type="primary", key="tour-next"):
                 _go(number + 1)
             st.button("Done" if last else "Skip", key="tour-leave", on_click=_leave)

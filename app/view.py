@@ -1,4 +1,4 @@
-"""Pieces that several pages show: selectors, charts with their explanation, empty and failing states."""
+"""Draw pieces that several pages show: selectors, charts with their explanation, empty and failing states."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NOISE = (
     "Difference with its 95 % interval (bootstrap over the same samples of both models, within tasks). Grey, within "
     "noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not in it."
 )
-"""Of a difference of two models' scores."""
+"""Help beside the difference of two models' scores."""
 
 
 def suite_selector() -> None:
-    """An embedded suite, or the path of a suite file typed into the same field."""
+    """Draw a field for an embedded suite, or for the path of a suite file typed into it."""
     names, chosen = list(embedded_suites()), state.reference()
     state.control(
         st.selectbox,
@@ -50,13 +50,13 @@ def suite_selector() -> None:
 
 
 def show_ignored() -> None:
-    """What the address asked for in vain."""
+    """Say what the address asked for in vain."""
     for sentence in state.ignored_parts():
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
 def open_or_explain() -> Session:
-    """The selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
+    """Open the selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
     try:
         return state.session()
     except FeatcalError as error:
@@ -66,20 +66,20 @@ def open_or_explain() -> Session:
 
 
 def offer_home() -> None:
-    """One button back to the embedded suite, unless that is the one that fails."""
+    """Draw one button back to the embedded suite, unless that is the one that fails."""
     if state.reference() != HOME_SUITE:
         st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.select, kwargs={"suite": HOME_SUITE})
 
 
 def task_selector(session: Session, disabled: bool = False) -> str:
-    """In the sidebar: one task."""
+    """Let one task be chosen in the sidebar."""
     task = one_of(session.tasks, state.selection().task)
     state.control(st.sidebar.selectbox, "task", task, session.tasks[0], "Task", session.tasks, disabled=disabled)
     return task
 
 
 def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator | None = None) -> str:
-    """One of a few options as a row of buttons, the first by default."""
+    """Let one of a few options be chosen by a row of buttons, the first by default."""
     chosen = one_of(options, getattr(state.selection(), field))
     draw = (place or st).segmented_control
     state.control(draw, field, chosen, options[0], label, options, required=True)
@@ -87,12 +87,12 @@ def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator
 
 
 def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
-    """What was chosen, if that is among the options: another suite or model has others."""
+    """Return what was chosen, if that is among the options: another suite or model has others."""
     return chosen if chosen is not None and chosen in options else options[default]
 
 
 def sample_selector(session: Session) -> View:
-    """In the sidebar: on how many samples per task models are measured."""
+    """Let the number of samples per task that models are measured on be chosen in the sidebar."""
     n = state.selection().n
     state.control(
         st.sidebar.select_slider,
@@ -107,24 +107,25 @@ def sample_selector(session: Session) -> View:
 
 
 def plotly(name: str) -> dict[str, Any]:
-    """Options of a chart whose camera writes `name`.svg."""
+    """Return options of a chart whose camera writes `name`.svg."""
+    # SVG: the picture of a chart is for papers, and stays sharp there.
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
 
 def picture(figure: go.Figure, key: str, alt: str, name: str) -> None:
-    """A chart alone, whose camera writes `name`.svg."""
+    """Draw a chart alone, whose camera writes `name`.svg."""
     st.plotly_chart(figure, key=key, alt=alt, config=plotly(name))
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:
-    """A chart and, folded below it, what it shows, its formula and when it misleads, and its table."""
+    """Draw a chart and, folded below it, what it shows, its formula and when it misleads, and its table."""
     picture(figure, key, alt, numbers.name)
     explain(explanation)
     fold(numbers)
 
 
 def explain(explanation: str) -> None:
-    """The folded explanation of a chart, and which paper its propositions and equations are of."""
+    """Draw the folded explanation of a chart, and which paper its propositions and equations are of."""
     if explanation:
         with st.expander("What this shows, formula, when it misleads", icon=":material/help:"):
             named = any(word in explanation for word in ("Prop.", "Eq.", "Algorithm"))
@@ -132,13 +133,13 @@ def explain(explanation: str) -> None:
 
 
 def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
-    """A folded table, and how to get its numbers again."""
+    """Draw a folded table, and how to get its numbers again."""
     with st.expander(title, icon=":material/table:"):
         table(numbers)
 
 
 def table(numbers: Numbers, rows: slice | None = None) -> None:
-    """A table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give the same
+    """Draw a table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give these
     numbers. What a row marks as within noise is grey."""
     frame = numbers.frame if rows is None else numbers.frame[rows]
     shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
@@ -148,14 +149,14 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
 
 
 def formats(numbers: Numbers) -> dict[str, Any]:
-    """How the columns of a table are shown."""
+    """Return how the columns of a table are shown."""
     form = st.column_config.NumberColumn(format=f"%.{numbers.digits}f")
     found = dict.fromkeys(numbers.frame.select_dtypes("float"), form)
     return found | {name: st.column_config.NumberColumn(format="%.2g") for name in found if name == "McNemar p"}
 
 
 def csv(numbers: Numbers) -> None:
-    """The whole table as CSV, which is written when it is asked for, and how to get its numbers again."""
+    """Draw buttons for the whole table as CSV, written when it is asked for, and for how to get its numbers again."""
     measured = numbers.measurement(state.reference())
     with st.container(horizontal=True):
         st.download_button(
@@ -173,7 +174,7 @@ def csv(numbers: Numbers) -> None:
 
 
 def show_commands(measured: Measured) -> None:
-    """The command lines and the lines of Python that give the same numbers, to be copied."""
+    """Show the command lines and the lines of Python that give these numbers, to be copied."""
     kind, lines = measured.kind, commands(measured)
     if lines:
         st.caption(f"On the command line; the numbers are at `{kind.where}` of what it prints:")
@@ -185,7 +186,7 @@ def show_commands(measured: Measured) -> None:
 
 
 def _fade(frame: pd.DataFrame) -> pd.DataFrame:
-    """Grey for the difference and its interval in rows that are within noise."""
+    """Return grey for the difference and its interval in rows that are within noise."""
     styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
     between = frame.columns.get_loc("within noise")
     columns = [name for name in frame.columns[: between + 1] if name in ("from", "to", "McNemar p") or " − " in name]
@@ -194,7 +195,7 @@ def _fade(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def problem(error: FeatcalError) -> None:
-    """One red message with the library's own words."""
+    """Show one red message with the library's own words."""
     st.error(plain_lines(message(str(error))), icon=":material/error:")
 
 
@@ -203,7 +204,7 @@ Metric = tuple[str, str, str | Difference | None]
 
 
 def metrics(values: Sequence[Metric]) -> None:
-    """Cards with numbers, as many side by side as have room.
+    """Draw cards with numbers, as many side by side as have room.
 
     A difference of scores that was measured in pairs stands with its interval, grey where it is within noise.
     """
@@ -225,7 +226,7 @@ def metrics(values: Sequence[Metric]) -> None:
 
 
 def _noise(delta: Difference) -> str:
-    """That a difference is within noise; with McNemar's p where that alone says so."""
+    """Say that a difference is within noise; with McNemar's p where that alone says so."""
     if not delta.is_within_noise:
         return ""
     return ", within noise" if delta.low <= 0 <= delta.high else f", within noise (McNemar p {delta.p:.2f})"

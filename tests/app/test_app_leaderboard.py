@@ -104,7 +104,7 @@ def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pyt
     app = opened(tiny_suite_file, "leaderboard")
     assert healthy(app)
     assert charts(app) == 0
-    assert "Nothing was measured of this suite yet" in app.info[0].value
+    assert "Nothing of this suite was measured yet" in app.info[0].value
     assert frames(app).keys() == {"paper"}
     assert f"featcal compare {tiny_suite_file} --methods all" in app.code[0].value
 
