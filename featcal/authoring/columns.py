@@ -38,8 +38,7 @@ _NO_INPUT = ("split", "id", "idx")
 
 @dataclass(frozen=True)
 class Column:
-    """Kind of a column's values, "text", "number", "picture" or "other", and names of classes that its numbers stand
-    for."""
+    """Kind of a column ("text", "number", "picture" or "other"), and the classes that its numbers stand for."""
 
     kind: str
     names: tuple[str, ...] | None = None
@@ -150,7 +149,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
         read = _read(texts, answer)
         if read:
             words = " ".join(f"{{{name}}}" for name in read)
-            # A line break ends the question, so that the answer's tokens begin on their own.
+            # The line break keeps the last word of the question and the first of the answer apart.
             found["input"] = words if answer is None else f"{words}\n"
             told.append(
                 f"{where}: the input is '{words}'{'' if answer is None else ' and a line break'}; experts know the "

@@ -40,8 +40,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
 
 
 def reference(path: str, revision: str | None, beside: Path) -> str:
-    """Return a model reference for a suite file: a folder as an absolute path, anything else unchanged, with its
-    revision.
+    """Return a reference for a suite file: a folder as an absolute path, else unchanged, with the revision.
 
     Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
     server, which tells nobody where its files are, leaves them unchanged.

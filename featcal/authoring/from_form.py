@@ -100,8 +100,7 @@ def import_file(file: Path) -> tuple[str, list[str]]:
 
 
 def read_draft(text: str, out: Path) -> Suite:
-    """Read a draft as the suite that it is so far; relative paths start from the folder of `out`, where it is to be
-    written.
+    """Read a draft as the suite that it is so far; relative paths start from the folder of `out`.
 
     Raises:
         InputError: not YAML, or not a valid suite file; the message says where.

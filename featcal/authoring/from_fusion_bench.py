@@ -120,8 +120,7 @@ def _list_unknown(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _model(value: Any, where: str, beside: Path) -> str:
-    """Return a model as a reference of a suite; raise InputError for a function or arguments that featcal does not
-    know."""
+    """Return a model as a suite's reference; InputError for a function or arguments that featcal does not know."""
     if isinstance(value, str):
         return reference(value, None, beside)
     arguments = dict(_mapping(value))
@@ -168,8 +167,7 @@ def _is_in_catalogue(name: str, text: bool) -> bool:
 
 
 def _source(value: Any, split: str) -> dict[str, str] | None:
-    """Return a data set as a source of a suite; None for one that is loaded by an unknown function or with more
-    options."""
+    """Return a data set as a suite's source; None for an unknown function or further options."""
     if isinstance(value, str):
         return {"hub": value, "split": split}
     arguments = {name: one for name, one in _mapping(value).items() if one is not None}

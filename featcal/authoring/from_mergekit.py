@@ -148,8 +148,7 @@ class _Recipe:
         return options | {"normalize": normalize}
 
     def _with_base_among_the_experts(self, weights: Mapping[str, float], normalize: bool) -> dict[str, Any]:
-        """Turn sum_i w_i theta_i / W over base and experts into theta_0 + sum_i (w_i / W) tau_i over the experts
-        alone."""
+        """Turn sum_i w_i theta_i / W, base and experts, into theta_0 + sum_i (w_i / W) tau_i over the experts."""
         total = sum(weights.values()) + self._number("weight", self.base)
         if not normalize or total == 0:
             self.problems.append(
@@ -164,7 +163,7 @@ class _Recipe:
         wanted = config.out_dtype or config.dtype
         if wanted is not None and wanted not in _DTYPES:
             self.problems.append(f"dtype '{wanted}' is not one of {', '.join(_DTYPES)}; {_RUN_IT}")
-        # mergekit rounds every step to its dtype; a sum in float64 differs from that in the last bits at least.
+        # In float32 the two differ by rounding alone, which is not worth a note.
         if config.dtype != "float32":
             precision = config.dtype or "the models' own dtype"
             self.notes.append(

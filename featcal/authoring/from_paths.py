@@ -96,11 +96,9 @@ def begin(parts: Parts, out: Path) -> Beginning:
 
 
 def _reads(base: str, experts: Iterable[str]) -> Reads:
-    """Tell what the models make of texts, as far as files of models that are here say.
-
-    Encoders of text tell classes apart, and so do decoders whose experts all have a classifier; folders of
-    sentence-transformers tell how alike two texts are.
-    """
+    """Tell what the models make of texts, as far as files of models that are here say: encoders of text tell classes
+    apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
+    texts are."""
     with suppress(InputError):  # whoever opens the base says what is wrong
         folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
         if (folder / MODULES_FILE).is_file():
@@ -124,8 +122,7 @@ def _classifies(expert: str) -> bool:
 
 
 def _classes(expert: str) -> dict[str, list[str]]:
-    """Return the names that an expert's own files give its classes, as a key of its task; nothing for an expert on the
-    Hub."""
+    """Return the class names in an expert's own files, as a key of its task; nothing for one on the Hub."""
     from featcal.family.opening import named_classes
 
     with suppress(InputError):

@@ -147,8 +147,7 @@ def _guess_table(source: Mapping[str, Any], table: Table, given: Mapping[str, An
 
 
 def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Guess from a folder: splits are sub-folders or files of that name; one without them holds pictures for
-    calibration."""
+    """Guess from a folder: sub-folders or files are splits; without them it holds pictures for calibration."""
     # A metadata.parquet lies beside pictures and describes them; it is not a data set itself.
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
         return _guess_parquet(folder, root, given, reads)

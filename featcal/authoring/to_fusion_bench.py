@@ -76,16 +76,14 @@ def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, A
 
 
 def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
-    """Return the pool's key for the tokenizer or processor, where it takes the base's; pools of encoder-decoders need
-    it."""
+    """Return the pool's key for the base's tokenizer or processor; pools of encoder-decoders need it."""
     if modality == "seq2seq" and not isinstance(base, str):
         return {"tokenizer": {**base, "_target_": "transformers.AutoTokenizer.from_pretrained"}}
     return {"processor" if modality == "pixels" else "tokenizer": base} if isinstance(base, str) else {}
 
 
 def _place(ref: str, root: Path) -> tuple[str, dict[str, str]]:
-    """Return an absolute folder, or a repository on the Hub with the revision and the folder inside it that the
-    reference says."""
+    """Return an absolute folder, or a repository on the Hub with the reference's revision and inner folder."""
     folder = local_path(ref, root, "model")
     if folder.is_dir():
         return str(folder.resolve()), {}

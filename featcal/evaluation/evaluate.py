@@ -113,8 +113,7 @@ def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> 
 
 
 def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:
-    """Score one model on samples with known answers, part by part: top-1 accuracy of classes, the task's own metric of
-    text.
+    """Score a model on samples with known answers, part by part: top-1 accuracy of classes, a text's own metric.
 
     Args:
         head: from `scoring_heads`; a model's own head for the task comes before it.
@@ -160,8 +159,7 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> Task
 
 
 def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str, Tensor]) -> TaskScore:
-    """Measure the rank correlation of the cosines between the embeddings of two texts with how alike they are said to
-    be.
+    """Measure the rank correlation of the cosines of two texts' embeddings with how alike they are said to be.
 
     Args:
         drawn: the first texts, with the numbers as answers.
@@ -208,11 +206,7 @@ def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
 
 
 def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
-    """Return the task's class names from the suite file or its source.
-
-    Raises:
-        InputError: the suite file gives no such samples, or neither place has names.
-    """
+    """Return the task's class names from the suite file or its source; InputError if there are none."""
     spec = family.suite.task(task)
     source = spec.source(split)
     if spec.classes is not None:

@@ -200,8 +200,7 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
 
 
 def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
-    """Return the standard error of a ratio of sums, `sum(sums) / sum(counts)`, over pairs of terms; 0 for a single
-    pair.
+    """Return the standard error of `sum(sums) / sum(counts)`, whose terms come in pairs; 0 for a single pair.
 
     >>> _error([1.0, 3.0], [1, 1])
     1.0

@@ -79,8 +79,7 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """Return the p of the exact McNemar test; for an average over tasks, the samples of all tasks are counted
-        together."""
+        """Return the p of the exact McNemar test; for an average, over the samples of all tasks together."""
         return None if self.counts is None else self.counts.mcnemar
 
     @property

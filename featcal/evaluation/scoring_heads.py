@@ -118,8 +118,7 @@ def answers_of(family: Family, model: Weights, task: str) -> Answers:
 
 
 def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Mapping[str, Weights]) -> dict[str, Head]:
-    """Make heads of class prompts, where the architecture has them: all models of the family share them, unless each
-    has a text tower of its own.
+    """Make heads of class prompts, where the architecture has them; models share them unless each has a text tower.
 
     Args:
         names: of the classes, by task; prompts are made of these and the suite's templates.
@@ -149,8 +148,7 @@ def zero_shot_heads(
     tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]],
     model: Weights | None = None,
 ) -> dict[str, CosineHead]:
-    """Make heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
-    templates, normalise.
+    """Make heads from (class names, templates): fill all, encode, normalise, average over templates, normalise.
 
     Args:
         model: whose text tower makes them, where text towers are merged too; else the base's does.

@@ -34,8 +34,7 @@ class Dots:
 
     @property
     def lit_positions(self) -> list[int] | None:
-        """Return positions of the picked samples: None where none was picked, an empty list where none of them is
-        here."""
+        """Return positions of the picked samples: None where none was picked, empty where none of them is here."""
         return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
 
 
@@ -156,8 +155,7 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
 
 
 def _zoom(axes: str, depth: Depth | None) -> str:
-    """Return plotly's `uirevision`, for which a visitor's own zoom is kept: one for all layers in their common frame,
-    else one per layer."""
+    """Return plotly's `uirevision`, which keeps a visitor's zoom: one for the common frame, else one per layer."""
     if depth is None:
         return axes
     return f"{axes} all layers" if depth.frame is not None else f"{axes} {depth.chosen}"

@@ -131,8 +131,7 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw the shares of decisions that agree with the expert's and that are certified, per task; hover for the
-    accuracy."""
+    """Draw the shares of decisions that agree with the expert's and of certified ones; hover for the accuracy."""
     figure = go.Figure()
     for model, frame in frames.items():
         for name, sign in (("agreement", symbol(model)), ("certified", open_symbol(model))):

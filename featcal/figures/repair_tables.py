@@ -44,8 +44,7 @@ def conditioning(found: Sequence[Conditioning]) -> pd.DataFrame:
 
 
 def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> pd.DataFrame:
-    """Return one row per model: mean over tasks of the final relative drift and, where there are scores, of these in
-    %."""
+    """Return one row per model: final relative drift and cosine, means over tasks, and the score in % if known."""
     rows = []
     for model, one in features.items():
         drifts = [task.layers[-1].relative_drift for task in one.tasks.values()]

@@ -64,8 +64,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def run_export(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return one row per run and measurement with everything that a record holds: every option, score (0-1) and drift,
-    versions, the suite's hash."""
+    """Return the rows of `run_table` with everything that a record holds: options, scores (0-1), versions, hash."""
     rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
     return pd.DataFrame(rows, dtype=object)  # else 64 becomes 64.0 in a column with gaps
 

@@ -24,7 +24,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Fig
         if shown:
             figure.add_scatter(**_points(shown, COLOUR["base"] if noise else colour(pair[1]), noise, symbol(pair[1])))
     figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})
-    # The two traces hold the tasks apart: without an order plotly would put the second's behind the first's.
+    # Each of the two traces holds some of the tasks; left alone, plotly would put one's behind the other's.
     figure.update_xaxes(categoryorder="array", categoryarray=[label(task) for task in rows])
     figure.update_yaxes(title=f"{label(pair[1])} − {label(pair[0])}, points of {metric}")
     task_axis(figure, rows)

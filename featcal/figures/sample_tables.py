@@ -52,8 +52,7 @@ class PerSample:
     """`[n]`: it does decide as the expert does."""
 
     def with_scores(self, data: Samples, score: TaskScore) -> PerSample:
-        """Return a copy with answers, and which of them are right; a first token is not an answer, but right or
-        wrong."""
+        """Return a copy with answers, and which are right; a first token is not an answer, but right or wrong."""
         right = None if score.right is None else tuple(score.right.tolist())
         answers = None if score.metric == "first_token" else _words(data, score.predictions)
         return replace(self, answers=answers, right=right)
@@ -72,8 +71,7 @@ def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 
 def model_samples(data: Samples, found: TaskDrift) -> PerSample:
-    """Return what a ledger knows of its model: drift, and where scores were measured also margins, answers that are
-    classes, and what the margins prove."""
+    """Return what a ledger knows of its model: drift, and with scores also answers, margins, certificates."""
     one, output = PerSample().with_features(found), found.output
     if output is None:
         return one

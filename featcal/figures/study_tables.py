@@ -63,8 +63,7 @@ def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
 
 
 def paper_table(table: PaperTable) -> pd.DataFrame:
-    """Return a table of the paper as printed, with the mean of the cells beside the printed average, and what is
-    wrong."""
+    """Return a table of the paper as printed, with the mean of the cells, and what is wrong."""
     rows = []
     for row in table.rows:
         cells: dict[str, Any] = {"method": row.method, **({"of": row.of} if row.of else {})}

@@ -1,7 +1,6 @@
 """Explain every chart, under the chart: what it shows, its formula, and when it misleads.
 
-A displayed formula stands between two lines of `$$` alone: Streamlit takes all that follows text on the line for a
-formula.
+A displayed formula stands between two lines of `$$` alone: Streamlit takes all after text on the line for a formula.
 """
 
 PAPER = "https://arxiv.org/abs/2605.13030"

@@ -112,8 +112,7 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
 
 
 def finish(figure: go.Figure, height: int) -> go.Figure:
-    """Set what all charts share: transparent ground, legend in a row above the panels, grid and margins; what was set
-    of these before is replaced."""
+    """Set ground, legend, grid and margins as all charts have them; what was set of these before is replaced."""
     figure.update_layout(
         overwrite=True,  # plotly takes three times as long to merge
         height=height,

@@ -1,5 +1,4 @@
-"""Check a suite: find every problem at once, what is worth knowing, and what a calibration will take; nothing is
-fetched."""
+"""Find every problem of a suite at once, what is worth knowing, and what a calibration takes, fetching nothing."""
 
 from __future__ import annotations
 
@@ -155,8 +154,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
-    """Return the options of a calibration, and the problem where the suite's are out of range; the paper's are then
-    taken."""
+    """Return the options of a calibration; where the suite's are out of range the paper's, with the problem."""
     defaults = {} if adapter is None else adapter.defaults
     asked = suite.calibration.explicit_options()
     try:
@@ -199,7 +197,7 @@ def _sound(family: Family | None, opened: Opened) -> Family | None:
     """Return the family without experts whose values are damaged or not the base's."""
     if family is None:
         return None
-    # A recipe would merge NaN or another base's weights into the model, and each would be reported again.
+    # What a damaged expert scores or leaves out says nothing new: its report has the cause.
     sound = {task: one for task, one in family.experts.items() if not opened.reports[expert_role(task)].problems}
     return replace(family, experts=sound)
 
@@ -241,8 +239,7 @@ def _unread(lineage: Lineages | None) -> str:
 
 
 def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
-    """Assume what a task draws whose samples are not here: pictures have a known size, text is taken to be of usual
-    length."""
+    """Assume the draw of a task whose samples are not here: pictures have a known size, text a usual length."""
     inputs = adapter.probe()
     count = len(next(iter(inputs.values())))
     if adapter.modality != "pixels":

@@ -104,8 +104,7 @@ def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) ->
 
 @computing
 def gemm_rate(dtype: torch.dtype) -> float:
-    """Measure floating-point operations per second of a square matrix product on this machine now, the best of
-    three."""
+    """Measure floating-point operations per second of a square matrix product here and now, the best of three."""
     side = 512
     a = torch.ones(side, side, dtype=dtype)
     times = []
@@ -130,8 +129,7 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
 
 
 def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
-    """Estimate the seconds of a calibration in a process that has the models at hand, without what experts take to
-    open.
+    """Estimate the seconds of a calibration where models are open and no expert's states are kept yet.
 
     Blocks and maps that the options leave out are only walked through; tasks that they leave out are not.
     """

@@ -166,7 +166,6 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
 
 
 def _repo(ref: Any) -> str | None:
-    """Return the repository on the Hub that is a whole model; None for everything else, such as paths of several
-    parts."""
+    """Return the repository on the Hub that is a whole model; None for all else, such as a folder in one."""
     model = hub_model(ref) if isinstance(ref, str) else None
     return None if model is None or model.folder else model.repo

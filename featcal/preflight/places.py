@@ -29,8 +29,7 @@ Place = Path | RemoteModel | None
 
 
 class Places:
-    """Finder of models, each looked for once. A model that is only on the Hub is described by the Hub, and never
-    fetched.
+    """Finder of models, each looked for once; a model on the Hub is described by it, and never fetched.
 
     Args:
         root: folder that relative references start from.

@@ -51,8 +51,7 @@ class Diagonal:
         return {"samples": self.samples, "scored_on": dict(self.splits), "test_looks": self.test_looks}
 
     def findings(self) -> tuple[list[str], list[str]]:
-        """Return (problems, notes): experts that stand at each other's tasks, and tasks that another expert does
-        better."""
+        """Return (problems, notes): experts at each other's tasks, and tasks that another expert does better."""
         problems, notes, mixed = list[str](), self._looks(), set[str]()
         for cycle in self._cycles():
             gains = [self._gain(task, expert) for task, expert in cycle.items()]
@@ -116,11 +115,10 @@ class Diagonal:
 
 
 def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
-    """Score the experts of a family on each other's tasks; None where fewer than two tasks have labels here.
+    """Score the experts of a family on each other's tasks; None with fewer than two tasks that have labels here.
 
     Raises:
-        InputError: labels or class names that do not fit a head.
-        NumericalError: features that are not finite.
+        InputError, NumericalError: labels that do not fit a head, features that are not finite.
     """
     drawn = {task: one for task in family.experts if (one := _draw_labelled(family, task, seed)) is not None}
     if len(drawn) < 2:

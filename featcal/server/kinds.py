@@ -145,8 +145,7 @@ def report(work: Work) -> dict[str, Any]:
 
 
 def compare(work: Work) -> dict[str, Any]:
-    """Measure methods side by side; finished rows are kept, so a study that was cancelled or died goes on where it
-    stopped.
+    """Measure methods side by side; finished rows are kept, so a study that ended early goes on where it stopped.
 
     `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
 

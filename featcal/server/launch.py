@@ -38,7 +38,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     if rules is not None:
         rules.to_environment()
         os.environ["HF_HUB_OFFLINE"] = "1"
-        # Nothing is fetched, and relative paths start in the folder that visitors may see.
+        # Relative paths of visitors start in a folder that they may see.
         os.chdir(rules.roots[0])
         address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
     from streamlit.web import cli

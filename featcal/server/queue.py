@@ -100,8 +100,7 @@ class Job:
         return self.folder / "log.txt"
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate the seconds left of the current step, if its parts go on as fast as those before; None before the
-        first one is done."""
+        """Estimate the seconds left of the current step at its pace so far; None before its first part is done."""
         if self.state != RUNNING or not self.done or self.since is None or self.progressed is None:
             return None
         step = (self.progressed - self.since) / self.done
@@ -123,8 +122,7 @@ class Queue:
         self._file = self.folder / "queue.sqlite"
 
     def submit(self, order: Order, visitor: str) -> Job:
-        """Put an order in line and return the job that will do it: the one in line or running for the same order,
-        unless that is about to end."""
+        """Put an order in line, or find it in line or running and not about to end; return the job that will do it."""
         with self._transaction() as rows:
             found = rows.execute(
                 "SELECT * FROM jobs WHERE key = ? AND state IN ('queued', 'running') AND cancel = 0", [order.key]
@@ -148,8 +146,7 @@ class Queue:
         return found[0] if found else None
 
     def jobs(self) -> list[Job]:
-        """Return all known jobs: those that run, those in line in the order they were asked for, then the last to
-        end."""
+        """Return all known jobs: those that run, those in line in their order, then the last to end first."""
         return self._read(
             "SELECT * FROM jobs ORDER BY CASE state WHEN 'running' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, "
             "COALESCE(-ended, id), id"

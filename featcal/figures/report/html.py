@@ -1,5 +1,4 @@
-"""Lay a report out as one file of HTML, which names no other file and no host, and whose policy forbids asking for
-one."""
+"""Lay a report out as one HTML file that names no other file and no host, and whose policy forbids asking one."""
 
 from __future__ import annotations
 

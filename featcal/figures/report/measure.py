@@ -63,7 +63,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
-        InputError: a model that cannot be opened or measured, or samples that cannot be read.
+        InputError: a model or samples that cannot be opened or measured.
         NumericalError: features or scores that are not finite.
     """
     session = asked.session

@@ -57,8 +57,7 @@ def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
 
 
 def _role(text: str) -> str:
-    """Return the role whose colours a model has: merged for any merge, calibrated for a folder with a calibration's
-    record."""
+    """Return whose colours a model has: a merge the merged model's, a folder with a record a calibration's."""
     kind = model_name(text).kind
     if kind != REFERENCE:
         return kind if kind in ROLES else "merged"

@@ -24,8 +24,7 @@ LETTERS = 300
 
 
 def find_turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
-    """Return positions of the samples that became right, and of those that became wrong; none where no answer is
-    either."""
+    """Return positions of samples that became right, and of those that became wrong; none without answers."""
     was, now = before.right, after.right
     if was is None or now is None:
         return [], []

@@ -1,5 +1,4 @@
-"""Draw figures as SVG files. Plotly draws in a browser: kaleido starts the Chrome or Chromium of this machine for
-it."""
+"""Draw figures as SVG files, by kaleido in the Chrome or Chromium of this machine: plotly needs a browser."""
 
 from __future__ import annotations
 

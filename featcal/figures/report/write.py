@@ -103,8 +103,7 @@ def free(out: Path, *more: Path) -> Path | None:
 
 
 def _figures(content: Content, folder: Path) -> dict[str, str]:
-    """Draw all figures into a folder that is there only when all of them are; return name → path relative to the
-    report."""
+    """Draw all figures into a folder that appears only when all are there; return name → path beside the report."""
     # A folder that appears whole by its renaming: a stopped report leaves none that looks finished.
     drawing = temporary_path(folder)
     drawing.mkdir()
