@@ -46,8 +46,8 @@ def preflight() -> Preflight:
         return _preflight(state.reference(), files, suite)
 
 
-@st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
 # The suite is not hashed (its name begins with "_"): its reference and the stamp of its files tell it apart.
+@st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
 def _preflight(reference: str, files: Stamp, _suite: Suite) -> Preflight:
     return check(_suite)
 

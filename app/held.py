@@ -59,7 +59,7 @@ class Held:
         found = self._find(key)
         if found is not None:
             return found
-        # One suite is opened at a time, as two would need their memory together; whoever has his does not wait here.
+        # One suite is opened at a time, as two would need their memory together; nobody waits here whose suite is open.
         with self._opening:
             # Somebody else may have opened it while this visitor waited.
             found = self._find(key)
