@@ -50,7 +50,7 @@ class Lineages:
     layers: tuple[str, ...]
     models: Mapping[str, Lineage]
     whole: bool
-    """Whether every matrix was compared, or one of each layer."""
+    """True if every matrix was compared, False if one of each layer."""
 
     def to_json(self) -> dict[str, Any]:
         models = {role: {"distance": list(o.distance), "cosine": list(o.cosine)} for role, o in self.models.items()}
@@ -153,8 +153,8 @@ def _compare(base: Mapping[str, torch.Tensor], model: Weights, names: Sequence[s
         largest = float(tensor.abs().max())
         if largest > ABSURD:
             raise InputError(
-                f"{model.label}: tensor '{name}' holds {largest:.1e}, which no trained weight is; the file is damaged, "
-                "fetch it again"
+                f"{model.label}: tensor '{name}' holds {largest:.1e}, far beyond any trained weight; the file is "
+                "damaged, fetch it again"
             )
         other = tensor.double()
         moved += float((other - base[name]).square().sum())

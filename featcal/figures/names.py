@@ -19,7 +19,7 @@ _AFTER_PARSING = re.compile(
     r"|@"
     r"|(?<!\S)[-<>~](?=[-=>]+(?!\S))"  # " -> " becomes an arrow
 )
-"""What streamlit's Markdown replaces in text that is already parsed, where a backslash no longer protects."""
+"""Patterns that streamlit's Markdown replaces in text that is already parsed, where no backslash protects them."""
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 

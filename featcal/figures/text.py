@@ -70,8 +70,8 @@ FEATURES = r"""
 divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
 Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Layers.** Behind a block a feature is the state of CLIP's class token, of a language model the mean over the
-stage's own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
+**Layers.** Behind a block a feature is CLIP's state of the class token, or a language model's mean over the stage's
+own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
 and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
 
 **Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP is there. *Trustworthiness* (0-1) is
@@ -94,7 +94,7 @@ over a decoder's tokens includes tokens of the right answer, which it is given.
 COSINES = r"""
 **What this shows.** (a) Mean cosine of final features to the task's expert. (b) This cosine, one point per sample
 of the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
-validation score calibration gained over the merged model (of text: how often the first token of the answer is
+validation score calibration gained over the merged model (for text: how often the first token of the answer is
 right). (d) In parameter space: cosine of $\theta_\text{model} - \theta_\text{base}$ to
 $\theta_\text{expert} - \theta_\text{base}$.
 
@@ -129,7 +129,7 @@ the interval in which the difference lies for 95 of 100 draws of such samples. G
 
 **Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the interval
 runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples whose answer changed, $f$ were
-fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (of the average: over all tasks together).
+fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (for the average: over all tasks together).
 *Within noise*: the interval holds 0, or $p > 0.05$, since few changed answers make the interval alone too sure.
 
 **When it misleads.** The interval is about other samples, not about other calibration samples: another seed gives
@@ -207,8 +207,8 @@ none.
 
 LEADERBOARD = r"""
 **What this shows.** Every method at its defaults, on the same samples. *average* is the unweighted mean over tasks on
-the test split, *interval* half the width of its 95 % interval by Student's t over calibration seeds (of three seeds it
-is wide), *normalised* the mean over tasks of the score as a share of the expert's. *drift* is the relative drift of the
+the test split, *interval* half the width of its 95 % interval by Student's t over calibration seeds (wide for three
+seeds), *normalised* the mean over tasks of the score as a share of the expert's. *drift* is the relative drift of the
 final features, *cosine* theirs to the expert's. *CPU s* and *MB* are what making the model took of the processor, and
 by how much the process grew meanwhile; the experts' own passes are counted where a method needs them.
 
@@ -245,8 +245,8 @@ $\alpha$ (and in $\beta$, where the recipe has one), so sums at the ends give th
 and $\mu$ enter the solve alone.
 
 **When it misleads.** With the new options the blocks in front change too, and this block would see other features:
-only of the first calibrated block the preview is the exact result, and of recipes that go piece by piece only its first
-pieces are, since those behind keep what the exact run gave them. Nothing behind the block is computed.
+the preview is the exact result for the first calibrated block alone, and for recipes that go piece by piece only for
+its first pieces, since those behind keep what the exact run gave them. Nothing behind the block is computed.
 """
 
 WHERE_IT_HELPS = r"""

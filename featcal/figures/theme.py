@@ -39,7 +39,7 @@ class Shown(str):
     role: str
     """One of `ROLES`: decides the colour and the symbol."""
     second: bool
-    """Whether another model of the same role is shown before it."""
+    """True if another model of the same role is shown before it."""
 
     def __new__(cls, label: str, role: str, second: bool = False) -> Shown:
         shown = super().__new__(cls, label)

@@ -23,7 +23,7 @@ class Disagreement:
 
     sentence: str
     changed: bool
-    """Whether a token of the base has another id or is not there: the model would read other words."""
+    """True if a token of the base has another id or is not there: the model would read other words."""
 
 
 def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:

@@ -70,11 +70,11 @@ class Job:
     folder: Path
     """Folder of its result, its log and nothing else."""
     visitor: str
-    """Who asked for it first."""
+    """The visitor who asked for it first."""
     state: str
     """"queued", "running", or how it ended: "done", "failed" (it said why), "cancelled" or "died" (it could not)."""
     message: str
-    """Why it failed or died."""
+    """Reason why it failed or died."""
     label: str
     """Name of the step that it is at, as `Progress` has it."""
     done: int
@@ -85,9 +85,9 @@ class Job:
     asked: float
     started: float | None
     since: float | None
-    """When the first step of `label` began."""
+    """Time at which the first step of `label` began."""
     progressed: float | None
-    """When a step was last said to be done."""
+    """Time at which a step was last reported as done."""
     ended: float | None
 
     @property

@@ -195,7 +195,7 @@ TENSORS: dict[str, tuple[Callable[[State], State], str]] = {
     "nan": (lambda t: t | {K: torch.full_like(t[K], torch.nan)}, "288 of 288 values are NaN or infinite"),
     "flipped": (
         lambda t: t | {K: t[K].index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(3e38))},
-        f"tensor '{K}' holds 3.0e+38, which no trained weight is; the file is damaged",
+        f"tensor '{K}' holds 3.0e+38, far beyond any trained weight; the file is damaged",
     ),
 }
 """Experts of which tensors are changed, and what is said of them."""
