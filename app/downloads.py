@@ -77,11 +77,8 @@ class Numbers:
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
-        every = self.kind in (
-            "scores",
-            "answers",
-            "differences",
-        )  # drift is measured from the experts, so they have none
+        # Drift is measured from the experts, so they have none.
+        every = self.kind in ("scores", "answers", "differences")
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = View(on.samples, origin.split, on.seed)
         measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer)

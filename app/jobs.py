@@ -107,9 +107,7 @@ def _submit(queue: Queue, wanted: Order) -> Job:
     if rules is not None and (known is None or known.is_over):
         waiting = [job.visitor for job in queue.jobs() if not job.is_over]
         if waiting.count(own) >= rules.jobs:
-            raise InputError(
-                f"you have {rules.jobs} unfinished jobs, which is all that this server takes from one visitor"
-            )
+            raise InputError(f"you have {rules.jobs} unfinished jobs, all that this server takes from one visitor")
         if len(waiting) >= rules.all_jobs:
             raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
     return queue.submit(wanted, own)

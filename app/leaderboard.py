@@ -48,9 +48,8 @@ def show_measured() -> None:
         view.offer_home()
         here = ""
     of_suite = [study for study in own if study.suite_hash == here]
-    of_suite += [
-        study for study in shipped if study.suite == state.reference()
-    ]  # shipped with featcal, so no hash is needed
+    # These suites are shipped with their studies, so their files are the measured ones.
+    of_suite += [study for study in shipped if study.suite == state.reference()]
     of_suite.sort(key=lambda study: study.kind != TABLE)
     if of_suite:
         _table(_choose(of_suite))

@@ -61,9 +61,8 @@ def begin(page: str) -> None:
     st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
-    if (
-        page == "calibrate" and not selection().calibrates
-    ):  # whoever was on this page wants the calibrated model on the others too
+    # Whoever was on this page wants to see the calibrated model on the others too.
+    if page == "calibrate" and not selection().calibrates:
         st.session_state[_SELECTION] = selection().change(b=CALIBRATED)
 
 

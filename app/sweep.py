@@ -97,9 +97,8 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         view.show_commands(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
-    if new and (
-        long or jobs.has_job("sweep", args)
-    ):  # a job that runs stays followed, though what is left of it gets short in the end
+    # A job that runs stays followed, though what is left of it gets short in the end.
+    if new and (long or jobs.has_job("sweep", args)):
         jobs.follow("sweep", args, wanted)
         return []
     if not wanted:

@@ -44,9 +44,7 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     modality = architecture.modality
     if modality not in _LOADERS or (modality == "pixels" and architecture.family != "clip"):
         heads = " with a classifier per task" if modality == "text" else ""
-        raise InputError(
-            f"FusionBench has no pool that featcal knows for models of type '{architecture.family}'{heads}"
-        )
+        raise InputError(f"FusionBench has no known pool for models of type '{architecture.family}'{heads}")
     pool = next(pool for pool, takes in POOLS.items() if takes == modality)
     loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
     return {

@@ -91,9 +91,8 @@ def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[st
     preprocess, notes = clip_inputs.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
     save_tensors(tensors, target / WEIGHT_FILE)
-    save_text(
-        json.dumps(content, indent=2) + "\n", target / CONFIG_FILE
-    )  # after the weights: open_clip takes a folder without any for a random model
+    # After the weights: open_clip takes a folder without any for a random model.
+    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
     return [CONFIG_FILE, WEIGHT_FILE, *tokenizer], [*notes, *tokenizer_notes]
 
 

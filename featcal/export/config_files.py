@@ -59,9 +59,8 @@ def say_tokenizer(target: Path) -> None:
         return
     config = read_json(file)
     saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
-    if (
-        not saved_by_5 or "auto_map" in config
-    ):  # "auto_map": a class in code beside the model, which is its owner's affair
+    # "auto_map" names a class in code beside the model, which is its owner's affair.
+    if not saved_by_5 or "auto_map" in config:
         return
     said = dict(config)
     if isinstance(said.get("extra_special_tokens"), list):
