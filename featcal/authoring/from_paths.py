@@ -1,4 +1,4 @@
-"""Make a suite out of models and samples where they lie: what `featcal init` writes and `featcal diagnose` measures."""
+"""Make a suite of models and samples where they lie: what `featcal suite init` writes and `featcal diagnose` measures."""
 
 from __future__ import annotations
 
