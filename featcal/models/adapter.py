@@ -431,7 +431,7 @@ class Adapter(ABC):
         return dict(zip((block.name for block in self.blocks()), self.block_layers(), strict=True))
 
     def name_of(self, block: Block) -> str:
-        """Return what tables, options and messages call one block: `block 0`, or `encoder block 3` of several stages."""
+        """Return what tables, options and messages call a block: `block 0`, or `encoder block 3` of several stages."""
         return self.block_names()[block.name]
 
     def layers(self) -> list[str]:

@@ -201,7 +201,8 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
     for more in (parts, ()):
         code, _, err = run("study", "sweep", tiny_suite_file, *values, *more)
         assert (code, "seen" in err) == (1, True), err
-    whole = CalibrationConfig(samples=5, seed=9, biases=False, layernorms=False)
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}  # the suite's own
+    whole = CalibrationConfig(**numbers, samples=5, seed=9, biases=False, layernorms=False)
     part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
     assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), EvaluationSamples(3)) for one in (part, whole)]
 
@@ -245,7 +246,7 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; a ridge strength is >= 0"),
         (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; an interpolation share lies in [0, 1]"),
         (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho must be a finite number"),
-        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "at least one sample"),
+        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "samples is 0; it is at least 1"),
         (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
         (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),
         (("merge", "SUITE", "--method", "simple-averaging", "--scale", 1, "--out", "OUT"), "means nothing"),
