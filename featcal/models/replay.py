@@ -68,8 +68,8 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
             if not (same_state and same_beside(carried.block_call(block.name), theirs, alike)):
                 raise InputError(
                     f"{adapter.name_of(block)}: {adapter.library} calls this block with other arguments than the "
-                    "blocks before it, such as a mask or positions of its own; featcal cannot run this architecture block by "
-                    "block"
+                    "blocks before it, such as a mask or positions of its own; featcal cannot run this architecture "
+                    "block by block"
                 )
         if stage is not adapter.stages[-1]:  # not behind the last one, whose last block may give states of another form
             upstream = stage.advance(

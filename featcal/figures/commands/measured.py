@@ -91,9 +91,7 @@ _KINDS = {
     "small UMAPs": Kind(
         "study features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP
     ),
-    "conditioning": Kind(
-        "study conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"
-    ),
+    "conditioning": Kind("study conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"),
     "sweep": Kind("study sweep", (), (), "points[]", "point.found"),
 }
 KINDS = tuple(_KINDS)
