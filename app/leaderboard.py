@@ -168,7 +168,7 @@ def paper() -> None:
 def _measure() -> None:
     """Draw a button that measures every method in a process of its own, and the command that does it too."""
     seeds = ",".join(map(str, SEEDS))
-    command = ["featcal", "compare", state.reference(), "--methods", "all", "--samples", str(SAMPLES), "--seeds", seeds]
+    command = ["featcal", "compare", state.reference(), "--model", "all", "--samples", str(SAMPLES), "--seeds", seeds]
     with st.container(horizontal=True):
         wanted = st.button("Measure every method", icon=":material/leaderboard:", help=_LONG)
         with st.popover("Command", icon=":material/terminal:"):

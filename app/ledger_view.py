@@ -146,7 +146,7 @@ def sources(session: Session, config: CalibrationConfig) -> None:
         return
     with state.progress() as report:
         found = session.fit.sources(config, report)
-    frame = ledger_tables.sources(found, _block_layers(session))
+    frame = ledger_tables.sources(found)
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
     calibrated = {"calibrated": session.resolve(config)}
     origin = downloads.sample_origin(session, EvaluationSamples(config.samples, "calibration", config.seed), calibrated)
@@ -157,9 +157,3 @@ def sources(session: Session, config: CalibrationConfig) -> None:
         Numbers("feature sources", frame, _SOURCES, origin, 4, kind="sources"),
         text.SOURCES,
     )
-
-
-def _block_layers(session: Session) -> dict[str, str]:
-    """Return the prefix of a block's tensors → what charts call its layer."""
-    adapter = session.family.adapter
-    return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))

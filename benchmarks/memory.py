@@ -98,7 +98,7 @@ def drift_within(
     else:
         suite = families.llama_suite(work, shape, 2, samples, length)
     command = [sys.executable, "-m", "featcal", "drift", str(suite), "--attribution", "--json", "--device", "cpu"]
-    run = measure.run([*command, "--samples", str(samples), "--max-memory", limit], threads)
+    run = measure.run([*command, "--eval-samples", str(samples), "--max-memory", limit], threads)
     tasks = run.document["tasks"].values()
     return {
         "shape": asdict(shape),

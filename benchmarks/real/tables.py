@@ -1,6 +1,6 @@
 """Methods of the real suites' studies, and tables by task group out of their documents.
 
-`python benchmarks/real/tables.py names grid` prints the list that `featcal compare --methods` takes;
+`python benchmarks/real/tables.py names grid` prints the options `--model NAME` for `featcal compare`;
 `python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote, which `python docs/results.py`
 puts into docs/results.md.
 """
@@ -304,7 +304,7 @@ def tables(part: str, document: Path) -> str:
 
 def main() -> None:
     if sys.argv[1] == "names":
-        print(",".join(NAMES[sys.argv[2]]()))
+        print(" ".join(f"--model {name}" for name in NAMES[sys.argv[2]]()))
     else:
         print(tables(sys.argv[1], Path(sys.argv[2])))
 

@@ -1,4 +1,4 @@
-"""Make a suite out of models and samples where they lie: what `featcal init` writes and `featcal diagnose` measures."""
+"""Make a suite of models and samples that are named: what `featcal suite init` and `featcal diagnose` take."""
 
 from __future__ import annotations
 

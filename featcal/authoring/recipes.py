@@ -40,7 +40,7 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
     """Write the suite of another tool's recipe; what is to be filled in stands at its head.
 
     Returns:
-        The document of `featcal import --json`: `out`, `missing` and `notes`.
+        The document of `featcal suite import --json`: `out`, `missing` and `notes`.
 
     Raises:
         InputError: neither tool's file, one that cannot be taken over, or `out` is there already or cannot be written.
@@ -57,7 +57,7 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
     """Write a suite's models as a model pool of FusionBench.
 
     Returns:
-        The document of `featcal export-pool --json`: `out` and the names of its `models`.
+        The document of `featcal suite export-pool --json`: `out` and the names of its `models`.
 
     Raises:
         InputError: FusionBench does not load such models, or `out` is there already or cannot be written.

@@ -80,7 +80,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
             rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
                 merged = average.read(block.names)
-                with prefix_errors(block.name):
+                with prefix_errors(run.adapter.name_of(block)):
                     sums = _count(run, walk.experts, stage, index, rows, merged, experts)
                     solved, told = sums.solve(_double(run, block, run.base))
                 found |= (own := merged | to_stored(block, merged, solved))

@@ -93,7 +93,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
             for index, block in walk.blocks(stage):
                 shifts = BlockShifts(stage, index, len(experts))
                 base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}
-                with prefix_errors(block.name):
+                with prefix_errors(run.adapter.name_of(block)):
                     for task, tensors in walk.experts_at(block):
                         steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears)
                         shifts.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])

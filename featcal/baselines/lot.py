@@ -82,7 +82,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
                 for task, tensors in walk.experts_at(block):
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=sums.modules)
                     sums.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
-                with prefix_errors(block.name):
+                with prefix_errors(run.adapter.name_of(block)):
                     solved = {name: base[name] + options.scale * vector for name, vector in sums.solve().items()}
                 found |= to_stored(block, under.read(block.names), solved)
         walk.finish()

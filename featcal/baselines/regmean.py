@@ -102,7 +102,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears, move=not streamed)
                     sums.count(steps, tensors, rows[task])
                 merged = average.read(block.names)
-                with prefix_errors(block.name):
+                with prefix_errors(run.adapter.name_of(block)):
                     found = sums.solve(block.local(run.compute.move(merged)))
                 found = merged | to_stored(block, merged, found)
                 solved |= found

@@ -328,7 +328,7 @@ def _record(
     run: Run,
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
-    merged, layers = family.suite.merged, _layers(family.adapter)
+    merged, layers = family.suite.merged, family.adapter.block_names()
     file = "a model in memory" if is_held(merged) else "checkpoint"
     own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else file
     return {
@@ -410,17 +410,12 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
 
 def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
     """Notes on what a calibration's record says: what keeps the merged weights, and what rounding costs."""
-    layers = _layers(adapter)
+    layers = adapter.block_names()
     found = note_starved(layers, record.get("starved", {}))
     if "storing" in record:
         stored = Storing(**record["storing"])
         found.append(stored.describe(layers[stored.block]))
     return found
-
-
-def _layers(adapter: Adapter) -> dict[str, str]:
-    """Return what tables call every block, by the prefix of its tensors."""
-    return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
 
 def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:

@@ -82,7 +82,7 @@ def _find_parts(
         InputError: unknown names, all of them.
     """
     layers = adapter.block_layers()
-    prefixes = dict(zip((block.name for block in adapter.blocks()), layers, strict=True))
+    prefixes = adapter.block_names()
     known: Mapping[str, Mapping[str, str]] = {
         "blocks": dict(zip(layers, layers, strict=True)) | prefixes,
         "maps": {part: part for part in adapter.parts()},

@@ -174,7 +174,7 @@ class _CountedBlock:
                     for one in every:
                         step = _target_step(part, call, trace, one.config)
                         one.update(rows, position, given, step, expert, weighed)
-            with seconds("moments"), prefix_errors(f"{self._block.name}, task '{task}'"):
+            with seconds("moments"), prefix_errors(f"{self._run.adapter.name_of(self._block)}, task '{task}'"):
                 vectors = self._task_vectors(task, expert) if self._config.mu else None
                 for one in every:
                     end_task(self._run.ranks, one, expert, vectors)

@@ -55,7 +55,7 @@ def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tens
         NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
     """
     block, solved = statistics.block, dict[str, Tensor]()
-    with run.seconds("solve"), prefix_errors(block.name):
+    with run.seconds("solve"), prefix_errors(run.adapter.name_of(block)):
         owned: list[LinearGroup | NormGroup] = collect_sums(run.ranks, statistics.groups)
         models = read_merged_and_base(run, block, merged) if owned else ({}, {})
         for group in owned:  # W* and b* of linear maps that share their input, or scale and shift of a norm

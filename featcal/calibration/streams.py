@@ -82,7 +82,7 @@ class Streams:
         student = block.local(run.compute.place(merged))
         for task, expert in self.walk.experts_at(block):
             self._count_task(task, every, student, expert)
-            with run.seconds("moments"), prefix_errors(f"{block.name}, task '{task}'"):
+            with run.seconds("moments"), prefix_errors(f"{run.adapter.name_of(block)}, task '{task}'"):
                 for statistics in every:
                     end_task(run.ranks, statistics, expert)
             run.store.settle()
@@ -139,8 +139,9 @@ class Streams:
                 scale += target.double().square().sum()
             found[task] = float(drift), float(scale)
             if not math.isfinite(share := float(drift / scale)):
+                name = run.adapter.name_of(block)
                 raise NumericalError(
-                    f"{block.name}, task '{task}': relative drift is {share}: the calibrated features are not finite"
+                    f"{name}, task '{task}': relative drift is {share}: the calibrated features are not finite"
                 )
         return found
 

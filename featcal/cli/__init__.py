@@ -12,18 +12,58 @@ import warnings
 import click
 
 from featcal import __version__
-from featcal.cli import measure, repair, score, show, start, study, suite, write
+from featcal.cli import history, measure, repair, score, show, start, study, suite, write
+from featcal.cli.groups import Group, Verbs
 from featcal.cli.terminal import say
 from featcal.system.errors import FeatcalError, InputError
 
+_SUITE = Group(
+    "suite",
+    help="List suites and make suite files.",
+    commands=[suite.list_suites, start.init, suite.import_, suite.export_pool],
+)
+_STUDY = Group(
+    "study",
+    help="Measure many calibrations and methods, or one of them closely.",
+    commands=[
+        repair.sweep,
+        study.budget,
+        study.corrupt,
+        study.schedule,
+        study.ablate,
+        study.tasks,
+        measure.features,
+        repair.conditioning,
+        score.canary,
+    ],
+)
+_HISTORY = Group(
+    "history",
+    help="List, name, pin and delete what was measured.",
+    commands=[history.list_runs, history.rename, history.pin, history.delete],
+)
+_SECTIONS = {
+    "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app),
+    "Repair it": (write.merge, repair.calibrate, repair.select),
+    "See what it gives": (score.evaluate, score.compare, show.report),
+    "Hand it on": (write.export, write.replay),
+    "More commands": (_SUITE, _STUDY, _HISTORY),
+}
+"""Commands in the order of a working day."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=Verbs,
+    sections=_SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="featcal")
 @click.pass_context
 def commands(context: click.Context) -> None:
     """See where a merged model went wrong, repair it in closed form, ship the checkpoint.
 
-    SUITE is the name of an embedded suite or the path of a suite file.
+    SUITE is the name of a suite that comes with featcal, or the path of a suite file. A model is named alike
+    everywhere: base, merged, expert, calibrated:lam=0.05, a method, or a folder.
     """
     if context.invoked_subcommand not in _SHARING and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
@@ -36,14 +76,8 @@ _SHARING = ("calibrate",)
 """Commands that several processes run together."""
 
 
-for _room in (suite, start, measure, repair, score, study, write, show):
-    for _command in _room.COMMANDS:
-        commands.add_command(_command)
-commands.add_command(write.export, "convert")
-
-
 def main() -> None:
-    """Entry point: maps every outcome to its exit status."""
+    """Run a command line, and end with the exit status that its outcome has."""
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own rules for jvp
     try:
         sys.exit(commands.main(standalone_mode=False) or 0)

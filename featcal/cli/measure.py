@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, view_options
-from featcal.cli.terminal import bar, show
-from featcal.suite.name_grammar import grammar
-from featcal.system.progress import keep_memory
+from featcal.cli.groups import Command
+from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
+from featcal.cli.terminal import bar, say, show
+from featcal.system.progress import Progress, keep_memory
 
 if TYPE_CHECKING:
+    from featcal.session.session import Session
     from featcal.suite.views import DriftKeywords
 
 
-@click.command()
+_OLD_SAMPLES = {"--samples": "--eval-samples"}
+
+
+@click.command(cls=Command, old=_OLD_SAMPLES)
 @SUITE
-@MODEL
-@view_options()
+@models_option("Measure this model; may be repeated:", ["merged"])
+@MEASURED
 @click.option(
-    "--tokens", type=click.Choice(["all", "class"]), default="all", show_default=True, help="Tokens in norms."
+    "--tokens",
+    type=click.Choice(["all", "class"]),
+    default="all",
+    show_default=True,
+    help="Tokens that norms are taken over.",
 )
-@click.option("--sublayers", is_flag=True, help="Attention and MLP of every block as layers of their own (Prop. 4).")
-@click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
-@click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
-@click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
-@click.option("--per-sample", is_flag=True, help="Drift, cosine and distance to the expert, sample by sample.")
-@click.option("--task-vectors", is_flag=True, help="Cosine of the model's task vector to each expert's (Fig. 2d).")
-@click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
+@click.option(
+    "--sublayers", is_flag=True, help="Show attention and MLP of every block as layers of their own (Prop. 4)."
+)
+@click.option("--attribution", is_flag=True, help="Attribute the final drift to the layers that caused it (Prop. 2).")
+@click.option("--output", is_flag=True, help="Measure score drift, its bound and the change of the loss (Props. 3, 7).")
+@click.option("--margins", is_flag=True, help="Show sample by sample which decisions cannot have changed (Eq. 44).")
+@click.option("--per-sample", is_flag=True, help="Show drift, cosine and distance to the expert sample by sample.")
+@click.option(
+    "--task-vectors", is_flag=True, help="Show the cosine of the model's task vector to each expert's (Fig. 2d)."
+)
+@click.option("--source", is_flag=True, help="Measure what fitting on other feature sources would cost (Prop. 8).")
 @MAX_MEMORY
 @DRAWN
 def drift(
     suite: str,
-    model: str,
+    models: tuple[str, ...],
     margins: bool,
     per_sample: bool,
     task_vectors: bool,
@@ -46,19 +58,46 @@ def drift(
     as_json: bool,
     **measured: Unpack[DriftKeywords],
 ) -> None:
-    """Split a model's feature drift into local mismatch and propagation, per layer and task."""
-    from featcal.calibration.calibrate import config_for
-    from featcal.session.api import measure_drift
+    """Split drift into local mismatch and propagation, by layer.
 
+    Drift is how far a model's features are from the expert's, on the samples of each task.
+
+    --json prints one document for one model, and {"models": [...]} with a document for each of several.
+    """
     if source and max_memory is not None:
         raise click.UsageError("--source holds every calibrated block in memory; leave out --max-memory")
     if max_memory is None:
         keep_memory()
-    progress = bar()
-    session = opening.session(suite, device, max_memory=max_memory)
+    session = opening.session(suite, device, one_shot=len(models) == 1, max_memory=max_memory)
     measured["output"] = measured["output"] or margins
+    chosen = {"margins": margins, "per_sample": per_sample, "task_vectors": task_vectors, "source": source}
+    more = {name for name, is_chosen in chosen.items() if is_chosen}
+    documents = [_measure_drift(session, model, more, bar(), **measured) for model in models]
+    columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
+    columns += ["share", "contribution"] if measured["attribution"] else []
+    for one in documents if not as_json else ():
+        if len(models) > 1:
+            say(f"{'' if one is documents[0] else chr(10)}{one['model']}:")
+        entries = [(task, layer) for task, entry in one["tasks"].items() for layer in entry["layers"]]
+        show(None, False, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
+        _show_more(one)
+    if as_json:
+        show(documents[0] if len(documents) == 1 else {"models": documents}, True, (), ())
+
+
+def _measure_drift(
+    session: Session, model: str, more: Collection[str], progress: Progress, **measured: Unpack[DriftKeywords]
+) -> dict[str, Any]:
+    """Return the document of one model's drift.
+
+    Args:
+        more: what is measured besides: "margins", "per_sample", "task_vectors", "source".
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.session.api import measure_drift
+
     sources = {}
-    if source:  # first: what has none is refused before anything else is measured
+    if "source" in more:  # first, so that a model that has none is refused before anything else is measured
         own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
         calibrated = session.resolve(own if model == "merged" else model)
         sources = {"sources": [asdict(one) for one in session.fit.sources(calibrated, progress)]}
@@ -66,29 +105,21 @@ def drift(
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
         entry = document["tasks"][name]
-        entry |= {"margins": task.margins()} if margins else {}
-        entry |= {"per_sample": task.sample_rows()} if per_sample else {}
-    if task_vectors:
+        entry |= {"margins": task.margins()} if "margins" in more else {}
+        entry |= {"per_sample": task.sample_rows()} if "per_sample" in more else {}
+    if "task_vectors" in more:
         document["task_vector_cosines"] = session.measure.vector_cosines(session.resolve(model))
-    document |= sources
-    columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
-    columns += ["share", "contribution"] if measured["attribution"] else []
-    entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
-    show(document, as_json, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
-    if not as_json:
-        _show_more(document)
+    return document | sources
 
 
-@click.command()
+@click.command(cls=Command, old=_OLD_SAMPLES)
 @SUITE
-@click.option(
-    "--model", "models", multiple=True, default=["merged"], show_default=True, help=f"Once per model: {grammar()}."
-)
-@click.option("--task", "tasks", multiple=True, help="Once per task.  [all]")
-@click.option("--layer", "layers", multiple=True, help="Once per layer, as `featcal drift` names them.  [all]")
-@click.option("--own-map", is_flag=True, help="A map for every layer; otherwise all but the head share one.")
-@click.option("--pooled", is_flag=True, help="With --json: the features themselves, of unit norm.")
-@view_options()
+@models_option("Show this model beside the expert; may be repeated:", ["merged"])
+@click.option("--task", "tasks", multiple=True, help="Show this task; may be repeated.  [all]")
+@click.option("--layer", "layers", multiple=True, help="Show this layer, such as 'block 0'; may be repeated.  [all]")
+@click.option("--own-map", is_flag=True, help="Make a map for every layer; otherwise all but the head share one.")
+@click.option("--pooled", is_flag=True, help="Add the features themselves, of unit norm, to the document of --json.")
+@MEASURED
 @DRAWN
 def features(
     suite: str,
@@ -103,11 +134,13 @@ def features(
     device: str,
     as_json: bool,
 ) -> None:
-    """Show where features of the experts and of models lie: cosine and distance to the expert's, and a PCA map.
+    """Compare features with the experts', layer by layer.
+
+    Shown are cosine and distance, and with --json places on a PCA map.
 
     A feature is the class token's state behind a layer, or the mean over tokens where there is none; the head's are
-    the final ones. The map is of all models together, the expert among them. The table has means over samples, --json
-    every sample.
+    the final ones. One map shows all models, the expert among them. The table has means over samples, --json every
+    sample.
     """
     from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
     from featcal.suite.views import EvaluationSamples
@@ -124,7 +157,7 @@ def features(
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Tables of output drift, task vectors, samples and feature sources, where they were measured."""
+    """Print the tables of output drift, task vectors, samples and feature sources, where they were measured."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()
@@ -141,6 +174,3 @@ def _show_more(document: Mapping[str, Any]) -> None:
         click.echo()
         columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]
         show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
-
-
-COMMANDS = (drift, features)

@@ -1,4 +1,4 @@
-"""From the name of a suite to what a command asks of it."""
+"""Opening the suite that a command names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def load(suite: str) -> Suite:
-    """An embedded suite, or the one of a file.
+    """Return a suite that comes with featcal, or the one in a file.
 
     Raises:
-        InputError: as `load_suite`.
+        InputError: there is no such suite or file, or its content is wrong.
     """
     from featcal.suite.schema import load_suite
 
@@ -22,10 +22,10 @@ def load(suite: str) -> Suite:
 
 
 def open_suite(suite: str, device: str) -> Family:
-    """A suite with its models.
+    """Return a suite with its models.
 
     Raises:
-        InputError: as `load_suite` and `open_family`.
+        InputError: there is no such suite, or one of its models cannot be opened.
     """
     from featcal.family.opening import open_family
 
@@ -33,10 +33,13 @@ def open_suite(suite: str, device: str) -> Family:
 
 
 def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int | None = None) -> Session:
-    """A suite's session, for a single question unless told otherwise.
+    """Return a suite's session.
+
+    Args:
+        one_shot, max_memory: as `Session` has them.
 
     Raises:
-        InputError: as `open_suite`.
+        InputError: there is no such suite, or one of its models cannot be opened.
     """
     from featcal.session.session import Session
 

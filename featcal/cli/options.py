@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from featcal.cli.completion import complete_model, complete_suite
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
 from featcal.suite.name_grammar import grammar
@@ -35,7 +36,7 @@ class Size(click.ParamType[int]):
 
 
 def block(*options: Option) -> Callable[[T], T]:
-    """Several options as one decorator, in the order of the help text."""
+    """Return several options as one decorator, in the order of the help text."""
 
     def add(command: T) -> T:
         for option in reversed(options):
@@ -46,28 +47,86 @@ def block(*options: Option) -> Callable[[T], T]:
 
 
 def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Names that were given; None where there are none, which is all of them."""
+    """Return names that were given; None where there are none, which means all of them."""
     return given or None
 
 
-SUITE = click.argument("suite")
+def _drop_repeats(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names in their order, each once."""
+    return tuple(dict.fromkeys(given))
+
+
+def model_option(default: str = "merged", help: str = "The model: ") -> Option:
+    """Return `--model` of a command for one model.
+
+    Args:
+        help: what stands in front of the grammar of names.
+    """
+    return click.option(
+        "--model",
+        metavar="MODEL",
+        default=default,
+        show_default=True,
+        shell_complete=complete_model,
+        help=f"{help}{grammar()}.",
+    )
+
+
+def models_option(help: str, default: Sequence[str] = (), left_out: str = "") -> Option:
+    """Return `--model` of a command for several models, of which each is taken once.
+
+    Args:
+        help: what stands in front of the grammar of names.
+        left_out: what holds without it, in words, if there is no default.
+    """
+    return click.option(
+        "--model",
+        "models",
+        metavar="MODEL",
+        multiple=True,
+        default=default,
+        show_default=bool(default),
+        callback=_drop_repeats,
+        shell_complete=complete_model,
+        help=f"{help} {grammar()}.{f'  [{left_out}]' if left_out else ''}",
+    )
+
+
+SUITE = click.argument("suite", shell_complete=complete_suite)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-MODEL = click.option("--model", default="merged", show_default=True, help=grammar())
-MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.")
+DEVICE = click.option("--device", default="auto", show_default=True, help="auto (a GPU if there is one), cpu or cuda.")
+MODEL = model_option()
+MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.  [no limit]")
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 SPLIT = click.Choice(["calibration", "validation", "test"])
+JSON_FILE = click.option(
+    "--out", type=click.Path(path_type=Path), help="Write the JSON document to this file; must not exist.  [no file]"
+)
 
 DRAWN = block(
     click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn."), DEVICE, JSON
 )
-"""How every measurement ends."""
+"""The last options of every measurement."""
 
 SCORED = block(
-    click.option("--split", type=SPLIT, default="test", show_default=True),
-    click.option("--samples", type=int, help="Samples per task.  [default: all]"),
+    click.option("--eval-samples", type=int, help="Samples per task to score.  [all]"),
+    click.option("--split", type=SPLIT, default="test", show_default=True, help="Split whose samples are scored."),
 )
-"""Of a command that scores."""
+"""Which samples a command scores."""
+
+MEASURED = block(
+    click.option(
+        "--eval-samples",
+        "samples",
+        default=64,
+        show_default=True,
+        help="Samples per task that features are measured on.",
+    ),
+    click.option(
+        "--split", type=SPLIT, help="Split of these samples.  [validation if every task has it, else calibration]"
+    ),
+)
+"""Which samples a command measures features on."""
 
 
 def calibration_options(*but: str) -> Callable[[T], T]:
@@ -91,21 +150,6 @@ def _calibration_option(name: str, option: CalibrationOption) -> Option:
     return click.option(f"--{flag}", type=click.Choice(option.choices) if option.choices else option.kind, help=text)
 
 
-def view_options(
-    samples: str = "Samples per task.",
-    split: str = "Default: validation where every task has it, else calibration.",
-) -> Callable[[T], T]:
-    """Of a command that measures features: 64 samples of a split that may be left to the suite.
-
-    Args:
-        samples, split: what the help says of them.
-    """
-    return block(
-        click.option("--samples", default=64, show_default=True, help=samples),
-        click.option("--split", type=SPLIT, help=split),
-    )
-
-
-def file_to_write(what: str) -> Callable[[T], T]:
-    """`--out` of a command that writes one file."""
-    return block(click.option("--out", required=True, type=click.Path(path_type=Path), help=what))
+def file_to_write(what: str) -> Option:
+    """Return `--out` of a command that writes one file."""
+    return click.option("--out", required=True, type=click.Path(path_type=Path), help=what)

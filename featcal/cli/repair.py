@@ -9,8 +9,20 @@ from typing import Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, MODEL, OUT, SUITE, calibration_options
-from featcal.cli.terminal import bar, say, say_notes, say_problems, show
+from featcal.cli.groups import Command, name_models
+from featcal.cli.options import (
+    DEVICE,
+    JSON,
+    JSON_FILE,
+    MAX_MEMORY,
+    MODEL,
+    OUT,
+    SUITE,
+    calibration_options,
+    model_option,
+    models_option,
+)
+from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems, show, write_new
 from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
 from featcal.system.progress import keep_memory, silent
@@ -24,7 +36,9 @@ from featcal.system.progress import keep_memory, silent
 @MAX_MEMORY
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
 @click.option(
-    "--require-canary", is_flag=True, help="Exit status 1 where generation is broken or was not checked; see canary."
+    "--require-canary",
+    is_flag=True,
+    help="End with status 1 if generation is broken or could not be checked (featcal study canary).",
 )
 @DEVICE
 @JSON
@@ -39,20 +53,20 @@ def calibrate(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Calibrate the merged model, or another one, in closed form and write the checkpoint.
+    """Calibrate a model in closed form and write the checkpoint.
 
     --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
-    In [brackets] stands what holds where an option is left out; a suite file may set its own under `calibration`. The
-    recipe "refined" has its own numbers: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer;
-    so has "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
+    [Brackets] give the default of an option; a suite file may set its own under `calibration`. The recipe "refined"
+    brings its own numbers: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer; so does
+    "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
 
-    The table gives, per block and task, how far the calibrated features on the calibration samples are from the
-    expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
-    Started by torchrun (docs/scale.md), several processes share the tasks; one of them writes and prints.
+    The table shows for every block and task the relative drift of the calibrated features from the expert's on the
+    calibration samples. It is taken over the block's own tokens: in a T5 decoder over the decoder's, without the
+    encoder's output. With torchrun (docs/scale.md) several processes share the tasks; one of them writes and prints.
 
-    A model that generates text is then held against the merged one, as `featcal canary` does; a repair that breaks
-    generation is written all the same, with warnings.
+    A model that generates text is then compared with the merged one as `featcal study canary` does. A repair that
+    breaks generation is still written, with warnings.
     """
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.system.distributed import join_process_group, own_device
@@ -71,7 +85,7 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=said)
-    if not document:  # rank 0 says it
+    if not document:  # of several processes rank 0 alone prints
         return
     say_notes(document)
     rows = [
@@ -86,16 +100,17 @@ def calibrate(
 
 @click.command()
 @SUITE
-@click.option(
-    "--model",
-    default="calibrated",
-    show_default=True,
-    help="The options, as calibrated:lam=0.05,rho=2,alpha=0.3,…; those not given are the suite's own.",
+@model_option(
+    "calibrated",
+    "The calibration, as calibrated:lam=0.05,rho=2,…; the suite sets the options that are left out. Names: ",
 )
 @DEVICE
 @JSON
 def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
-    """Measure how well posed every linear system of a calibration is: eigenvalues of its left matrix (Eq. 17)."""
+    """Measure how well posed a calibration's linear systems are.
+
+    Shown are the eigenvalues of their left matrices (Eq. 17).
+    """
     keep_memory()
     session = opening.session(suite, device)
     found = [one.to_json() for one in session.fit.conditioning(session.resolve(model), bar())]
@@ -104,49 +119,14 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
 
 
-@click.command()
+@click.command(cls=Command, old={"--n": "--eval-samples"})
 @SUITE
-@MODEL
-@OUT
-@click.option("--steps", default=30, show_default=True, help="Steps of Adam.")
-@click.option("--rate", default=1e-4, show_default=True, help="Step size of Adam.")
-@click.option("--samples", type=int, help="Unlabelled calibration samples per task.  [256]")
-@click.option("--seed", type=int, help="Decides which samples are drawn, and their order.  [42]")
-@DEVICE
-@JSON
-def polish(
-    suite: str,
-    model: str,
-    out: Path,
-    steps: int,
-    rate: float,
-    samples: int | None,
-    seed: int | None,
-    device: str,
-    as_json: bool,
-) -> None:
-    """Bring a model's final features closer to the experts' by a few steps of gradient descent, and write it.
-
-    No labels are needed. The model is `polished:steps=30,rate=0.0001@MODEL` wherever a model is named.
-    """
-    keep_memory()
-    given = {"steps": steps, "rate": rate, "samples": samples, "seed": seed}
-    options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
-    found = opening.session(suite, device).fit.baseline(f"polished:{options}@{model}", bar())
-    document = found.save(out)
-    say_notes(document)
-    rows = [(name, document[key]) for name, key in (("before", "loss_before"), ("after", "loss"))]
-    show(document, as_json, rows, ("", "loss"))
-    if not as_json:
-        say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
-
-
-@click.command()
-@SUITE
-@click.option("--lam", "lams", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
-@click.option("--rho", "rhos", help="Values between commas.  [the suite's own]")
-@click.option("--alpha", "alphas", help="Values between commas.  [the suite's own]")
-@click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
+@click.option("--lam", "lams", help="Ridge strengths between commas, such as 0.01,0.05.  [the suite's own]")
+@click.option("--rho", "rhos", help="Anchors between commas.  [the suite's own]")
+@click.option("--alpha", "alphas", help="Shares of the experts' features between commas.  [the suite's own]")
+@click.option(
+    "--eval-samples", default=64, show_default=True, help="Samples per task that every calibration is measured on."
+)
 @calibration_options("lam", "rho", "alpha")
 @DEVICE
 @JSON
@@ -155,15 +135,15 @@ def sweep(
     lams: str | None,
     rhos: str | None,
     alphas: str | None,
-    n: int,
+    eval_samples: int,
     device: str,
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Calibrate with every combination of lam, rho and alpha and measure each on validation samples.
+    """Calibrate with every combination of lam, rho and alpha.
 
-    Beside them stand baselines that need no calibration. Every point is kept in the history (`featcal runs`), so a
-    sweep that was interrupted goes on where it stopped, and the app draws it.
+    They are measured on validation samples, beside baselines that need no calibration. Every point is kept in the
+    history (`featcal history list`): an interrupted sweep continues where it stopped, and the app draws it.
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import run_tables
@@ -178,7 +158,7 @@ def sweep(
     config = config_for(session.family, **chosen)
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
-    view = EvaluationSamples(n)
+    view = EvaluationSamples(eval_samples)
     points = run_sweep(session, Grid(**values, options=config), bar(), on=view, history=history)
     table = run_tables.sweep_table(points, front(points))
     if session.split == "calibration":
@@ -189,47 +169,37 @@ def sweep(
     show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
-@click.command()
+@click.command(cls=Command, old={"--starts": name_models})
 @SUITE
-@click.option("--out", type=click.Path(path_type=Path), help="File for the JSON document; must not exist.")
-@click.option("--starts", help="Other merges between commas: each is tried as it is and calibrated, as tsv-m,ace.")
+@JSON_FILE
+@models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="the merged model alone")
 @calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE
 @JSON
-def select(suite: str, out: Path | None, starts: str | None, device: str, as_json: bool, **chosen: Any) -> None:
-    """Choose without labels whether and how the merged model is repaired.
+def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, as_json: bool, **chosen: Any) -> None:
+    """Choose without labels whether and how a merge is repaired.
 
-    Every candidate is calibrated on three quarters of the calibration samples and scored on the fourth, four times:
-    how probable the experts' decisions are under it. Candidates are the merged model as it is, the recipes at their
-    defaults, "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays unless
-    another one is better by more than the paired interval; what is chosen is then calibrated on all samples. Nothing
-    but calibration samples is read. What was found is kept, so a choice that was interrupted goes on where it stopped.
-    With fewer than 8 samples of a task nothing can be told, and the default stays.
+    Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
+    times: how probable are the experts' decisions under it? Candidates are the merged model as it is, the recipes at
+    their defaults, and "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays
+    unless another one is better by more than the paired interval; the chosen one is then calibrated on all samples.
+    Only calibration samples are read. Results are kept, so an interrupted choice continues where it stopped. With
+    fewer than 8 samples of a task nothing can be told, and the default stays.
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import selection_table
-    from featcal.studies.method_lists import parse_methods
     from featcal.studies.selection.choose import select as choose
-    from featcal.system.atomic_files import put_new
 
-    if out is not None and out.exists():
-        raise InputError(f"{out} exists; name another file")
+    require_new(out)
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     config = config_for(session.family, **chosen)
-    found = choose(session, config, starts=parse_methods(starts) if starts else (), progress=bar())
+    found = choose(session, config, starts=models, progress=bar())
     document = found.to_json(suite)
-    if out is not None:
-        try:
-            put_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
-        except OSError as error:
-            raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
+    write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say_notes(document)
     rows, columns = selection_table.candidates(found)
     show(document, as_json, rows, columns)
     if not as_json:
         for line in selection_table.describe_selection(found, suite):
             say(line)
-
-
-COMMANDS = (calibrate, conditioning, polish, sweep, select)

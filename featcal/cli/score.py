@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import click
 from click.core import ParameterSource
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, MODEL, SCORED, SPLIT, SUITE
+from featcal.cli.completion import complete_model
+from featcal.cli.groups import Command, name_models, say_new_flag
+from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option
 from featcal.cli.study import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
 from featcal.system.errors import InputError
@@ -19,22 +21,27 @@ from featcal.system.formatting import percent, points
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
+    from featcal.evaluation.evaluate import Scores
+    from featcal.session.session import Session
     from featcal.suite.schema import Suite
+    from featcal.suite.views import EvaluationSamples
 
 
-@click.command()
+@click.command(cls=Command, old={"--samples": "--eval-samples"})
 @SUITE
-@MODEL
+@models_option("Score this model; may be repeated:", ["merged"])
 @SCORED
-@click.option("--answers", is_flag=True, help="With --json: what the model said and what is right, sample by sample.")
-@click.option("--lm-eval", "harness", metavar="TASKS", help="Tasks of lm-evaluation-harness instead of the suite's.")
-@click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.")
+@click.option("--answers", is_flag=True, help="Add each sample's answer and the right one to the document of --json.")
+@click.option(
+    "--lm-eval", "harness", metavar="TASKS", help="Score on these tasks of lm-evaluation-harness.  [the suite's tasks]"
+)
+@click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.  [none]")
 @DRAWN
 def evaluate(
     suite: str,
-    model: str,
+    models: tuple[str, ...],
     split: str,
-    samples: int | None,
+    eval_samples: int | None,
     answers: bool,
     harness: str | None,
     lm_eval_args: str,
@@ -42,104 +49,131 @@ def evaluate(
     device: str,
     as_json: bool,
 ) -> None:
-    """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
-    from featcal.studies.history import History
-    from featcal.studies.recording import count_looks, hash_of
+    """Score models on every task of a suite.
+
+    --lm-eval scores on tasks of lm-evaluation-harness instead.
+
+    --json prints one document for one model, and {"models": [...]} with a document for each of several.
+    """
     from featcal.suite.views import EvaluationSamples
 
     if harness is not None:
-        given = click.get_current_context().get_parameter_source
-        ignored = [
-            name
-            for name in ("split", "samples", "answers", "seed", "device")
-            if given(name) is not ParameterSource.DEFAULT
-        ]
-        if ignored:
-            raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
-        _evaluate_with_harness(opening.load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
+        _require_unset("split", "eval_samples", "answers", "seed", "device")
+        if len(models) > 1:
+            raise click.UsageError("lm-eval scores one model; give --model once")
+        _evaluate_with_harness(opening.load(suite), models[0], harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
-    session, view = opening.session(suite, device), EvaluationSamples(samples, split, seed)
-    named, history = session.resolve(model), History()
-    with count_looks(session, [named], view, "featcal evaluate", history):
-        scores = session.measure.scores(named, view, bar())
-    if split == "test":
+    session = opening.session(suite, device, one_shot=len(models) == 1)
+    documents = []
+    for model, scores in _scores_of(session, models, EvaluationSamples(eval_samples, split, seed)).items():
+        documents.append(scores.to_json())
+        if answers:
+            for task, one in scores.tasks.items():
+                documents[-1]["tasks"][task]["answers"] = one.answers()
+        rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
+        rows.append(("average", "", percent(scores.average), ""))
+        if not as_json:
+            if len(models) > 1:
+                say(f"{'' if len(documents) == 1 else chr(10)}{model}:")
+            show(None, False, rows, ("task", "metric", "%", "n"))
+    if as_json:
+        show(documents[0] if len(documents) == 1 else {"models": documents}, True, (), ())
+
+
+def _require_unset(*names: str) -> None:
+    """Raise InputError for options of the running command that the harness would not see."""
+    context = click.get_current_context()
+    flags = {str(param.name): param.opts[0] for param in context.command.params}
+    given = [flags[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise InputError(f"{', '.join(given)} mean nothing to lm-eval; put its own options in --lm-eval-args")
+
+
+def _scores_of(session: Session, models: Sequence[str], view: EvaluationSamples) -> dict[str, Scores]:
+    """Return the scores of each model, and say on stderr how often the test split was looked at."""
+    from featcal.studies.history import History
+    from featcal.studies.recording import count_looks, hash_of
+
+    history, named = History(), {model: session.resolve(model) for model in models}
+    with count_looks(session, list(named.values()), view, "featcal evaluate", history):
+        found = {text: session.measure.scores(model, view, bar()) for text, model in named.items()}
+    if view.split == "test":
         looks = history.looks(hash_of(session))
         say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
         say_problems(history)
-    rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
-    rows.append(("average", "", percent(scores.average), ""))
-    document = scores.to_json()
-    if answers:
-        for task, one in scores.tasks.items():
-            document["tasks"][task]["answers"] = one.answers()
-    show(document, as_json, rows, ("task", "metric", "%", "n"))
+    return found
 
 
-@click.command()
+_OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
+"""Options of `featcal compare` that ask for a table, beside --table."""
+
+
+@click.command(cls=Command, old={"--n": "--eval-samples", "--methods": lambda text: ["--table", *name_models(text)]})
 @SUITE
-@click.option("--model", "models", multiple=True, help="A, then once more B; as for evaluate.")
-@click.option("--methods", help="Names of models between commas, or all: the table of them.")
-@click.option("--split", type=SPLIT, default="test", show_default=True)
+@models_option("Compare this model, or every method (all); to be repeated:")
+@click.option("--table", is_flag=True, help="Compare two models in a table as well.")
+@click.option("--samples", type=int, help="Calibration samples per task of the models in a table.  [64]")
+@SCORED
 @click.option(
-    "--samples",
-    type=int,
-    help="Of two models: samples per task to score.  [all]  Of a table: calibration samples per task.  [64]",
+    "--seed", default=42, show_default=True, help="Decides which samples are drawn if two models are compared."
 )
-@click.option("--n", type=int, help="Of a table: samples per task to score.  [all]")
-@click.option("--seed", default=42, show_default=True, help="Of two models: decides which samples are drawn.")
-@click.option("--seeds", help="Of a table: calibration seeds.  [42,43,44]")
+@click.option("--seeds", help="Calibration seeds of a table, between commas.  [42,43,44]")
 @SHOWN
-def compare(suite: str, models: tuple[str, ...], methods: str | None, **options: Any) -> None:
-    """Compare two models sample by sample, or many methods in one table.
+def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) -> None:
+    """Compare two models sample by sample, or many in one table.
 
-    With --model twice: the difference B - A with its interval, and the samples that turned. The interval is of 95 %
-    (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing of other calibration
-    seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
+    Exactly two models, without an option that belongs to a table (--table, --seeds, --out, --csv, --markdown), are
+    compared sample by sample: the difference B - A with its interval, and the samples that turned. The interval is of
+    95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; neither covers other calibration
+    seeds. A rank correlation has the interval alone, since none of its answers is right or wrong.
 
-    With --methods: scores (average, share of the experts', worst task), drift and cosine of the final features, what
-    making a model costs and what it needs, with the 95 % interval over calibration seeds. Every finished row is kept
-    in the cache folder, so a table that was interrupted goes on where it stopped. A method that cannot be used is a
-    row that says why.
+    Otherwise there is a table: scores (average, share of the experts', worst task), drift and cosine of the final
+    features, what making a model costs and what it needs, with the 95 % interval over calibration seeds. Every
+    finished row is kept in the cache folder, so an interrupted table continues where it stopped. A method that cannot
+    be used is a row that says why.
     """
-    given = click.get_current_context().get_parameter_source
-    foreign = ("seed",) if methods else ("n", "seeds", "out", "as_csv", "as_markdown")
-    if bool(models) == bool(methods):
-        raise click.UsageError("give --model twice, or --methods")
-    meant = [name.removeprefix("as_") for name in foreign if given(name) is not ParameterSource.DEFAULT]
-    if meant:
-        raise click.UsageError(f"--{', --'.join(meant)} mean nothing with --{'methods' if methods else 'model'}")
-    if methods:
-        _methods(suite, methods, **options)
-    else:
-        kept = ("split", "samples", "seed", "device", "as_json")
-        _two_models(suite, models, **{name: options[name] for name in kept})
+    context = click.get_current_context()
+    given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if not models:
+        raise click.UsageError("name the models with --model, once for every model; --model all is every method")
+    if table or len(models) != 2 or "all" in models or given & _OF_TABLES:
+        if "seed" in given:
+            raise click.UsageError("--seed means nothing to a table; its calibration seeds are --seeds")
+        _compare_in_table(suite, models, **options)
+        return
+    if "samples" in given:  # what this comparison scored was called so
+        if options["eval_samples"] is None:
+            say_new_flag(context, "--samples", "--eval-samples (those of a table, --table, are calibration samples)")
+            options["eval_samples"] = options["samples"]
+        else:
+            raise click.UsageError("--samples are the calibration samples of a table; add --table or leave them out")
+    _compare_two(
+        suite, models, **{name: options[name] for name in ("split", "eval_samples", "seed", "device", "as_json")}
+    )
 
 
-def _methods(
-    suite: str, methods: str, *, split: str, samples: int | None, n: int | None, seeds: str | None, **shown: Any
-) -> None:
-    """The table of `featcal compare --methods`."""
+def _compare_in_table(suite: str, models: tuple[str, ...], *, samples: int | None, **options: Any) -> None:
+    """Print the table of `featcal compare`."""
     from featcal.studies.compare import compare_methods
     from featcal.studies.plan import SAMPLES
 
-    del shown["seed"]
-    asked = {"methods": methods, "seeds": seeds, "samples": SAMPLES if samples is None else samples}
-    run_study(compare_methods, suite, {**asked, "n": n, "split": split}, **shown)
+    del options["seed"]
+    asked = {name: options.pop(name) for name in ("seeds", "eval_samples", "split")}
+    asked |= {"models": models, "samples": SAMPLES if samples is None else samples}
+    run_study(compare_methods, suite, asked, **options)
 
 
-def _two_models(
-    suite: str, models: tuple[str, ...], split: str, samples: int | None, seed: int, device: str, as_json: bool
+def _compare_two(
+    suite: str, models: tuple[str, ...], split: str, eval_samples: int | None, seed: int, device: str, as_json: bool
 ) -> None:
-    """The comparison of `featcal compare --model A --model B`."""
+    """Print the comparison of `featcal compare --model A --model B`."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks
     from featcal.suite.views import EvaluationSamples
 
-    if len(models) != 2:
-        raise click.UsageError("give --model twice: first A, then B")
-    session, view, history = opening.session(suite, device), EvaluationSamples(samples, split, seed), History()
+    session, view, history = opening.session(suite, device), EvaluationSamples(eval_samples, split, seed), History()
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
         found = session.measure.compare(a, b, view, bar()).to_json()
@@ -152,7 +186,7 @@ def _two_models(
 
 
 def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
-    """One row of `featcal compare`: scores in %, their difference with its interval in points, test and counts."""
+    """Return one row of `featcal compare`: scores in %, their difference and its interval in points, p and counts."""
     counts = ("-" if one[name] is None else str(one[name]) for name in ("fixed", "broken", "both_right", "both_wrong"))
     return [
         task,
@@ -166,6 +200,7 @@ def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
 
 
 def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:
+    """Print the scores of one model on tasks of lm-evaluation-harness."""
     from featcal.evaluation.lm_eval import run_lm_eval
     from featcal.formats.locate import checkpoint_folder
 
@@ -184,16 +219,23 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
 @click.command()
 @SUITE
 @MODEL
-@click.option("--against", default="merged", show_default=True, help="What the model is held against; as --model.")
-@click.option("--require", is_flag=True, help="Exit status 1 where generation is broken.")
+@click.option(
+    "--against",
+    default="merged",
+    show_default=True,
+    shell_complete=complete_model,
+    help="Compare with this model, named as for --model.",
+)
+@click.option("--require", is_flag=True, help="End with status 1 if generation is broken.")
 @DRAWN
 def canary(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
-    """Check that a language model still generates, on prompts from the calibration samples.
+    """Check that a language model still generates.
 
-    Its greedy answers of up to 64 tokens: how many go round in loops, how many end by themselves. The answers of each
-    task's expert: their perplexity under the model, and how far its distributions of the next token are from the
-    expert's. Broken is what is clearly worse than both the expert and the model it is held against; a perplexity, what
-    is so beyond two standard errors over prompts.
+    The prompts come from the calibration samples. Of the model's greedy answers of up to 64 tokens it counts those that
+    loop and those that end by themselves. Of the answers of each task's expert it measures the perplexity under the
+    model, and how far the model's distributions of the next token are from the expert's. Generation is broken if one of
+    these is clearly worse than both the expert's and that of --against; for a perplexity, by more than two standard
+    errors over prompts.
     """
     from featcal.evaluation.generation_check import note_unchecked
 
@@ -213,6 +255,3 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
         say(f"broken: {reason}", err=True, colour="red")
     if require and found.is_broken:
         raise SystemExit(1)
-
-
-COMMANDS = (evaluate, compare, canary)

@@ -1,4 +1,4 @@
-"""Commands that need no suite file: they make one of models and samples as they lie."""
+"""Commands that need no suite file: they make one of the models and samples that are named."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcal.cli.options import DRAWN, JSON, block, file_to_write, view_options
+from featcal.cli.groups import Command
+from featcal.cli.options import DRAWN, JSON, MEASURED, block, file_to_write, models_option
 from featcal.cli.suite import show_check
 from featcal.cli.terminal import bar, say, say_notes, show
-from featcal.suite.name_grammar import grammar
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """`TASK=VALUE`, each task once."""
+    """Return task → value of every `TASK=VALUE`; raise BadParameter for another form or a task given twice."""
     found: dict[str, str] = {}
     for one in given:
         task, equals, value = one.partition("=")
@@ -46,11 +46,12 @@ MODELS_AND_SAMPLES = block(
         "--data",
         multiple=True,
         callback=_parse_tasks,
-        help="TASK=SAMPLES: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or beside each other; a "
-        "Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: \"{question}\"}'.",
+        help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or beside "
+        "each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: \"{question}\"}'.  "
+        "[none: the suite file asks for them]",
     ),
 )
-"""What a suite is made of."""
+"""The models and samples of a suite."""
 
 
 @click.command()
@@ -61,10 +62,10 @@ MODELS_AND_SAMPLES = block(
 def init(
     base: str, experts: Mapping[str, str], data: Mapping[str, str], merged: str | None, out: Path, as_json: bool
 ) -> int:
-    """Write a suite file of models and samples, and check it; exit 1 if something is wrong or still to be filled in.
+    """Write a suite file of models and samples, and check it.
 
-    Splits and columns are found, and everything that was taken for granted is said; so is what could not be known. The
-    same lines stand at the head of the file, which is then yours to edit.
+    Splits and columns are found; everything that was assumed is printed, and so is what could not be found out. The
+    same lines head the file, which is then yours to edit. Exit status 1 if something is wrong or to be filled in.
     """
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import Parts, begin
@@ -91,12 +92,12 @@ def init(
     return 1 if begun.missing or found.problems else 0
 
 
-@click.command()
+@click.command(cls=Command, old={"--samples": "--eval-samples"})
 @click.argument("folder")
 @MODELS_AND_SAMPLES
-@click.option("--model", "models", multiple=True, help=f"More models to show beside it: {grammar()}.")
-@view_options("Samples per task that drift is measured on.")
-@file_to_write("report.html, or report.md; the suite is written beside it as report.yaml.")
+@models_option("Show this model as well; may be repeated:", left_out="the one in FOLDER alone")
+@MEASURED
+@file_to_write("File to write, report.html or report.md; the suite is written beside it as report.yaml.")
 @DRAWN
 def diagnose(
     folder: str,
@@ -111,10 +112,11 @@ def diagnose(
     device: str,
     as_json: bool,
 ) -> int:
-    """Check the merged model in FOLDER (or of that Hub id), measure its drift, and write a report, without a suite.
+    """Check a merged model of your own and report its drift.
 
-    The suite file that the report's commands name is written beside it. --model calibrated shows in the same report
-    what calibration would give. Exit 1 if a check finds a problem; nothing is written then.
+    No suite is needed; FOLDER may also be a Hub id. A suite file is written beside the report, whose commands name it.
+    --model calibrated adds what calibration would give. If a check finds a problem, the exit status is 1 and nothing
+    is written.
     """
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import Parts, begin
@@ -148,7 +150,9 @@ def diagnose(
     ledger = session.measure.drift(
         session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress
     )
-    report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
+    report = write_report(
+        session, str(file), out, models=tuple(dict.fromkeys(("merged", *models))), on=on, progress=progress
+    )
     write_draft(begun.text, file)
     say_notes(report)
     document |= {"suite": str(file), "drift": ledger.to_json(), "report": report}
@@ -159,13 +163,10 @@ def diagnose(
 
 
 def _worst_layers(ledger: DriftLedger) -> list[tuple[str, float, str, float]]:
-    """Of every task: the final drift and the layer that caused most of it (Prop. 2)."""
+    """Return every task with its final drift, the layer that caused most of it (Prop. 2), and that layer's share."""
     rows = []
     for task, entry in ledger.to_json()["tasks"].items():
         layers = entry["layers"]
         worst = max(layers, key=lambda layer: layer["share"] or 0.0)
         rows.append((task, layers[-1]["relative_drift"], worst["layer"], worst["share"] or 0.0))
     return rows
-
-
-COMMANDS = (init, diagnose)

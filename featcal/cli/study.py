@@ -1,4 +1,4 @@
-"""Commands that measure many models alike."""
+"""Studies: commands that measure many models alike."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DEVICE, JSON, SPLIT, SUITE, block
-from featcal.cli.terminal import bar, say, show
+from featcal.cli.groups import Command, name_models
+from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
+from featcal.cli.terminal import bar, require_new, say, show, write_new
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,23 +21,22 @@ if TYPE_CHECKING:
     from featcal.studies.study import Study
 
 SHOWN = block(
-    click.option("--out", type=click.Path(path_type=Path), help="File for the JSON document; must not exist."),
+    JSON_FILE,
     click.option("--csv", "as_csv", is_flag=True, help="Print CSV: a row for every model and seed, with everything."),
     click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown."),
     DEVICE,
     JSON,
 )
-"""How every study ends."""
-METHODS = click.option("--methods", help="Names of models between commas, in place of the usual ones.")
-SEEDS = click.option("--seeds", help="Calibration seeds between commas.  [42,43,44]")
-SAMPLES = click.option("--samples", default=64, show_default=True, help="Calibration samples per task.")
-SCORED = block(
-    click.option("--n", type=int, help="Samples per task to score.  [all]"),
-    click.option("--split", type=SPLIT, default="test", show_default=True, help="Of them."),
+"""The last options of every study."""
+_MODELS = models_option(
+    "Measure this model, or every method (all); may be repeated:", left_out="the study's usual ones"
 )
-STUDY = block(METHODS, SEEDS, SAMPLES, SCORED, SHOWN)
+_SEEDS = click.option("--seeds", help="Calibration seeds between commas.  [42,43,44]")
+_SAMPLES = click.option("--samples", default=64, show_default=True, help="Calibration samples per task.")
+_STUDY = block(_MODELS, _SEEDS, _SAMPLES, SCORED, SHOWN)
+_OLD = {"--n": "--eval-samples", "--methods": name_models}
+_KEPT = "Finished rows are kept in the cache folder, so an interrupted study continues where it stopped."
 Forms = Mapping[str, bool]
-_KEPT = "Finished rows are kept in the cache folder, so a study that was interrupted goes on where it stopped."
 
 
 def run_study(
@@ -48,16 +48,16 @@ def run_study(
     device: str,
     **forms: bool,
 ) -> None:
-    """Run a study as the options of its command say, and show it.
+    """Run a study with the options of its command, and print it.
 
     Args:
-        asked: methods, seeds, samples, n and split.
-        forms: as_json, as_csv and as_markdown, of which one at most.
+        asked: models, seeds, samples, eval_samples and split.
+        forms: as_json, as_csv and as_markdown, of which at most one is true.
 
     Raises:
-        InputError: the file is there already, or as the study.
+        InputError: the file exists, or what the study raises.
     """
-    from featcal.studies.method_lists import parse_methods
+    from featcal.studies.compare import named_methods
     from featcal.studies.method_lists import seeds as numbers
     from featcal.studies.plan import SEEDS as USUAL
     from featcal.studies.plan import Plan, views
@@ -65,26 +65,21 @@ def run_study(
 
     if sum(forms.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
-    if out is not None and out.exists():
-        raise InputError(f"{out} exists; name another file")
+    require_new(out)
     rows = Rows()
     seeds = USUAL if asked["seeds"] is None else numbers(asked["seeds"])
-    on = views(asked["n"], asked["split"])
-    plan = Plan(parse_methods(asked["methods"]), seeds, asked["samples"], on, rows, bar())
-    _show(study(opening.session(suite, device, one_shot=False), plan), rows, out, forms)
+    on = views(asked["eval_samples"], asked["split"])
+    session = opening.session(suite, device, one_shot=False)
+    plan = Plan(named_methods(session, asked["models"]), seeds, asked["samples"], on, rows, bar())
+    _show(study(session, plan), rows, out, forms)
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
-    """A study on stdout, in one form, in a file, and where pages find it."""
+    """Print a study in one form, write it to a file if one is named, and keep it for the app."""
     from featcal.figures import study_tables
     from featcal.studies.library import keep
-    from featcal.system.atomic_files import put_new
 
-    if out is not None:
-        try:
-            put_new(out, study.text())
-        except OSError as error:
-            raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
+    write_new(out, study.text())
     for problem in filter(None, [*rows.problems, keep(study)]):
         say(f"warning: {problem}", err=True)
     if forms["as_csv"]:
@@ -97,16 +92,16 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
 
 
 def _split_up(options: dict[str, Any], usual: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is asked for, with the usual methods where none are named, and how it is shown."""
-    asked = {name: options.pop(name) for name in ("methods", "seeds", "samples", "n", "split")}
-    return {**asked, "methods": asked["methods"] or ",".join(usual)}, options
+    """Return what is asked for, with the usual models if none are named, and how it is shown."""
+    asked = {name: options.pop(name) for name in ("models", "seeds", "samples", "eval_samples", "split")}
+    return {**asked, "models": asked["models"] or usual}, options
 
 
 def _whole(text: str | None, name: str) -> list[int] | None:
-    """The whole numbers of a list with commas between; None where there is no list.
+    """Return the whole numbers of a list with commas between; None if there is no list.
 
     Raises:
-        InputError: something else.
+        InputError: an entry that is no whole number, or no entry.
     """
     if text is None:
         return None
@@ -116,15 +111,18 @@ def _whole(text: str | None, name: str) -> list[int] | None:
     return [int(word) for word in words]
 
 
-@click.command(epilog=_KEPT)
+@click.command(cls=Command, old=_OLD, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Calibration samples per task, between commas.  [8,16,32,64,128,256,512]")
-@METHODS
-@SEEDS
+@_MODELS
+@_SEEDS
 @SCORED
 @SHOWN
 def budget(suite: str, counts: str | None, **options: Any) -> None:
-    """Measure how many calibration samples methods need (Fig. 3, Table 12)."""
+    """Measure how many calibration samples methods need.
+
+    This is Fig. 3 and Table 12 of the paper.
+    """
     from featcal.studies import budget as of
 
     asked, shown = _split_up({**options, "samples": 1}, of.METHODS)
@@ -132,13 +130,16 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     run_study(lambda session, plan: of.budget(session, plan, given or of.COUNTS), suite, asked, **shown)
 
 
-@click.command(epilog=_KEPT)
+@click.command(cls=Command, old=_OLD, epilog=_KEPT)
 @SUITE
-@click.option("--kinds", help="gaussian-noise, motion-blur, fog, between commas.  [all]")
-@click.option("--severities", help="1 to 5, between commas.  [3]")
-@STUDY
+@click.option("--kinds", help="gaussian-noise, motion-blur and fog, some of them between commas.  [all]")
+@click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
+@_STUDY
 def corrupt(suite: str, kinds: str | None, severities: str | None, **options: Any) -> None:
-    """Measure what calibration on corrupted pictures costs; test pictures stay clean (Table 6, Fig. 4)."""
+    """Measure what corrupted calibration pictures cost.
+
+    Test pictures stay clean (Table 6 and Fig. 4 of the paper).
+    """
     from featcal.studies import corrupt as of
     from featcal.suite.source import CORRUPTIONS
 
@@ -148,14 +149,14 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, asked, **shown)
 
 
-@click.command(epilog=_KEPT)
+@click.command(cls=Command, old=_OLD, epilog=_KEPT)
 @SUITE
-@STUDY
+@_STUDY
 def schedule(suite: str, **options: Any) -> None:
-    """Measure what the forward order is worth: against stale and parallel features (Prop. 8, whole models).
+    """Compare the forward order with stale and parallel features.
 
-    stale fits every block behind one that is still the merged model's, parallel all of them on the merged model's
-    features; each takes as many calibrations as there are blocks.
+    Whole models are scored (Prop. 8). "stale" fits every block behind one that is still the merged model's, "parallel"
+    fits all of them on the merged model's features; each takes as many calibrations as there are blocks.
     """
     from featcal.studies import schedule as of
 
@@ -163,28 +164,31 @@ def schedule(suite: str, **options: Any) -> None:
     run_study(of.schedule, suite, asked, **shown)
 
 
-@click.command(epilog=_KEPT)
+@click.command(cls=Command, old=_OLD, epilog=_KEPT)
 @SUITE
-@STUDY
+@_STUDY
 def ablate(suite: str, **options: Any) -> None:
-    """Measure what parts of both recipes are worth: biases, norms, token weights, maps, anchor, alpha, beta."""
+    """Leave out parts of the recipes one by one.
+
+    Parts are biases, norms, token weights, kinds of maps, anchor, alpha and beta.
+    """
     from featcal.studies import ablate as of
 
     asked, shown = _split_up(options, ("merged",))
     run_study(of.ablate, suite, asked, **shown)
 
 
-@click.command("tasks", epilog=_KEPT)
+@click.command(cls=Command, old=_OLD, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Numbers of tasks between commas.  [2, doubled up to all]")
-@STUDY
+@_STUDY
 def tasks(suite: str, counts: str | None, **options: Any) -> None:
-    """Measure methods on the suite's first tasks alone, merged anew, for rising numbers of tasks."""
+    """Measure methods on the suite's first 2, 4, 8, … tasks.
+
+    The experts of these tasks are merged anew.
+    """
     from featcal.studies import tasks as of
 
     asked, shown = _split_up(options, of.METHODS)
     given = _whole(counts, "counts")
     run_study(lambda session, plan: of.tasks(session, plan, given), suite, asked, **shown)
-
-
-COMMANDS = (budget, corrupt, schedule, ablate, tasks)

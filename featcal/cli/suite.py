@@ -1,14 +1,15 @@
-"""Commands about suites: which there are, and whether one is in order."""
+"""Commands about suites: which there are, whether one is in order, and suite files of other tools."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import JSON, SUITE
+from featcal.cli.options import JSON, SUITE, file_to_write
 from featcal.cli.terminal import say, show
 from featcal.system.formatting import readable
 from featcal.system.resources import embedded_suites, ready_suites
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from featcal.preflight.check import Preflight
 
 
-@click.command()
+@click.command("list")
 @JSON
-def suites(as_json: bool) -> None:
-    """List the suites that come with featcal: embedded ones, and benchmarks whose models are on the Hub."""
+def list_suites(as_json: bool) -> None:
+    """List the suites that come with featcal.
+
+    Models and samples of embedded ones come with it too; those of the published benchmarks are on the Hub.
+    """
     from featcal.suite.schema import load_suite
 
     files = {"embedded": embedded_suites(), "hub": ready_suites()}
@@ -37,10 +41,14 @@ def suites(as_json: bool) -> None:
 
 @click.command()
 @SUITE
-@click.option("--probe/--no-probe", default=None, help="Score every expert on every task.  [where it takes seconds]")
+@click.option("--probe/--no-probe", default=None, help="Score every expert on every task.  [if it takes seconds]")
 @JSON
 def check(suite: str, probe: bool | None, as_json: bool) -> int:
-    """Report every problem of a suite at once, and what a calibration would take; exit 1 if there is a problem."""
+    """Find every problem of a suite at once; estimate the cost.
+
+    The cost of a calibration is in memory, disk and time, and what would be fetched. Exit status 1 if there is a
+    problem.
+    """
     from featcal.preflight.check import check as preflight
 
     found = preflight(opening.load(suite), probe)
@@ -52,7 +60,7 @@ def check(suite: str, probe: bool | None, as_json: bool) -> int:
 
 
 def show_check(found: Preflight) -> None:
-    """Problems on stderr; sizes, estimates, downloads and notes as text."""
+    """Print problems on stderr; sizes, estimates, downloads and notes on stdout."""
     if found.problems:
         title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"
         for line in [title, *(f"  - {problem}" for problem in found.problems)]:
@@ -86,4 +94,35 @@ def show_check(found: Preflight) -> None:
         click.echo("\nno problems found")
 
 
-COMMANDS = (suites, check)
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--merged",
+    help="Folder or Hub id of the merged model, if the method is none of featcal's.  [merged as the recipe says]",
+)
+@file_to_write("Suite file to write; must not exist.")
+@JSON
+def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
+    """Make a suite file of a mergekit recipe or a FusionBench pool."""
+    from featcal.authoring.recipes import import_to_file
+
+    document = import_to_file(file, merged, out)
+    lines = [("to be filled in", line) for line in document["missing"]]
+    lines += [("not quite the recipe", line) for line in document["notes"]]
+    show(document, as_json, lines, ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command("export-pool")
+@SUITE
+@file_to_write("YAML file to write; must not exist.")
+@JSON
+def export_pool(suite: str, out: Path, as_json: bool) -> None:
+    """Write a suite's base and experts as a FusionBench pool."""
+    from featcal.authoring.recipes import export_pool_to_file
+
+    document = export_pool_to_file(opening.load(suite), out)
+    show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")

@@ -1,14 +1,16 @@
-"""What commands say: tables and documents on stdout, messages and progress on stderr."""
+"""Output of commands: tables and documents on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featcal.system.errors import InputError
 from featcal.system.formatting import message, printable
 from featcal.system.progress import Progress
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
-    """The document as JSON, or its rows as an aligned table; nothing where there is neither row nor header."""
+    """Print the document as JSON, or its rows as an aligned table; nothing if there is neither row nor header."""
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
@@ -28,26 +30,48 @@ def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Se
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def require_new(out: Path | None) -> None:
+    """Raise InputError if a document is to be written to a file that exists."""
+    if out is not None and out.exists():
+        raise InputError(f"{out} exists; name another file")
+
+
+def write_new(out: Path | None, text: str) -> None:
+    """Write a document to a new file, if one is named.
+
+    Raises:
+        InputError: the file exists, or its folder cannot be written to.
+    """
+    from featcal.system.atomic_files import put_new
+
+    if out is None:
+        return
+    try:
+        put_new(out, text)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
+
+
 def say(text: str, err: bool = False, colour: str | None = None) -> None:
-    """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
+    """Print one message; names in it may come from files, so control characters are escaped."""
     click.secho(message(text), err=err, fg=colour)
 
 
 def say_notes(document: Mapping[str, Any]) -> None:
-    """What should be known of a written model, on stderr."""
+    """Print warnings and notes of a written model on stderr."""
     for kind, colour in (("warning", "red"), ("note", None)):
         for one in document.get(f"{kind}s", ()):
             say(f"{kind}: {one}", err=True, colour=colour)
 
 
 def say_problems(history: History) -> None:
-    """What is wrong with the history, on stderr."""
+    """Print what is wrong with the history on stderr."""
     for problem in history.problems:
         say(f"warning: {problem}", err=True)
 
 
 def bar() -> Progress:
-    """A bar with the time left on stderr; silent where stderr is not a terminal."""
+    """Return a progress bar on stderr with the time left; it is silent if stderr is not a terminal."""
     from tqdm import tqdm
 
     bars: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Commands that write models and suite files."""
+"""Commands that write models, and write them again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import JSON, OUT, SUITE, Size, file_to_write
+from featcal.cli.completion import complete_model, complete_suite
+from featcal.cli.options import JSON, OUT, SUITE, Size
 from featcal.cli.terminal import bar, say, say_notes, show
 from featcal.suite.methods import is_baseline, method_names
 from featcal.suite.name_grammar import model_name
@@ -18,12 +19,17 @@ from featcal.system.progress import keep_memory
 @SUITE
 @click.option(
     "--method",
+    shell_complete=complete_model,
     help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
     "react@calibrated.  [the suite's own recipe]",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
-@click.option("--task", help="Of react: write the model for this task alone, in a folder like that of its expert.")
-@click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
+@click.option(
+    "--task", help="With react: write the model of this task alone, in a folder like that of its expert.  [all tasks]"
+)
+@click.option(
+    "--max-memory", type=Size(), help="Verify the model block by block if it is larger than this.  [no limit]"
+)
 @OUT
 @click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
@@ -37,10 +43,11 @@ def merge(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Merge the experts of a suite into a checkpoint folder.
+    """Merge the experts of a suite into a checkpoint.
 
-    Of `react`, whose maps per task are multiplied into heads, the folder holds the model and `heads`, a file per task;
-    `featcal evaluate --model` reads both.
+    --method polished:steps=30@MODEL brings a model's final features closer to the experts' by a few steps of gradient
+    descent, without labels; the loss before and after is printed. With `react`, whose maps per task are multiplied
+    into heads, the folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
     """
     from featcal.export.merge import merge_to_folder
 
@@ -52,6 +59,10 @@ def merge(
         session = opening.session(suite, device or "auto")
         document = session.fit.baseline(method, bar()).save(out, task)
         say_notes(document)
+        if "loss_before" in document and not as_json:
+            show(None, False, [("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
+            say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
+            return
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
     if task is not None:
@@ -64,15 +75,21 @@ def merge(
 
 @click.command()
 @click.argument("folder")
-@click.option("--format", "layout", type=click.Choice(["hf", "open_clip"]), default="hf", show_default=True)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["hf", "open_clip"]),
+    default="hf",
+    show_default=True,
+    help="Library that is to load it: transformers or open_clip.",
+)
 @OUT
 @JSON
 def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
-    """Write a model for the library that will load it, and verify it there.
+    """Write a model for the library that will load it; verify it.
 
-    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder
-    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
-    the same command.
+    hf gives a folder that transformers 4.57 and 5 read alike, or a note that says which is needed; open_clip a folder
+    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE.
     """
     from featcal.export.change_layout import convert
 
@@ -85,49 +102,23 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
         say(f"written to {document['out']}")
 
 
-@click.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--merged", help="Folder or Hub id of the merged model, for methods that featcal does not merge itself.")
-@file_to_write("Suite file to write; must not exist.")
-@JSON
-def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
-    """Make a suite file of a mergekit recipe or a FusionBench model pool."""
-    from featcal.authoring.recipes import import_to_file
-
-    document = import_to_file(file, merged, out)
-    lines = [("to be filled in", line) for line in document["missing"]]
-    lines += [("not quite the recipe", line) for line in document["notes"]]
-    show(document, as_json, lines, ("", ""))
-    if not as_json:
-        say(f"written to {document['out']}")
-
-
-@click.command("export-pool")
-@SUITE
-@file_to_write("YAML file to write; must not exist.")
-@JSON
-def export_pool(suite: str, out: Path, as_json: bool) -> None:
-    """Write a suite's base and experts as a model pool of FusionBench."""
-    from featcal.authoring.recipes import export_pool_to_file
-
-    document = export_pool_to_file(opening.load(suite), out)
-    show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
-    if not as_json:
-        say(f"written to {document['out']}")
-
-
 @click.command()
 @click.argument("record", type=click.Path(path_type=Path))
-@click.option("--suite", help="The suite, where it does not come with featcal.  [the record's]")
-@click.option("--out", type=click.Path(path_type=Path), help="Keep what is made in this folder; must not exist.")
+@click.option(
+    "--suite", shell_complete=complete_suite, help="The suite, if it does not come with featcal.  [the record's]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Keep the model in this folder; must not exist.  [not kept]"
+)
 @click.option("--device", help="cpu or cuda.  [the record's]")
 @JSON
 def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
-    """Run what wrote a featcal.json again and compare every tensor, bit for bit.
+    """Run what wrote a featcal.json again; compare bit by bit.
 
-    RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is held against the
-    weight files beside it, else against the hashes in it. Exit status 1 where anything differs, with the inputs,
-    samples, versions and tensors that do. A model that was calibrated by its path is looked for from where this runs.
+    RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is compared with
+    the weight files beside it, else with the hashes in it. If anything differs, the exit status is 1, and the inputs,
+    samples, versions and tensors that differ are listed. The path of a calibrated model is relative to the current
+    folder.
     """
     from featcal.studies.replay.again import replay as run_again
 
@@ -151,6 +142,3 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
 
 def _relative(difference: float | None) -> str:
     return "" if difference is None else f", relative difference {difference:.1e}"
-
-
-COMMANDS = (merge, export, import_, export_pool, replay)

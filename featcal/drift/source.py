@@ -50,6 +50,7 @@ class SourceExcess:
     """One group of linear maps fitted on one source."""
 
     block: str
+    """Its name in tables: `block 0`."""
     modules: str
     source: str
     excess: float
@@ -145,7 +146,7 @@ def measure_sources(
                         book.end_task(own)
                 anchors = [block.local(run.compute.move(one.read(block.names))) for one in (run.merged, run.base)]
                 for book in books:
-                    found += book.close(block, *anchors)
+                    found += book.close(family.adapter.name_of(block), *anchors)
         walk.finish()
     return found
 
@@ -267,7 +268,7 @@ class _Book:
         replayed = (1 - alpha) ** 2 * float(torch.sum(weight @ gram * weight))
         return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed
 
-    def close(self, block: Block, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[SourceExcess]:
+    def close(self, block: str, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[SourceExcess]:
         """Yield the excess of every source once all tasks are in."""
         stack, names = self.group.stack, ", ".join(self.group.names)
         anchor = closed_form.anchor(stack(merged, "weight"), stack(base, "weight"), self._config.rho)
@@ -275,7 +276,7 @@ class _Book:
         for label, deployed, source in pairs:
             right, other = (self._objective(deployed, which, anchor) for which in (deployed, source))
             total, weight = self._distance[label]
-            yield SourceExcess(block.name, names, label, coupling=total / weight, **compare(right, other))
+            yield SourceExcess(block, names, label, coupling=total / weight, **compare(right, other))
 
     def _objective(self, deployed: str, source: str, anchor: Tensor) -> Objective:
         gram, target, constant = self._sums[deployed, source]

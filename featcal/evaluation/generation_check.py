@@ -107,7 +107,7 @@ class Canary:
         return bool(self.reasons)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the public document of `featcal canary --json`, which is also `canary` of a record."""
+        """Return the public document of `featcal study canary --json`, which is also `canary` of a record."""
         return {
             "suite": self.suite,
             "model": self.model,

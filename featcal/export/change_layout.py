@@ -44,7 +44,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         layout: "hf" or "open_clip".
 
     Returns:
-        The document of `featcal convert --json`: `out`, `format`, `written` and `notes` (what the other layout cannot
+        The document of `featcal export --json`: `out`, `format`, `written` and `notes` (what the other layout cannot
         hold, or transformers 4 cannot be told); after a conversion also `parity`, the largest absolute difference of
         image features, text features and logit scale between source and result on fixed random inputs, each computed
         by its own library.

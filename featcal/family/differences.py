@@ -77,7 +77,7 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
     formats = {"clip": "hf", "open_clip": "open_clip"}
     if {config.get("model_type"), adapter.family} == set(formats):
         layout = formats[adapter.family]
-        return f"laid out for another library than the base; 'featcal convert MODEL --format {layout} --out DIR' helps"
+        return f"laid out for another library than the base; 'featcal export MODEL --format {layout} --out DIR' helps"
     named = next(iter(config.get("architectures") or ()), None)
     kind = next((kind for end, kind in _KINDS.items() if str(named).endswith(end)), None)
     if named in adapter.classes or kind is None or not adapter.classes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -31,15 +31,12 @@ def outputs(ledger: DriftLedger) -> pd.DataFrame:
     return pd.DataFrame([{"task": name, **one.to_json()["output"]} for name, one in ledger.tasks.items()])
 
 
-def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:
-    """Return one row per block and source: excess over the source's own deployed minimum, both summed over maps.
-
-    Args:
-        layers: what charts call a block, by the prefix of its tensors.
-    """
-    summed = excess_frame(found).groupby(["block", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
+def sources(found: Sequence[SourceExcess]) -> pd.DataFrame:
+    """Return one row per block and source: excess over the source's own deployed minimum, both summed over maps."""
+    named = excess_frame(found).rename(columns={"block": "layer"})
+    summed = named.groupby(["layer", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
     relative = (summed["excess"] / summed["minimum"]).where(summed["minimum"] > 0, 0.0)
-    return summed.assign(layer=summed["block"].map(layers), relative=relative)
+    return summed.assign(relative=relative)
 
 
 def _attribution(task: TaskDrift) -> pd.DataFrame:

@@ -112,7 +112,7 @@ def located_folder(folder: Path, label: str) -> Located:
     if pickles:
         raise InputError(
             f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}); rewrite them with "
-            f"'featcal convert open_clip:{folder / CONFIG_FILE}:{folder / pickles[0]} --format open_clip --out DIR', "
+            f"'featcal export open_clip:{folder / CONFIG_FILE}:{folder / pickles[0]} --format open_clip --out DIR', "
             "which reads tensors and runs no code"
         )
     raise InputError(f"{label}: no {WEIGHT_FILE} in {folder}")

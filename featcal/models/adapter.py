@@ -426,6 +426,14 @@ class Adapter(ABC):
             for i in range(len(stage.blocks))
         ]
 
+    def block_names(self) -> dict[str, str]:
+        """Return what tables, options and messages call a block, by the prefix of its tensors, in forward order."""
+        return dict(zip((block.name for block in self.blocks()), self.block_layers(), strict=True))
+
+    def name_of(self, block: Block) -> str:
+        """Return what tables, options and messages call a block: `block 0`, or `encoder block 3` of several stages."""
+        return self.block_names()[block.name]
+
     def layers(self) -> list[str]:
         """Return the names of all layers in forward order: for every stage what stands in front of it and its blocks,
         then the head."""

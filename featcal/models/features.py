@@ -66,7 +66,7 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
 
 def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
     """Yield every layer of some stages by name, when the walk's experts have passed it; to be consumed to the end."""
-    names = {block.name: layer for block, layer in zip(adapter.blocks(), adapter.block_layers(), strict=True)}
+    names = adapter.block_names()
     for stage in stages:
         walk.enter(stage)
         yield adapter.first_layer(stage), stage

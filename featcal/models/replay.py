@@ -67,8 +67,9 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
             same_state = same(carried.hidden_state, theirs.hidden_state)
             if not (same_state and same_beside(carried.block_call(block.name), theirs, alike)):
                 raise InputError(
-                    f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
-                    "such as a mask or positions of its own; featcal cannot run this architecture block by block"
+                    f"{adapter.name_of(block)}: {adapter.library} calls this block with other arguments than the "
+                    "blocks before it, such as a mask or positions of its own; featcal cannot run this architecture "
+                    "block by block"
                 )
         if stage is not adapter.stages[-1]:  # not behind the last one, whose last block may give states of another form
             upstream = stage.advance(

@@ -110,7 +110,7 @@ def sweep(work: Work) -> dict[str, Any]:
     task to measure on.
 
     Returns:
-        The document of `featcal sweep --json`.
+        The document of `featcal study sweep --json`.
     """
     from featcal.family.opening import open_family
     from featcal.session.session import Session
@@ -150,7 +150,7 @@ def compare(work: Work) -> dict[str, Any]:
     `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
 
     Returns:
-        The document of `featcal compare --methods --json`, which the page of studies finds as well.
+        The document of `featcal compare --model all --json`, which the page of studies finds as well.
     """
     from featcal.family.opening import open_family
     from featcal.session.session import Session

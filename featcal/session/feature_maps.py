@@ -125,7 +125,7 @@ class FeatureMaps:
         feature, and `distance` of the two when each has unit norm.
 
         Args:
-            tasks, layers: by name; none are all of them (`visible_layers`).
+            tasks, layers: by name, a block by the prefix of its tensors too; none are all of them (`visible_layers`).
             alone: every layer has a map of its own.
             pooled: a last column `feature`: the feature itself, of unit norm.
 
@@ -133,7 +133,8 @@ class FeatureMaps:
             InputError: no such task or layer, or as `Measurements.layer_features`.
             NumericalError: a feature that is zero or not finite.
         """
-        chosen = _select_known("layer", layers, visible_layers(self.session))
+        names = self.session.family.adapter.block_names()
+        chosen = _select_known("layer", [names.get(one, one) for one in layers], visible_layers(self.session))
         frames = [
             self._layer_frame(task, layer, found, alone, pooled)
             for task in _select_known("task", tasks, self.session.tasks)
@@ -184,7 +185,7 @@ def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Value
 
 
 def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
-    """The public document of `featcal features --json`: rows of `FeatureMaps.to_frame`, by task and layer."""
+    """The public document of `featcal study features --json`: rows of `FeatureMaps.to_frame`, by task and layer."""
     tasks: dict[str, Any] = {}
     for (task, layer), rows in frame.groupby(["task", "layer"], sort=False):
         entry = tasks.setdefault(str(task), {"samples": int(rows["sample"].max()) + 1, "layers": []})

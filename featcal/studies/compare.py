@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from featcal.calibration.calibrate import config_for
@@ -18,9 +19,13 @@ def compare_methods(session: Session, plan: Plan) -> Study:
     Raises:
         InputError: a name that cannot be read.
     """
-    asked = [name for one in plan.methods for name in (every_method(session) if one == ALL else [one])]
-    full = replace(plan, methods=[EXPERT, *asked])
+    full = replace(plan, methods=[EXPERT, *named_methods(session, plan.methods)])
     return study_of("compare", session, plan.on, full.run(session, full.points()))
+
+
+def named_methods(session: Session, names: Sequence[str]) -> list[str]:
+    """Return names with every method of the suite in place of "all"."""
+    return [name for one in names for name in (every_method(session) if one == ALL else [one])]
 
 
 def every_method(session: Session) -> list[str]:

@@ -118,7 +118,7 @@ class HistoryEntry:
         return next((one for one in self.measured if one.samples_key == (how, split, samples, seed)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `featcal runs --json`."""
+        """One entry of `featcal history list --json`."""
         return asdict(self)
 
 
@@ -176,7 +176,7 @@ class History:
         place = self._home(run_id)
         for run in self._read(str(place), run_id):
             return run
-        raise InputError(f"run {run_id} in {place} cannot be read; see `featcal runs`")
+        raise InputError(f"run {run_id} in {place} cannot be read; see `featcal history list`")
 
     def mark(self, run_id: str, mark: Mark, value: str | bool) -> None:
         """Name a run, note something about it, or pin it; "" and False take the mark away.
@@ -246,7 +246,7 @@ class History:
             for place in self._places():
                 if (place / f"{run_id}.json").is_file():
                     return place
-        raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
+        raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal history list` lists them")
 
     def _read(self, place: str, prefix: str) -> Iterator[HistoryEntry]:
         """The runs of one folder whose ids begin so."""

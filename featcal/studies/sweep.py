@@ -141,7 +141,7 @@ def baselines(grid: Grid) -> list[str]:
 
 
 def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSamples) -> dict[str, Any]:
-    """The public document of `featcal sweep --json`: every point with its run, and the ids of the Pareto front."""
+    """Return the document of `featcal study sweep --json`: every point with its run, ids of the Pareto front."""
     return {
         "suite": session.family.suite.name,
         "split": on.split or session.split,

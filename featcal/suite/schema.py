@@ -284,7 +284,7 @@ def suite_file(reference: str | Path) -> Path:
         pass
     raise InputError(
         f"no suite '{shorten(str(reference), 200)}': neither a file nor an embedded suite "
-        f"({', '.join(embedded) or 'none'}) nor one of those for the Hub's models in `featcal suites`."
+        f"({', '.join(embedded) or 'none'}) nor one of those for the Hub's models in `featcal suite list`."
         f"{did_you_mean(str(reference), [*embedded, *ready])}"
     )
 

@@ -106,7 +106,7 @@ def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pyt
     assert charts(app) == 0
     assert "Nothing of this suite was measured yet" in app.info[0].value
     assert frames(app).keys() == {"paper"}
-    assert f"featcal compare {tiny_suite_file} --methods all" in app.code[0].value
+    assert f"featcal compare {tiny_suite_file} --model all" in app.code[0].value
 
 
 def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:

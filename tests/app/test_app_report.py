@@ -44,7 +44,7 @@ def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered
     (line,) = (block.value for block in app.code if block.value.startswith("featcal report"))
     assert line == (
         f"featcal report {tiny_suite_file} --model merged "
-        "--model calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6 --samples 8 --seed 42 --out report.html"
+        "--model calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6 --eval-samples 8 --seed 42 --out report.html"
     )
     button(app, "Write a report").click().run()
     assert healthy(app)

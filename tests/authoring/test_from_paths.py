@@ -1,4 +1,4 @@
-"""A suite out of models and samples as they lie: `featcal init` and `featcal diagnose`, and what is guessed."""
+"""A suite out of models and samples as they lie: `featcal suite init` and `featcal diagnose`, and what is guessed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_init_writes_a_suite_that_check_accepts(run: Run, t5: Path) -> None:
-    found = document(run("init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml", "--json"))
+    found = document(run("suite", "init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml", "--json"))
     assert (found["missing"], found["problems"]) == ([], [])
     suite = load_suite("mine.yaml")
     assert check(suite, probe=False).problems == ()
@@ -101,7 +101,7 @@ def test_init_writes_a_suite_that_check_accepts(run: Run, t5: Path) -> None:
 
 
 def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
-    assert run("init", *options(PICTURES, "pictures/{}"), "--merged", "ties", "--out", "sub.yaml")[0] == 0
+    assert run("suite", "init", *options(PICTURES, "pictures/{}"), "--merged", "ties", "--out", "sub.yaml")[0] == 0
     suite = load_suite("sub.yaml")
     assert suite.splits() == ("calibration", "validation")
     assert suite.tasks["colors"].calibration.imagefolder == "pictures/colors/train"  # type: ignore[union-attr]
@@ -116,13 +116,13 @@ def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
 
 def test_init_takes_nothing_for_granted_of_what_is_said(run: Run, t5: Path) -> None:
     source = "{{jsonl: {0}.jsonl.gz, split: calibration, input: 'Say {{label}}:', target: '{{label}}'}}"
-    code, out, err = run("init", *options(TEXT, source), "--merged", "ties", "--out", "mine.yaml")
+    code, out, err = run("suite", "init", *options(TEXT, source), "--merged", "ties", "--out", "mine.yaml")
     assert (code, out.strip(), err) == (0, "written to mine.yaml", "")
 
 
 def test_init_says_what_is_missing_and_writes_the_rest(run: Run, t5: Path) -> None:
     given = options(TEXT, "{}.jsonl.gz")[:-2]  # without the samples of the last task
-    code, out, err = run("init", *given, "--out", "mine.yaml")
+    code, out, err = run("suite", "init", *given, "--out", "mine.yaml")
     assert code == 1
     assert "written to mine.yaml" in out
     assert "to be filled in: calibration samples of paraphrase" in err
@@ -132,7 +132,7 @@ def test_init_says_what_is_missing_and_writes_the_rest(run: Run, t5: Path) -> No
 
 def test_init_overwrites_nothing(run: Run, t5: Path) -> None:
     Path("mine.yaml").write_text("mine")
-    code, _, err = run("init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml")
+    code, _, err = run("suite", "init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml")
     assert code == 1
     assert "mine.yaml is there already" in err
     assert Path("mine.yaml").read_text() == "mine"
@@ -159,13 +159,13 @@ def test_everything_that_is_not_there_is_said_at_once(run: Run, t5: Path) -> Non
 
 @pytest.mark.parametrize("given", ["cars", "=x", "cars=", " = "])
 def test_a_task_has_a_value(run: Run, here: Path, given: str) -> None:
-    code, _, err = run("init", "--base", "b", "--expert", given, "--out", "mine.yaml")
+    code, _, err = run("suite", "init", "--base", "b", "--expert", given, "--out", "mine.yaml")
     assert code == 2
     assert "is not TASK=VALUE" in err
 
 
 def test_a_task_is_given_once(run: Run, here: Path) -> None:
-    code, _, err = run("init", "--base", "b", "--expert", "a=x", "--expert", "a=y", "--out", "mine.yaml")
+    code, _, err = run("suite", "init", "--base", "b", "--expert", "a=x", "--expert", "a=y", "--out", "mine.yaml")
     assert code == 2
     assert "'a' is given twice" in err
 
@@ -173,16 +173,16 @@ def test_a_task_is_given_once(run: Run, here: Path) -> None:
 @pytest.mark.slow
 def test_diagnose_pictures(run: Run, clip: Path) -> None:
     given = options(PICTURES, "pictures/{}")
-    assert run("init", *given, "--out", "mine.yaml")[0] == 0
+    assert run("suite", "init", *given, "--out", "mine.yaml")[0] == 0
     assert run("merge", "mine.yaml", "--out", "merged")[0] == 0
-    asked = ("diagnose", "merged", *given, "--samples", "16", "--out", "found.html", "--json")
+    asked = ("diagnose", "merged", *given, "--eval-samples", "16", "--out", "found.html", "--json")
     found = document(run(*asked))
     assert found["check"]["ok"]
     assert not found["missing"]
     page = Path("found.html").read_text()
     assert "featcal drift found.yaml --model merged" in page
     assert len(page.encode()) == found["report"]["bytes"]
-    own = document(run("drift", "found.yaml", "--samples", "16", "--attribution", "--json"))
+    own = document(run("drift", "found.yaml", "--eval-samples", "16", "--attribution", "--json"))
     for task in PICTURES:  # the suite beside the report gives the report's numbers, those of the recipe
         assert found["drift"]["tasks"][task]["layers"] == own["tasks"][task]["layers"]
         assert own["tasks"][task]["layers"][-1]["relative_drift"] > 0.1
@@ -194,7 +194,7 @@ def test_diagnose_pictures(run: Run, clip: Path) -> None:
 @pytest.mark.slow
 def test_diagnose_text(run: Run, t5: Path) -> None:
     given = options(TEXT, "{}.jsonl.gz")
-    code, out, err = run("diagnose", "experts/sentiment", *given, "--samples", "8", "--out", "found.html")
+    code, out, err = run("diagnose", "experts/sentiment", *given, "--eval-samples", "8", "--out", "found.html")
     assert code == 0, err
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
     assert float(rows["sentiment"].split()[1]) == 0.0  # it is that expert itself

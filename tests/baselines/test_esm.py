@@ -185,5 +185,5 @@ def test_a_decomposition_that_fails_names_its_map(tiny: Family, monkeypatch: pyt
         raise torch.linalg.LinAlgError("no convergence")
 
     monkeypatch.setattr("featcal.baselines.esm.merge_directions", fails)
-    with pytest.raises(NumericalError, match=r"layers\.0: self_attn\.k_proj: no decomposition \(no convergence\)"):
+    with pytest.raises(NumericalError, match=r"block 0: self_attn\.k_proj: no decomposition \(no convergence\)"):
         fit(tiny, Esm(samples=4))

@@ -115,10 +115,14 @@ def test_what_cannot_be_polished_says_why(tiny: Family) -> None:
 
 def test_the_command_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    given = ["--model", "calibrated:samples=8", "--steps", "3", "--samples", "8", "--out", str(out), "--json"]
-    done = CliRunner().invoke(commands, ["polish", str(tiny_suite_file), *given])
+    given = ["merge", str(tiny_suite_file), "--method", "polished:steps=3,samples=8@calibrated:samples=8"]
+    done = CliRunner().invoke(commands, [*given, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
+    told = CliRunner().invoke(commands, [*given, "--out", str(tmp_path / "told")]).stdout.splitlines()
+    losses = [["loss"], ["before", f"{document['loss_before']:.4f}"], ["after", f"{document['loss']:.4f}"]]
+    assert [line.split() for line in told[:3]] == losses
+    assert told[3].startswith(f"written to {tmp_path / 'told'} after ")
     assert document["loss"] < document["loss_before"]
     assert document["seconds"]["polished"] > 0
     name = "polished:samples=8,seed=42,steps=3,rate=0.0001,batch=8@calibrated:lam=0.05,rho=2,alpha=0.3,samples=8"

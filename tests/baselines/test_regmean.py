@@ -120,7 +120,7 @@ def test_inputs_that_others_determine_are_an_error(tiny64: Family) -> None:
         merged_weight(rows.mT @ rows, torch.ones(1, 3).double(), torch.zeros(1, 3).double())
     one = fit(tiny64, RegMean(samples=1, reduce=0.9))  # the diagonal makes up for it
     assert one.record["tasks"][TASKS[0]]["samples"] == 1
-    with pytest.raises(NumericalError, match=r"layers\.0: .*singular.*lower reduce or use more samples"):
+    with pytest.raises(NumericalError, match=r"block 0: .*singular.*lower reduce or use more samples"):
         fit(tiny64, RegMean(samples=1, reduce=1.0))
 
 

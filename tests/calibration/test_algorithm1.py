@@ -318,7 +318,7 @@ def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, usual: dict[s
 
 
 def test_lam_zero_without_enough_data_names_the_module(tiny: Family) -> None:
-    with pytest.raises(NumericalError, match=r"layers\.\d.*not positive definite.*raise lam"):
+    with pytest.raises(NumericalError, match=r"block \d.*not positive definite.*raise lam"):
         calibrate(tiny, replace(CONFIG, lam=0.0, eps=0.0, samples=1))
 
 

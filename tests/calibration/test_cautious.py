@@ -91,6 +91,6 @@ def test_the_command_line(tiny_suite_file: Path, tmp_path: Path, monkeypatch: py
 def test_a_sweep_over_alpha_is_not_cautious(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", str(tiny_suite_file), "--recipe", "informed", "--cautious", "--alpha", "0.1,0.6"]
+    words = ["study", "sweep", str(tiny_suite_file), "--recipe", "informed", "--cautious", "--alpha", "0.1,0.6"]
     assert run(monkeypatch, *words) != 0
     assert "leave alpha out" in capsys.readouterr().err

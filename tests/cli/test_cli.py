@@ -33,13 +33,13 @@ from featcal.system.errors import InputError
 
 
 def test_suites(run: Run) -> None:
-    suites = document(run("suites", "--json"))["suites"]
+    suites = document(run("suite", "list", "--json"))["suites"]
     assert "clip-mini" in [suite["name"] for suite in suites]
 
 
 def test_of_several_processes_each_would_do_it_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    code, out, err = run("suites")
+    code, out, err = run("suite", "list")
     assert (code, out) == (1, "")
     assert "only calibrate shares its work; start this without torchrun" in err
 
@@ -111,13 +111,13 @@ def test_a_merge_that_does_not_fit_whole_is_verified_by_blocks(run: Run, tiny_su
 
 
 def test_drift(run: Run, tiny_suite_file: Path) -> None:
-    ledger = document(run("drift", tiny_suite_file, "--json", "--samples", 4, "--split", "calibration"))
+    ledger = document(run("drift", tiny_suite_file, "--json", "--eval-samples", 4, "--split", "calibration"))
     assert ledger["split"] == "calibration"
     assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
 
 
 def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
-    options = ("--attribution", "--output", "--margins", "--source", "--samples", 6)
+    options = ("--attribution", "--output", "--margins", "--source", "--eval-samples", 6)
     ledger = document(run("drift", tiny_suite_file, *options, "--json"))
     for entry in ledger["tasks"].values():
         assert sum(layer["share"] for layer in entry["layers"]) == pytest.approx(1.0, abs=1e-5)
@@ -182,12 +182,26 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
         raise InputError("seen")
 
     monkeypatch.setattr(sweep_module, "run_sweep", take)
-    values = ("--lam", "0.1,1", "--rho", "1.5", "--samples", 5, "--n", 3, "--seed", 9, "--no-biases", "--no-layernorms")
+    values = (
+        "--lam",
+        "0.1,1",
+        "--rho",
+        "1.5",
+        "--samples",
+        5,
+        "--eval-samples",
+        3,
+        "--seed",
+        9,
+        "--no-biases",
+        "--no-layernorms",
+    )
     parts = ("--blocks", "block 0", "--blocks", "block 2", "--maps", "mlp", "--tasks", TASKS[1])
     for more in (parts, ()):
-        code, _, err = run("sweep", tiny_suite_file, *values, *more)
+        code, _, err = run("study", "sweep", tiny_suite_file, *values, *more)
         assert (code, "seen" in err) == (1, True), err
-    whole = CalibrationConfig(samples=5, seed=9, biases=False, layernorms=False)
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}  # the suite's own
+    whole = CalibrationConfig(**numbers, samples=5, seed=9, biases=False, layernorms=False)
     part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
     assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), EvaluationSamples(3)) for one in (part, whole)]
 
@@ -200,7 +214,7 @@ def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkey
         raise InputError("seen")
 
     monkeypatch.setattr(Measurements, "drift", take)
-    given = ("--model", "base", "--samples", 5, "--split", "test", "--seed", 3, "--tokens", "class")
+    given = ("--model", "base", "--eval-samples", 5, "--split", "test", "--seed", 3, "--tokens", "class")
     for more in (("--sublayers", "--attribution", "--output"), ("--margins",), ()):
         code, _, err = run("drift", tiny_suite_file, *given, *more)
         assert (code, "seen" in err) == (1, True), err
@@ -231,7 +245,7 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; a ridge strength is >= 0"),
         (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; an interpolation share lies in [0, 1]"),
         (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho must be a finite number"),
-        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "at least one sample"),
+        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "samples is 0; it is at least 1"),
         (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
         (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),
         (("merge", "SUITE", "--method", "simple-averaging", "--scale", 1, "--out", "OUT"), "means nothing"),
@@ -239,7 +253,7 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("merge", "SUITE", "--method", "ties:denisty=0.3", "--out", "OUT"), "Did you mean 'density'?"),
         (("merge", "SUITE", "--method", "ties:scale=1", "--scale", 2, "--out", "OUT"), "scale is given twice"),
         (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
-        (("drift", "SUITE", "--samples", 0), "at least one"),
+        (("drift", "SUITE", "--eval-samples", 0), "at least one"),
         (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
         (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),
         (("calibrate", "SUITE", "--out", "EMPTY"), "exists already"),
@@ -266,7 +280,7 @@ def test_names_in_messages_and_tables_do_not_steer_the_terminal(run: Run, edit_s
         content["tasks"][task] = content["tasks"].pop("pets")
 
     file = edit_suite(rename)
-    code, out, err = run("evaluate", file, "--samples", 4)
+    code, out, err = run("evaluate", file, "--eval-samples", 4)
     assert (code, r"pets\x1b[2J" in out) == (0, True), err
     (file.parent / "experts" / "pets" / "model.safetensors").unlink()
     for command in ("check", "drift"):
@@ -296,8 +310,8 @@ def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monk
         ("drift", "x", "--nope"),
         ("merge", "x"),
         ("evaluate", "clip-mini", "--answers"),
-        ("features", "clip-mini", "--pooled"),
-        ("runs", "--json", "--csv"),
+        ("study", "features", "clip-mini", "--pooled"),
+        ("history", "list", "--json", "--csv"),
     ],
 )
 def test_wrong_usage_is_status_2(run: Run, arguments: tuple[str, ...]) -> None:

@@ -66,10 +66,10 @@ def test_prefix_calibrated_source_costs_nothing(found: list[SourceExcess]) -> No
 
 
 def test_other_sources_cost_something(found: list[SourceExcess]) -> None:
-    later = [one for one in found if not one.block.endswith("layers.0")]
+    later = [one for one in found if one.block != "block 0"]
     for source in ("stale", "merged", "expert"):
         assert all(one.excess > 0 and one.coupling > 0 for one in later if one.source == source), source
-    first = [one for one in found if one.block.endswith("layers.0")]
+    first = [one for one in found if one.block == "block 0"]
     assert all(one.excess == 0 for one in first if one.source in ("stale", "merged"))
     inside = {one.modules: one for one in first if one.source == INSIDE}
     assert all(one.excess > 0 for one in inside.values())
@@ -89,9 +89,10 @@ def test_the_deployed_minimiser_is_the_calibrated_weight(tiny64: Family, monkeyp
     passes = expert_passes(tiny64, CONFIG, Kept(2**24))
     model = calibrate(tiny64, CONFIG, experts=passes).weights
     rows = measure_sources(tiny64, model, CONFIG, passes)
+    prefixes = {name: prefix for prefix, name in tiny64.adapter.block_names().items()}
     for one, weight in zip(rows, right, strict=True):
         if one.source == DEPLOYED:
-            names = [f"{one.block}.{name}.weight" for name in one.modules.split(", ")]
+            names = [f"{prefixes[one.block]}.{name}.weight" for name in one.modules.split(", ")]
             stored = torch.cat([model.read([name])[name] for name in names])
             torch.testing.assert_close(weight, stored, rtol=1e-8, atol=1e-10)
 

@@ -92,7 +92,7 @@ def test_the_same_model_answers_and_is_shown_once(family: Family, monkeypatch: p
         return original(of, model)
 
     monkeypatch.setattr(Family, "generator", noted)
-    suite = ["canary", str(family.suite.root / "suite.yaml"), "--device", "cpu"]
+    suite = ["study", "canary", str(family.suite.root / "suite.yaml"), "--device", "cpu"]
     for against, shown in (("merged", ["merged"]), ("base", ["base", "merged"])):
         opened.clear()
         said = CliRunner().invoke(featcal, [*suite, "--against", against], catch_exceptions=False)
@@ -196,7 +196,7 @@ def test_a_broken_repair_is_written_with_its_warnings(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_tokens")
 def test_the_command_says_what_the_function_says() -> None:
-    asked = CliRunner().invoke(featcal, ["canary", "t5-mini", "--model", BROKEN, "--require", "--json"])
+    asked = CliRunner().invoke(featcal, ["study", "canary", "t5-mini", "--model", BROKEN, "--require", "--json"])
     session = open_session("t5-mini")
     assert asked.exit_code == 1
     assert json.loads(asked.stdout) == json.loads(json.dumps(session.measure.canary(session.resolve(BROKEN)).to_json()))

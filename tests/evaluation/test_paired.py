@@ -261,7 +261,7 @@ def test_the_command_line_compares_two_models(session: Session, tiny_suite_file:
     def run(*more: str) -> Result:
         return CliRunner().invoke(cli.commands, ["compare", str(tiny_suite_file), *more])
 
-    both = ("--model", "base", "--model", "merged", "--split", "validation", "--samples", "8")
+    both = ("--model", "base", "--model", "merged", "--split", "validation", "--eval-samples", "8")
     found = api.compare(session, "base", "merged", on=EvaluationSamples(8, "validation"))
     assert json.loads(run(*both, "--json").stdout) == found.to_json()
     shown = run(*both)
@@ -270,7 +270,7 @@ def test_the_command_line_compares_two_models(session: Session, tiny_suite_file:
     assert [line.split()[0] for line in lines[1:]] == [*TASKS, "average"]
     assert lines[-1].split()[1] == "16"
     assert "A base, B merged; validation split; 5000 bootstrap draws" in shown.stderr
-    assert "give --model twice" in run("--model", "base").stderr
+    assert "name the models with --model" in run().stderr
 
 
 def test_margins_of_a_session_are_those_of_the_ledger(session: Session) -> None:

@@ -101,7 +101,7 @@ def test_a_suite_says_how_its_base_is_laid_out(own: Path, tmp_path: Path) -> Non
     for layout, other in (("hf", "open_clip"), ("open_clip", "hf")):
         base = locate(folders[layout], Path("/"), "base")
         adapter = adapter_for(base.config, base.names, torch.device("cpu"), "base")
-        with pytest.raises(InputError, match=f"another library than the base; 'featcal convert .* --format {layout} "):
+        with pytest.raises(InputError, match=f"another library than the base; 'featcal export .* --format {layout} "):
             open_checked(locate(folders[other], Path("/"), "expert"), adapter, torch.device("cpu"))
 
 

@@ -129,7 +129,7 @@ def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> No
 def test_options_are_said(tiny_suite_file: Path) -> None:
     measured = Measured("growth", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
     (line,) = commands(measured)
-    assert "--tokens class --sublayers --samples 5 --split validation --seed 3" in line
+    assert "--tokens class --sublayers --eval-samples 5 --split validation --seed 3" in line
     (again,) = printed(python(measured)).values()
     of_document = FROM_DOCUMENT["growth"](document(line))
     assert same(of_document, rows(again))
@@ -139,7 +139,7 @@ def test_options_are_said(tiny_suite_file: Path) -> None:
 def test_task_and_layer_are_said(tiny_suite_file: Path) -> None:
     measured = Measured("features", str(tiny_suite_file), MODELS, ON, task="signs", layer="block 1")
     (line,) = commands(measured)
-    assert "--task signs --layer 'block 1' --samples 5" in line
+    assert "--task signs --layer 'block 1' --eval-samples 5" in line
     (again,) = printed(python(measured)).values()
     said = points(document(line))
     assert same(said, again.to_dict("records"))
@@ -148,26 +148,26 @@ def test_task_and_layer_are_said(tiny_suite_file: Path) -> None:
 
 
 def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them here; what the command cannot say is in the lines of Python."""
     whole = [f"calibrated:lam={lam},rho={rho},alpha=0.3,samples=4" for lam in ("0.05", "0.5") for rho in ("-1", "1.5")]
     part = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,seed=7,layernorms=false,blocks=block 0+block 2,tasks=signs"
     refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
     weighed = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
-    unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
+    fast = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
     measured = Measured(
-        "sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, unsaid), EvaluationSamples(5)
+        "sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, fast), EvaluationSamples(5)
     )
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    lines = first, second, third, fourth = commands(measured)
-    assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --n 5" in first
-    assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --n 5" in second
-    assert "--samples 4 --recipe refined --beta 0.5 --n 5" in third
-    assert "--samples 4 --patch-weight 0.5 --n 5" in fourth
+    lines = first, second, third, fourth, fifth = commands(measured)
+    assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --eval-samples 5" in first
+    assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --eval-samples 5" in second
+    assert "--samples 4 --recipe refined --beta 0.5 --eval-samples 5" in third
+    assert "--samples 4 --patch-weight 0.5 --eval-samples 5" in fourth
+    assert "--samples 4 --precision fast --eval-samples 5" in fifth
     found = {one["model"]: one["measured"][0] for line in lines for one in document(line)["points"]}
-    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined, weighed}
+    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined, weighed, fast}
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
     again = {model: asdict(one) for model, one in printed(python(measured)).items()}
-    assert {*again} == {*found, unsaid}
+    assert {*again} == {*found}
     for one in found:
         assert same({n: found[one][n] for n in ("scores", "drift")}, {n: again[one][n] for n in ("scores", "drift")})
     assert not same(found[whole[0]]["drift"], found[whole[1]]["drift"])

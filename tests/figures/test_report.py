@@ -90,7 +90,7 @@ def parsed(file: Path) -> Page:
 def report(tiny_suite_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
     out = tmp_path_factory.mktemp("reports") / "report.html"
     models = [word for model in MODELS for word in ("--model", model)]
-    arguments = ["report", str(tiny_suite_file), *models, "--samples", "6", "--out", str(out), "--json"]
+    arguments = ["report", str(tiny_suite_file), *models, "--eval-samples", "6", "--out", str(out), "--json"]
     said = CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
     assert json.loads(said.stdout) == {"out": str(out), "figures": [], "bytes": out.stat().st_size, "notes": []}
     assert sorted(out.parent.iterdir()) == [out]
@@ -151,7 +151,15 @@ def test_what_others_wrote_is_text(edit_suite: Edit, tmp_path: Path) -> None:
 
     suite = edit_suite(rename)
     out = tmp_path / "report.html"
-    arguments = ["report", str(suite), *("--model", "base", "--model", "merged"), "--samples", "4", "--out", str(out)]
+    arguments = [
+        "report",
+        str(suite),
+        *("--model", "base", "--model", "merged"),
+        "--eval-samples",
+        "4",
+        "--out",
+        str(out),
+    ]
     CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
     page = parsed(out)
     assert [tag for tag, _ in page.elements].count("script") == 3
@@ -304,7 +312,7 @@ def test_a_suite_without_answers_has_a_report(edit_suite: Edit, tmp_path: Path) 
                 del task[split]["labels"]
 
     out = tmp_path / "report.html"
-    arguments = ["report", str(edit_suite(forget)), "--model", "merged", "--samples", "4", "--out", str(out)]
+    arguments = ["report", str(edit_suite(forget)), "--model", "merged", "--eval-samples", "4", "--out", str(out)]
     CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
     page = parsed(out)
     assert any(words.startswith("There are none: task 'pets'") for words in page.words)
@@ -327,7 +335,7 @@ def test_what_cannot_be_scored_for_another_reason_is_said(
 def test_a_language_model(tmp_path: Path) -> None:
     suite = write_text_suite(tmp_path / "s", "t5")
     out = tmp_path / "report.html"
-    arguments = ["report", str(suite), "--model", "merged", "--samples", "2", "--out", str(out)]
+    arguments = ["report", str(suite), "--model", "merged", "--eval-samples", "2", "--out", str(out)]
     CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
     assert "drift" in parsed(out).figures
 

@@ -462,7 +462,7 @@ def test_references_that_lead_nowhere(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {}}))
     assert "no 'model_cfg' with" in error(f"local-dir:{tmp_path}")
     (tmp_path / "open_clip_config.json").write_text((plain / "open_clip_config.json").read_text())
-    assert "holds only pickled weights (a.pt); rewrite them with 'featcal convert open_clip:" in error(
+    assert "holds only pickled weights (a.pt); rewrite them with 'featcal export open_clip:" in error(
         f"local-dir:{tmp_path}"
     )
     (tmp_path / "a.pt").unlink()

@@ -21,7 +21,7 @@ from featcal.models.lane import Kept
 from featcal.models.replay import check_first_batch
 from featcal.testing.trial import TASKS, Trial, write_trial
 
-FORGOTTEN = r"model\.layers\.1: transformers calls this block with other arguments"
+FORGOTTEN = r"block 1: transformers calls this block with other arguments"
 
 
 @pytest.fixture

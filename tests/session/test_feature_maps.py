@@ -112,9 +112,16 @@ def test_a_feature_without_a_direction_is_an_error(wrong: float, tiny: Family, m
 
 
 def test_the_command_prints_means_or_every_sample(tiny_suite_file: Path, tiny: Family) -> None:
-    given = ("features", tiny_suite_file, *(word for name in NAMES for word in ("--model", name)), "--task", "signs")
-    drawn = ("--samples", 6, "--split", "validation", "--seed", 3)
-    done = run(*given, *drawn, "--layer", "block 1", "--layer", "head")
+    given = (
+        "study",
+        "features",
+        tiny_suite_file,
+        *(word for name in NAMES for word in ("--model", name)),
+        "--task",
+        "signs",
+    )
+    drawn = ("--eval-samples", 6, "--split", "validation", "--seed", 3)
+    done = run(*given, *drawn, "--layer", "vision_model.encoder.layers.1", "--layer", "head")
     assert done.exit_code == 0, done.output
     header, *rows = (line.split() for line in done.stdout.splitlines())
     assert header == ["task", "layer", "model", "cosine", "distance"]
@@ -128,13 +135,13 @@ def test_the_command_prints_means_or_every_sample(tiny_suite_file: Path, tiny: F
 
 
 def test_conditioning_is_that_of_the_options(tiny_suite_file: Path, tiny: Family) -> None:
-    given = ("conditioning", tiny_suite_file, "--model", "calibrated:lam=0.2,samples=5,blocks=block 1")
+    given = ("study", "conditioning", tiny_suite_file, "--model", "calibrated:lam=0.2,samples=5,blocks=block 1")
     systems = json.loads(run(*given, "--json").stdout)["systems"]
     expected = measure_conditioning(tiny, CalibrationConfig(lam=0.2, samples=5, blocks=("block 1",)))
     assert len(expected) == 4
     for found, one in zip(systems, expected, strict=True):
         assert found == pytest.approx(one.to_json())
     assert run(*given).stdout.splitlines()[0].split()[-2:] == ["condition", "effective_rank"]
-    refused = run("conditioning", tiny_suite_file, "--model", "merged")
+    refused = run("study", "conditioning", tiny_suite_file, "--model", "merged")
     assert isinstance(refused.exception, FeatcalError)
     assert "'merged' is no calibration" in str(refused.exception)

@@ -132,7 +132,8 @@ def test_a_killed_process_leaves_its_finished_rows(
     tiny_suite_file: Path, tiny_suite: Any, tmp_path: Path, made: list[str]
 ) -> None:
     cheap = ["merged", "calibrated", "ties", "regmean", "dare"]
-    command = [sys.executable, "-m", "featcal", "compare", str(tiny_suite_file), "--methods", ",".join(cheap)]
+    models = [word for name in cheap for word in ("--model", name)]
+    command = [sys.executable, "-m", "featcal", "compare", str(tiny_suite_file), *models]
     process = subprocess.Popen([*command, "--samples", "8", "--seeds", "42,43"], stdout=subprocess.DEVNULL)
     folder, deadline = Rows().folder, time.monotonic() + 120
     while len([*folder.glob("*/[!.]*.json")]) < 3 and process.poll() is None and time.monotonic() < deadline:
@@ -352,7 +353,8 @@ def run_command(*arguments: str) -> Any:
 
 
 def test_the_command_prints_every_form_and_writes_the_file(tiny_suite_file: Path, tmp_path: Path) -> None:
-    asked = [str(tiny_suite_file), "--methods", "merged,calibrated:lam=0.1,rho=1", "--samples", "8", "--seeds", "1,2"]
+    models = ["--model", "merged", "--model", "calibrated:lam=0.1,rho=1"]
+    asked = [str(tiny_suite_file), *models, "--samples", "8", "--seeds", "1,2"]
     out = tmp_path / "found.json"
     document = json.loads(run_command(*asked, "--json", "--out", str(out)).stdout)
     assert [one["method"] for one in document["methods"]] == ["expert", "merged", "calibrated:lam=0.1,rho=1"]
@@ -377,12 +379,11 @@ def test_the_command_prints_every_form_and_writes_the_file(tiny_suite_file: Path
     "options",
     [
         [],
-        ["--methods", "merged", "--model", "base"],
-        ["--methods", "merged", "--seed", "1"],
-        ["--methods", "merged", "--json", "--csv"],
-        ["--model", "base", "--model", "merged", "--seeds", "1"],
-        ["--model", "base", "--model", "merged", "--markdown"],
-        ["--model", "base"],
+        ["--table"],
+        ["--model", "merged", "--seed", "1"],
+        ["--model", "merged", "--json", "--csv"],
+        ["--model", "base", "--model", "merged", "--table", "--seed", "1"],
+        ["--model", "base", "--model", "merged", "--samples", "8", "--eval-samples", "4"],
     ],
 )
 def test_options_that_mean_nothing_are_refused(tiny_suite_file: Path, options: list[str]) -> None:

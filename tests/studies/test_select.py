@@ -614,7 +614,17 @@ def test_the_command_says_what_to_run_next(
         return {task: tuple(value + above for value in own) for task, own in real(fold, tried, *more).items()}
 
     monkeypatch.setattr(Fold, "values", lifted)
-    given = ("select", many_file, "--samples", COUNT, "--no-layernorms", "--starts", "ties:scale=1,density=0.5,tsv-m")
+    given = (
+        "select",
+        many_file,
+        "--samples",
+        COUNT,
+        "--no-layernorms",
+        "--model",
+        "ties:scale=1,density=0.5",
+        "--model",
+        "tsv-m",
+    )
     code, out, err = run(*given, "--out", tmp_path / "best.json", "--json")
     assert code == 0, err
     document = json.loads(out)

@@ -231,14 +231,14 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["budget", "--counts", "4,8", "--methods", "merged"],
-        ["schedule", "--methods", "calibrated", "--samples", "4"],
-        ["tasks", "--counts", "2", "--methods", "merged"],
+        ["budget", "--counts", "4,8", "--model", "merged"],
+        ["schedule", "--model", "calibrated", "--samples", "4"],
+        ["tasks", "--counts", "2", "--model", "merged"],
     ],
 )
 def test_commands_print_their_study(tiny_suite_file: Path, arguments: list[str]) -> None:
     name, *options = arguments
-    asked = [name, str(tiny_suite_file), "--seeds", "42", "--n", "5", "--json", *options]
+    asked = ["study", name, str(tiny_suite_file), "--seeds", "42", "--eval-samples", "5", "--json", *options]
     document = json.loads(CliRunner().invoke(commands, asked, standalone_mode=False).stdout)
     assert document["study"] == name
     assert document["on"]["scores"] == {"split": "test", "samples": 5, "seed": 42}

@@ -299,8 +299,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path, tiny: Family) -> None:
-    given = ("--lam", "0.05,0.5", "--rho", "1, 2", "--alpha", 0.3, "--samples", 8, "--n", 8)
-    code, out, err = run("sweep", tiny_suite_file, *given, "--json")
+    given = ("--lam", "0.05,0.5", "--rho", "1, 2", "--alpha", 0.3, "--samples", 8, "--eval-samples", 8)
+    code, out, err = run("study", "sweep", tiny_suite_file, *given, "--json")
     assert code == 0, err
     document = json.loads(out)
     own = Session(tiny)
@@ -308,29 +308,29 @@ def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path,
     points = run_sweep(own, grid, on=FEW, history=History())
     assert document == json.loads(json.dumps(sweep_json(own, points, FEW)))
     assert len(document["points"]) == len(baselines(grid)) + 4
-    code, out, _ = run("sweep", tiny_suite_file, *given)
+    code, out, _ = run("study", "sweep", tiny_suite_file, *given)
     assert code == 0
     assert out.splitlines()[0].split() == ["run", "model", "mean", "worst", "worst", "task", "drift", "front"]
     assert len(out.splitlines()) == len(points) + 1
 
-    code, out, _ = run("runs", "--json")
+    code, out, _ = run("history", "list", "--json")
     listed = json.loads(out)["runs"]
     assert {one["id"] for one in listed} == {point.run.id for point in points}
-    assert json.loads(run("runs", "--suite", "other", "--json")[1]) == {"runs": []}
-    frame = pd.read_csv(StringIO(run("runs", "--csv", "--suite", "tiny")[1]))
+    assert json.loads(run("history", "list", "--suite", "other", "--json")[1]) == {"runs": []}
+    frame = pd.read_csv(StringIO(run("history", "list", "--csv", "--suite", "tiny")[1]))
     assert len(frame) == len(points)
     assert sorted(frame["lam"].dropna()) == [0.05, 0.05, 0.5, 0.5]
 
     chosen = listed[0]["id"]
-    assert run("runs", "rename", chosen, "the best")[0] == 0
-    assert run("runs", "pin", chosen)[0] == 0
-    code, out, err = run("runs", "delete", chosen)
+    assert run("history", "rename", chosen, "the best")[0] == 0
+    assert run("history", "pin", chosen)[0] == 0
+    code, out, err = run("history", "delete", chosen)
     assert (code, "is pinned" in err) == (1, True)
-    assert "the best" in run("runs")[1]
-    assert run("runs", "pin", chosen, "--off")[0] == 0
-    assert run("runs", "delete", chosen, listed[1]["id"])[0] == 0
-    assert len(json.loads(run("runs", "--json")[1])["runs"]) == len(points) - 2
-    assert run("runs", "delete", "nothing")[0] == 1
+    assert "the best" in run("history", "list")[1]
+    assert run("history", "pin", chosen, "--off")[0] == 0
+    assert run("history", "delete", chosen, listed[1]["id"])[0] == 0
+    assert len(json.loads(run("history", "list", "--json")[1])["runs"]) == len(points) - 2
+    assert run("history", "delete", "nothing")[0] == 1
 
 
 def test_evaluating_on_test_is_a_look(run: Run, tiny_suite_file: Path, tiny: Family) -> None:
@@ -345,5 +345,5 @@ def test_evaluating_on_test_is_a_look(run: Run, tiny_suite_file: Path, tiny: Fam
 
 def test_wrong_values_are_named(run: Run, tiny_suite_file: Path) -> None:
     for option, text, said in (("--lam", "a", "lam: give numbers"), ("--alpha", "0.3,2", "alpha is 2")):
-        code, _, err = run("sweep", tiny_suite_file, option, text)
+        code, _, err = run("study", "sweep", tiny_suite_file, option, text)
         assert (code, said in err) == (1, True), err

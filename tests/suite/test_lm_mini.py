@@ -141,7 +141,7 @@ def test_the_story_of_the_card(session: Session) -> None:
 )
 @pytest.mark.usefixtures("all_tokens")
 def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(seed: int, session: Session) -> None:
-    """On the prompts of `featcal canary` and on those that a calibration draws, another seed."""
+    """On the prompts of `featcal study canary` and on those that a calibration draws, another seed."""
     for recipe in ("paper", "refined"):
         assert session.measure.canary(config_for(session.family, recipe=recipe), seed=seed).reasons == ()
     assert session.measure.canary(scaled(session.fit.weights("merged"), 0.5), seed=seed).is_broken

@@ -220,7 +220,7 @@ NAMES = ("anchor:rho=2", "ties:scale=1,density=0.5", "dare-ties:drop=0.2,seed=7"
 
 @pytest.mark.parametrize("name", rows(NAMES, quick=("ties:scale=1,density=0.5", "calibrated:samples=8"), slow=NAMES))
 def test_the_command_line_takes_every_name(name: str, tiny_suite_file: Path) -> None:
-    for command in (["drift", "--samples", "4"], ["evaluate"]):
+    for command in (["drift", "--eval-samples", "4"], ["evaluate"]):
         done = CliRunner().invoke(commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]])
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["suite"] == "tiny"

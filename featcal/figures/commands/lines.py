@@ -8,19 +8,19 @@ from featcal.figures.commands import sweeps
 from featcal.figures.commands.measured import Measured
 from featcal.suite.views import EvaluationSamples
 
-_OF_ALL_MODELS = ("compare", "features")
+_OF_ALL_MODELS = ("compare", "study features")
 """Commands that take every model at once."""
 
 
 def commands(measured: Measured) -> tuple[str, ...]:
     """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
 
-    >>> on = EvaluationSamples(64, "validation")
+    >>> on = EvaluationSamples(64, "test")
     >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
-    'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
+    'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --eval-samples 64 --split test --seed 42 --json'
     """
     command = measured.kind.command
-    if command == "sweep":
+    if command == "study sweep":
         return sweeps.commands(measured)
     if command in _OF_ALL_MODELS:
         return (_command(measured, *measured.models),)
@@ -39,7 +39,7 @@ def python(measured: Measured) -> str:
         print(model, scores.to_frame(), sep="\\n")
     """
     command = measured.kind.command
-    if command == "sweep":
+    if command == "study sweep":
         return sweeps.python(measured)
     return _lines_of_all(measured) if command in _OF_ALL_MODELS else _lines_per_model(measured)
 
@@ -47,13 +47,13 @@ def python(measured: Measured) -> str:
 def _command(measured: Measured, *models: str) -> str:
     kind, on = measured.kind, measured.on
     named = [word for model in models for word in ("--model", model)]
-    parts = ["featcal", kind.command, measured.suite, *named, *kind.flags]
+    parts = ["featcal", *kind.command.split(), measured.suite, *named, *kind.flags]
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
-    said = {"samples": on.samples, "split": on.split, "seed": on.seed}
-    if kind.command == "features":
+    said = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
+    if kind.command == "study features":
         said = {"task": measured.task, "layer": measured.layer, **said}
-    if kind.command == "conditioning":
+    if kind.command == "study conditioning":
         said = {}  # a calibration's name says its own samples
     for name, given in said.items():
         parts += [] if given is None else [f"--{name}", str(given)]
@@ -84,7 +84,7 @@ def _lines_per_model(measured: Measured) -> str:
 def _lines_of_all(measured: Measured) -> str:
     kind = measured.kind
     function, read, made = "compare", kind.read, []
-    if kind.command == "features":
+    if kind.command == "study features":
         function, made = "FeatureMaps", ["maps = FeatureMaps.from_names(session, models, on)"]
         chosen = {"tasks": measured.task, "layers": measured.layer}
         asked = [f"{name}={(one,)!r}" for name, one in chosen.items() if one is not None]

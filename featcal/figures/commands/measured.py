@@ -85,20 +85,14 @@ _KINDS = {
         "{task: one.answers() for task, one in scores.tasks.items()}",
     ),
     "differences": Kind("compare", (), (), "tasks.TASK", "compare(session, *models, on=on).to_frame()"),
-    "features": Kind("features", (), (), _POINTS, "maps.to_frame", _MIRRORED),
-    "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "maps.to_frame", _MIRRORED),
-    "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "maps.to_frame", _UMAP),
-    "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP),
-    "conditioning": Kind("conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"),
-    "sweep": Kind(
-        "sweep",
-        (),
-        (),
-        "points[]",
-        "point.found",
-        "A run with an option that `featcal sweep` lacks (patch_weight, image_weight, eps, precision) is in the Python "
-        "lines alone.",
+    "features": Kind("study features", (), (), _POINTS, "maps.to_frame", _MIRRORED),
+    "small maps": Kind("study features", ("--own-map",), ("alone",), _POINTS, "maps.to_frame", _MIRRORED),
+    "UMAP": Kind("study features", ("--pooled",), ("pooled",), _POINTS, "maps.to_frame", _UMAP),
+    "small UMAPs": Kind(
+        "study features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP
     ),
+    "conditioning": Kind("study conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"),
+    "sweep": Kind("study sweep", (), (), "points[]", "point.found"),
 }
 KINDS = tuple(_KINDS)
 

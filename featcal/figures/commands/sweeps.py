@@ -59,7 +59,16 @@ def commands(measured: Measured) -> tuple[str, ...]:
     lines = []
     for grid in grids(measured.models):
         listed = [f"--{axis}={','.join(values)}" for axis, values in zip(AXES, grid.values, strict=True)]
-        words = ["featcal", "sweep", measured.suite, *listed, *_options(grid), "--n", str(measured.on.samples)]
+        words = [
+            "featcal",
+            "study",
+            "sweep",
+            measured.suite,
+            *listed,
+            *_options(grid),
+            "--eval-samples",
+            str(measured.on.samples),
+        ]
         lines.append(shlex.join([*words, "--json"]))
     return tuple(lines)
 

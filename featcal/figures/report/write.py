@@ -74,11 +74,11 @@ def report_command(reference: str, names: Sequence[str], on: EvaluationSamples) 
     """Return the command line that writes this report.
 
     >>> report_command("clip-mini", ["merged"], EvaluationSamples(16))
-    'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
+    'featcal report clip-mini --model merged --eval-samples 16 --seed 42 --out report.html'
     """
     models = [word for name in names for word in ("--model", name)]
     split = [] if on.split is None else ["--split", on.split]
-    drawn = ["--samples", str(on.samples), *split, "--seed", str(on.seed)]
+    drawn = ["--eval-samples", str(on.samples), *split, "--seed", str(on.seed)]
     return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", "report.html"])
 
 

@@ -1,0 +1,26 @@
+"""What a shell is offered behind half a word: suites and names of models."""
+
+from __future__ import annotations
+
+from glob import escape, glob
+
+import click
+from click.shell_completion import CompletionItem
+
+from featcal.suite.methods import method_names
+from featcal.suite.name_grammar import PLAIN
+from featcal.system.resources import embedded_suites, ready_suites
+
+
+def complete_suite(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the suites that come with featcal, then YAML files in the folder that is named and one below it."""
+    names = [name for name in (*embedded_suites(), *ready_suites()) if name.startswith(begun)]
+    files = (file for pattern in ("*.yaml", "*/*.yaml") for file in glob(f"{escape(begun)}{pattern}"))
+    return [CompletionItem(one) for one in [*names, *sorted(files)]]
+
+
+def complete_model(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the names of models that begin so, without their options; behind an @ those of the model below."""
+    above, at, last = begun.rpartition("@")
+    names = dict.fromkeys((*PLAIN, "expert", "calibrated", "anchor", *method_names()))
+    return [CompletionItem(f"{above}{at}{name}") for name in names if name.startswith(last)]
