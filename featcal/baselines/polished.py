@@ -41,7 +41,8 @@ class Aimed(Sample):
 
 @register_method(
     "polished",
-    "some steps of Adam that bring a model's final features closer to the experts'; `featcal merge` prints the loss before and after",
+    "some steps of Adam that bring a model's final features closer to the experts'; `featcal merge` prints the loss "
+    "before and after",
     needs=(
         SAMPLES,
         TRAINING,
