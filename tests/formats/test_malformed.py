@@ -12,16 +12,17 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clean_process import in_clean_process
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import CASES, HOMES, Case, use_source, write_home
@@ -177,20 +178,25 @@ def _addresses() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run_dangerous(folder: Path) -> None:
-    """In a process of its own: a sound run, a limit on what may come on top of it, and every dangerous case."""
+def run_dangerous(folder: Path) -> dict[str, list[str]]:
+    """In a process of its own: a sound run, a limit on what may come on top of it, and every dangerous case; what was
+    wrong, by case."""
     import contextlib
     import io
 
+    warnings.simplefilter("ignore")
+    results: dict[str, list[str]] = {}
     homes = {home: write_home(folder / home, home).parent for home in HOMES}
     for number, case in enumerate([Case("sound", "", "text", "suite.yaml", lambda _: None, True), *_dangerous()]):
         if number:
             resource.setrlimit(resource.RLIMIT_AS, (_addresses() + GROWTH, resource.RLIM_INFINITY))
+        print(title(case), flush=True)  # for whoever wants to know which one ended the process
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             found = attempt(case, homes, folder / f"case {number}", said.getvalue)
-        print(json.dumps({f"{case.kind}, {case.file}, {case.name}": found}), flush=True)
+        results[title(case)] = found
         shutil.rmtree(folder / f"case {number}")
+    return results
 
 
 def _dangerous() -> list[Case]:
@@ -200,16 +206,9 @@ def _dangerous() -> list[Case]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the size of a process")
 def test_no_memory_out_of_proportion(tmp_path: Path) -> None:
-    code = "import sys, pathlib, test_malformed; test_malformed.run_dangerous(pathlib.Path(sys.argv[1]))"
-    tests = Path(__file__).parents[1]
-    folders = list(map(str, (Path(__file__).parent, tests, tests / "fixtures", tests.parent)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=300
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [found for one in results for found in one.items() if found[1]] == [], done.stderr[-2000:]
-    assert len(results) == 1 + len(_dangerous()), done.stderr[-2000:]
+    results = in_clean_process(run_dangerous, tmp_path)
+    assert {case: found for case, found in results.items() if found} == {}
+    assert len(results) == 1 + len(_dangerous())
 
 
 # ------------------------------------------------------------------------------------------- property-based
