@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -156,17 +155,17 @@ def _exact_fields(session: Session, place: DeltaGenerator) -> None:
                 getattr(config, name),
                 getattr(defaults, name),
                 one.symbol or one.label,
-                min_value=_limit(one, one.low),
-                max_value=_limit(one, one.high),
+                min_value=_limit(one, one.least),
+                max_value=_limit(one, one.most),
                 help=one.help,
                 variant="typed",
                 **({"step": 1} if one.kind is int else {"format": "%.7g", "step": None}),
             )
 
 
-def _limit(one: Option, value: float) -> float | None:
+def _limit(one: Option, value: float | None) -> float | None:
     """Return an end of an option's range as a field takes it; None where it has none."""
-    return one.kind(value) if math.isfinite(value) else None
+    return None if value is None else one.kind(value)
 
 
 def _step_name(step: float | str) -> str:

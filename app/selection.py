@@ -137,7 +137,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
             continue
         try:
             read = _READ[kind if kind in _READ else get_args(kind)[0]]
-            zero = query[name] == "0" and name in OPTIONS and OPTIONS[name].kind is int and OPTIONS[name].low == 0
+            zero = query[name] == "0" and name in OPTIONS and OPTIONS[name].kind is int and OPTIONS[name].least == 0
             chosen[name] = 0 if zero else read(query[name])
         except ValueError:
             problems.append(

@@ -21,7 +21,7 @@ def table() -> str:
     for name, one in ASKED.items():
         flag = f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if one.kind is bool else "")
         flag = f"--{name}" if name in SHORTHANDS else flag
-        limits = ", ".join(one.choices) or one.limits()
+        limits = ", ".join(one.choices) or one.interval()
         recipes = "all" if one.recipes == RECIPES else ", ".join(one.recipes)
         symbol = f", {one.symbol}" if one.symbol and one.symbol != "n" else ""
         lines.append(f"| `{name}`{symbol}<br>`{flag}` | {one.help} | {limits} | {one.left_out} | {recipes} |")

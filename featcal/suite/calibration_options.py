@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
+from featcal.suite.options import OptionFacts
 from featcal.system.errors import InputError
 
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
@@ -21,63 +22,45 @@ EXACT, FAST = PRECISIONS = ("exact", "fast")
 _OWN = (REFINED, INFORMED)
 
 
-@dataclass(frozen=True)
-class Option:
-    """What is said of an option beside its default: everything that shows, reads or writes one asks here."""
+@dataclass(frozen=True, kw_only=True)
+class Option(OptionFacts):
+    """What is said of an option beside its default: everything that shows, reads or writes one asks here.
+
+    Args:
+        help: what it does, in one or two sentences that `--help`, the app and docs/options.md share.
+        kind: float, int, bool (on or off), str (one of `choices`) or tuple (names of parts).
+        left_out: what holds where it is left out, in words.
+        label: beside its control in the app; an option without one has no control there.
+        symbol: the letter that the paper or featcal has for it.
+        recipes: those that it belongs to; of the others it is 0 or off.
+        steps: values that a slider offers.
+        of_recipe: whether the recipe brings a good value of its own.
+        idle: whether it changes nothing but time and memory.
+        later: whether it came after suites were first hashed: a suite that does not say it keeps its hash.
+    """
 
     kind: type
-    """float, int, bool (on or off), str (one of `choices`) or tuple (names of parts)."""
-    help: str
-    """What it does, in one or two sentences that `--help`, the app and docs/options.md share."""
     left_out: str
-    """What holds where it is left out, in words."""
     label: str = ""
-    """Beside its control in the app; an option without one has no control there."""
     symbol: str = ""
-    """The letter that the paper or featcal has for it."""
-    low: float = -math.inf
-    """The least value."""
-    high: float = math.inf
-    """The greatest value."""
-    above: bool = False
-    """Whether `low` itself is excluded."""
-    noun: str = "it"
-    """What the value is, in the message about one that is out of range."""
     choices: tuple[str, ...] = ()
     recipes: tuple[str, ...] = RECIPES
-    """Recipes that it belongs to; of the others it is 0 or off."""
     steps: tuple[float, ...] = ()
-    """Values that a slider offers."""
     of_recipe: bool = False
-    """Whether the recipe brings a good value of its own."""
     idle: bool = False
-    """Whether it changes nothing but time and memory."""
     later: bool = False
-    """Whether it came after suites were first hashed: a suite that does not say it keeps its hash."""
-
-    def limits(self) -> str:
-        """Return the range in words; empty where every value is allowed."""
-        if self.high < math.inf:
-            return f"lies in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
-        if self.low == -math.inf:
-            return ""
-        return f"is at least {self.low:g}" if self.kind is int and self.low else f"is >= {self.low:g}"
 
     def check(self, name: str, value: Any) -> None:
         """Raise InputError where a value is not one of the option called `name`."""
         if self.choices and value not in self.choices:
             raise InputError(f"{name} is '{value}'; choose {' or '.join(self.choices)}")
-        if self.kind not in (int, float):
-            return
-        if not math.isfinite(value):
-            raise InputError(f"{name} must be a finite number, not {value}")
-        if not self.low <= value <= self.high or (self.above and value == self.low):
-            raise InputError(f"{name} is {value:g}; {self.noun} {self.limits()}")
+        if self.kind in (int, float) and not self.holds(value):
+            raise InputError(f"{name} is {value:g}; it {self.sentence(self.kind)}")
 
 
-def option(default: Any, kind: type, help: str, left_out: str, **more: Any) -> Any:
+def _option(default: Any, kind: type, help: str, left_out: str, **more: Any) -> Any:
     """Return a dataclass field with its `Option`."""
-    return field(default=default, metadata={"option": Option(kind, help, left_out, **more)})
+    return field(default=default, metadata={"option": Option(help=help, kind=kind, left_out=left_out, **more)})
 
 
 _LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
@@ -96,100 +79,98 @@ class CalibrationConfig:
         InputError: a value outside its range; the message names the option.
     """
 
-    lam: float = option(
+    # fmt: off
+    lam: float = _option(
         _RECIPES_OWN, float, "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
-        "paper: 0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", low=0,
-        noun="a ridge strength", steps=_LAM, of_recipe=True,
-    )  # fmt: skip
-    rho: float = option(
+        "paper: 0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", least=0, steps=_LAM,
+        of_recipe=True,
+    )
+    rho: float = _option(
         _RECIPES_OWN, float, "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
         "paper: 2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
         steps=tuple(step / 10 for step in range(41)), of_recipe=True,
-    )  # fmt: skip
-    alpha: float = option(
-        _RECIPES_OWN, float, "Share of the expert's own input features in the targets (Eq. 10).",
-        "paper: 0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α", low=0,
-        high=1, noun="an interpolation share", steps=_SHARES, of_recipe=True,
-    )  # fmt: skip
-    samples: int = option(
-        256, int, "Calibration samples per task; a task that has fewer gives all it has.", "256",
-        label="Calibration samples per task", symbol="n", low=1, steps=(8, 16, 32, 64, 128, 256),
-    )  # fmt: skip
-    seed: int = option(
-        42,
-        int,
-        "Decides which calibration samples are drawn, together with the task's name.",
-        "42",
-        label="Seed",
-        low=0,
     )
-    biases: bool = option(
+    alpha: float = _option(
+        _RECIPES_OWN, float, "Share of the expert's own input features in the targets (Eq. 10).",
+        "paper: 0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α",
+        least=0, most=1, steps=_SHARES, of_recipe=True,
+    )
+    samples: int = _option(
+        256, int, "Calibration samples per task; a task that has fewer gives all it has.", "256",
+        label="Calibration samples per task", symbol="n", least=1, steps=(8, 16, 32, 64, 128, 256),
+    )
+    seed: int = _option(
+        42, int, "Decides which calibration samples are drawn, together with the task's name.", "42", label="Seed",
+        least=0,
+    )
+    biases: bool = _option(
         True, bool, "Calibrate biases: each is fitted to what the new weights leave over on average (Eq. 55).", "on",
         label="Calibrate biases",
-    )  # fmt: skip
-    layernorms: bool = option(
+    )
+    layernorms: bool = _option(
         True, bool, "Calibrate scale and shift of every LayerNorm (Eq. 59).", "on", label="Calibrate LayerNorms"
     )
-    rmsnorms: bool = option(
+    rmsnorms: bool = _option(
         False, bool, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
         "off", label="Calibrate RMSNorms",
-    )  # fmt: skip
-    completion_only: bool = option(
+    )
+    completion_only: bool = _option(
         False, bool, "Decoder-only models: count the positions that predict the answer alone, not the prompt.", "off",
         label="Count answers alone",
-    )  # fmt: skip
-    patch_weight: float = option(
+    )
+    patch_weight: float = _option(
         0.01, float, "Weight of CLIP's patch tokens in the last block, where the class token has 1; inputs of keys and "
-        "values always have 1.", "0.01", low=0, high=1, above=True,
-    )  # fmt: skip
-    image_weight: float = option(
-        1.0, float, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", "1", low=0,
-        high=1, above=True, later=True,
-    )  # fmt: skip
-    eps: float = option(1e-8, float, "Numerical stabiliser of Eqs. (14), (17) and (59).", "1e-8", low=0)
-    recipe: str = option(
+        "values always have 1.", "0.01", above=0, most=1,
+    )
+    image_weight: float = _option(
+        1.0, float, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", "1", above=0,
+        most=1, later=True,
+    )
+    eps: float = _option(1e-8, float, "Numerical stabiliser of Eqs. (14), (17) and (59).", "1e-8", least=0)
+    recipe: str = _option(
         PAPER, str, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
         "refined, with what the experts' weights know as a prior (docs/theory.md).", PAPER, label="Recipe",
         choices=RECIPES,
-    )  # fmt: skip
-    beta: float = option(
+    )
+    beta: float = _option(
         _RECIPES_OWN, float, "Share of the residual stream's gap to the expert that output maps are to close; above 0 "
-        "it needs alpha above 0.", "0.5", label="β, stream", symbol="β", low=0, high=1, noun="a share of the gap",
+        "it needs alpha above 0.", "0.5", label="β, stream", symbol="β", least=0, most=1,
         recipes=_OWN, steps=_SHARES, of_recipe=True,
-    )  # fmt: skip
-    mu: float = option(
+    )
+    mu: float = _option(
         _RECIPES_OWN, float, "Weight of the prior, what the experts' weights say of the inputs that they were trained "
-        "on, against the samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", low=0,
-        noun="the weight of a prior", recipes=(INFORMED,), of_recipe=True, later=True,
+        "on, against the samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", least=0,
+        recipes=(INFORMED,), of_recipe=True, later=True,
         steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
-    )  # fmt: skip
-    weigh_tokens: bool = option(
+    )
+    weigh_tokens: bool = _option(
         False, bool, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
         "dearer.", "off", label="Weigh tokens", recipes=_OWN, later=True,
-    )  # fmt: skip
-    augment: int = option(
-        0, int, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.", "0",
-        label="Copies", low=0, noun="a number of copies", later=True,
-    )  # fmt: skip
-    batch_size: int = option(
-        64, int, "Samples per forward pass; changes nothing but time and memory.", "64", low=1, idle=True
     )
-    precision: str = option(
+    augment: int = _option(
+        0, int, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.", "0",
+        label="Copies", least=0, later=True,
+    )
+    batch_size: int = _option(
+        64, int, "Samples per forward pass; changes nothing but time and memory.", "64", least=1, idle=True
+    )
+    precision: str = _option(
         EXACT, str, "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, "
         "float32 solve (below lam 1e-3 float32 products and float64 solve).", EXACT, choices=PRECISIONS,
-    )  # fmt: skip
+    )
 
-    blocks: Sequence[str] | None = option(
+    blocks: Sequence[str] | None = _option(
         None, tuple, "Calibrate these blocks alone ('block 0', 'encoder block 3'); the others stay as merged to the "
         "last bit, and later blocks see them as they are.", "all", label="Blocks",
-    )  # fmt: skip
-    maps: Sequence[str] | None = option(
+    )
+    maps: Sequence[str] | None = _option(
         None, tuple, "Calibrate these kinds of linear maps alone, with their biases: attention, mlp, cross-attention. "
         "Norms have their own switches.", "all", label="Kinds of linear maps",
-    )  # fmt: skip
-    tasks: Sequence[str] | None = option(
+    )
+    tasks: Sequence[str] | None = _option(
         None, tuple, "Calibrate on the experts and samples of these tasks alone.", "all", label="Tasks"
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         OPTIONS["recipe"].check("recipe", self.recipe)
@@ -241,8 +222,9 @@ CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
 """What `cautious` stands for."""
 SHORTHANDS: Mapping[str, Option] = {
     "cautious": Option(
-        bool, "Take alpha 0.3 and beta 0: for calibration samples in fog, or drifted from what the model will see; "
-        "with clean or merely noisy ones it costs about two points.", "off", label="Cautious", recipes=_OWN,
+        kind=bool,
+        help="Take alpha 0.3 and beta 0: for calibration samples in fog, or drifted from what the model will see; "
+        "with clean or merely noisy ones it costs about two points.", left_out="off", label="Cautious", recipes=_OWN,
     )
 }  # fmt: skip
 """Options that are short for the values of others, which every name, command and record says in their place."""

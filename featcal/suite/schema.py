@@ -6,7 +6,6 @@ refused with a suggestion, and no file may name code to run.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -67,7 +66,7 @@ def _type_of(option: Option) -> Any:
     if option.choices:
         return Literal[option.choices] | None
     kind = FiniteFloat if option.kind is float else option.kind
-    bounded = Annotated[kind, Field(ge=option.low)] if option.kind is int and option.low > -math.inf else kind
+    bounded = Annotated[kind, Field(ge=option.least)] if option.kind is int and option.least is not None else kind
     return bounded | None
 
 

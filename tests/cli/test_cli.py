@@ -244,9 +244,9 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
     ("arguments", "message"),
     [
         (("drift", "nowhere"), "no suite 'nowhere'"),
-        (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; a ridge strength is >= 0"),
-        (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; an interpolation share lies in [0, 1]"),
-        (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho must be a finite number"),
+        (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; it is at least 0 and finite"),
+        (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; it lies in [0, 1]"),
+        (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho is nan; it is finite"),
         (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "samples is 0; it is at least 1"),
         (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
         (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),

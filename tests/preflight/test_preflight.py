@@ -279,7 +279,7 @@ def test_a_sound_suite(tiny_suite_file: Path) -> None:
 
 def test_calibration_options_out_of_range(edit_suite: Edit) -> None:
     found = check(load_suite(edit_suite(lambda content: content.update(calibration={"alpha": 2.0}))))
-    assert found.problems == ("calibration options of the suite: alpha is 2; an interpolation share lies in [0, 1]",)
+    assert found.problems == ("calibration options of the suite: alpha is 2; it lies in [0, 1]",)
 
 
 # ------------------------------------------------------------------------------------------------------- damaged files

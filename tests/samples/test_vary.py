@@ -177,5 +177,5 @@ def test_preprocessed_pictures_have_none(tiny: Family) -> None:
 
 
 def test_a_number_of_copies(pictures: Family) -> None:
-    with pytest.raises(InputError, match="augment is -1; a number of copies is >= 0"):
+    with pytest.raises(InputError, match="augment is -1; it is at least 0"):
         config_for(pictures, augment=-1)

@@ -459,7 +459,7 @@ def test_a_failed_calibration_says_it_in_the_librarys_words_and_leaves_nothing(
     out = tmp_path / "out"
     out.mkdir()
     for args, message in [
-        ({"options": {"alpha": 2.0}}, "alpha is 2; an interpolation share lies in [0, 1]"),
+        ({"options": {"alpha": 2.0}}, "alpha is 2; it lies in [0, 1]"),
         ({"out": str(out)}, "exists already"),
     ]:
         job = line.submit(order("calibrate", str(tiny_suite_file), args), "ann")

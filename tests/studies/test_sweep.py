@@ -220,7 +220,7 @@ WRONG = {
         "lam": tuple(float(i) for i in range(30)),
         "rho": tuple(float(i) for i in range(20)),
     },
-    "lam is -1; a ridge strength is >= 0": {"lam": (0.1, -1.0)},
+    "lam is -1; it is at least 0 and finite": {"lam": (0.1, -1.0)},
     "alpha is 1.5": {"alpha": (1.5,)},
 }
 

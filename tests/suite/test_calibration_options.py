@@ -50,8 +50,8 @@ def value_of(rng: random.Random, one: Option, names: list[str] | tuple[str, ...]
     if one.kind is bool:
         return rng.random() < 0.5
     if one.kind is int:
-        return rng.randint(int(max(one.low, 0)), 300)
-    return rng.choice([0.0, 1.0]) if not one.above and rng.random() < 0.2 else rng.uniform(1e-9, 1)
+        return rng.randint(int(max(one.least or 0, 0)), 300)
+    return rng.choice([0.0, 1.0]) if one.above is None and rng.random() < 0.2 else rng.uniform(1e-9, 1)
 
 
 def read_back(family: Family, command: str) -> CalibrationConfig:
@@ -117,11 +117,11 @@ def test_help_says_what_an_option_does_and_what_holds_without_it() -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"lam": -1.0}, "lam is -1; a ridge strength is >= 0"),
-        ({"alpha": 1.5}, r"alpha is 1.5; an interpolation share lies in \[0, 1\]"),
+        ({"lam": -1.0}, "lam is -1; it is at least 0 and finite"),
+        ({"alpha": 1.5}, r"alpha is 1.5; it lies in \[0, 1\]"),
         ({"patch_weight": 0.0}, r"patch_weight is 0; it lies in \(0, 1\]"),
         ({"samples": 0}, "samples is 0; it is at least 1"),
-        ({"rho": float("nan")}, "rho must be a finite number, not nan"),
+        ({"rho": float("nan")}, "rho is nan; it is finite"),
         ({"mu": 0.1}, "mu is 0.1; it belongs to the recipe 'informed'"),
         ({"weigh_tokens": True}, "weigh_tokens belongs to the recipe 'refined' or 'informed'"),
         ({"recipe": "fast"}, "recipe is 'fast'; choose paper or refined or informed"),

@@ -240,7 +240,7 @@ WRONG = {
     "names no model after @; leave @ out for the merged model": ["calibrated@", "svc@"],
     "stands on more than 8 others": ["svc@" * 10 + "merged"],
     "model 'ties' has no option 'scal'": "calibrated:samples=4@ties:scal=1",
-    "lam is -1; a ridge strength is >= 0": "calibrated:lam=-1",
+    "lam is -1; it is at least 0 and finite": "calibrated:lam=-1",
     "needs its rho, such as anchor:rho=2": ["anchor"],
     "model 'anchor' has no option 'scale'": "anchor:scale=2",
     "rho is a number, not 'two'": "anchor:rho=two",
