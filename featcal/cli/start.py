@@ -150,9 +150,7 @@ def diagnose(
     ledger = session.measure.drift(
         session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress
     )
-    report = write_report(
-        session, str(file), out, models=tuple(dict.fromkeys(("merged", *models))), on=on, progress=progress
-    )
+    report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)
     say_notes(report)
     document |= {"suite": str(file), "drift": ledger.to_json(), "report": report}

@@ -80,9 +80,11 @@ def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt; xxxxxxxxxxxxxx…"] * 2
 
 
-CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, samples=32)
+CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.3, samples=32)
 NAMES = {"merged": "merged", "calibrated": "calibrated:lam=0.0002,rho=1.2"}
-ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, NAMES, file_words(CONFIG, CalibrationConfig()))
+ORIGIN = Origin(
+    "my suite", "validation", {"a": 64, "b": 40}, NAMES, file_words(CONFIG, CalibrationConfig(0.05, 2.0, 0.3))
+)
 
 
 def read(numbers: Numbers) -> pd.DataFrame:

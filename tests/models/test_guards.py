@@ -191,7 +191,11 @@ class WindowedStage(PlantedStage):
 def windowed(own: str) -> Any:
     stage = WindowedStage(own)
     return SimpleNamespace(
-        stages=(stage,), library="transformers", shapes=dict, probe=lambda: {"hidden": torch.randn(2, 7, WIDTH)}
+        stages=(stage,),
+        library="transformers",
+        shapes=dict,
+        probe=lambda: {"hidden": torch.randn(2, 7, WIDTH)},
+        name_of=lambda block: f"block {block.name.rpartition('.')[2]}",
     )
 
 

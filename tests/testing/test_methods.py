@@ -128,12 +128,12 @@ def test_a_merger_of_ones_own_is_measured_written_and_read_strictly(
 ) -> None:
     session = open_session(tiny_suite_file, "cpu")
     tower = session.family.adapter.tower[:3]
-    half, whole, base = (session.weights(name).read(tower) for name in ("halfway", "simple-averaging", "base"))
+    half, whole, base = (session.fit.weights(name).read(tower) for name in ("halfway", "simple-averaging", "base"))
     for name in tower:
         torch.testing.assert_close(half[name], (whole[name] + base[name]) / 2, rtol=0, atol=1e-6)
     written = document(run("merge", tiny_suite_file, "--method", "halfway:way=1", "--out", tmp_path / "m", "--json"))
     assert (written["method"], written["way"]) == ("halfway", 1.0)
-    again = session.weights(str(tmp_path / "m")).read(tower)
+    again = session.fit.weights(str(tmp_path / "m")).read(tower)
     assert all(torch.allclose(again[name], whole[name], atol=1e-6) for name in tower)
     drift = document(run("drift", tiny_suite_file, "--model", "halfway:way=0.25", "--samples", 2, "--json"))
     assert "halfway:way=0.25" in str(drift["model"])
@@ -152,7 +152,8 @@ def test_methods_of_ones_own_keep_what_all_promise_and_are_compared(
         assert len(check_method(name)) >= 4
     fitted = ["merge", tiny_suite_file, "--method", "shrunk:samples=2@halfway", "--out", tmp_path / "s", "--json"]
     assert document(run(*fitted))["options"]["by"] == 0.01
-    listed = ["compare", tiny_suite_file, "--methods", "halfway,shrunk:samples=2", "--seeds", "42", "--json"]
+    models = ("--model", "halfway", "--model", "shrunk:samples=2")
+    listed = ["compare", tiny_suite_file, *models, "--seeds", "42", "--json"]
     compared = document(run(*listed, "--samples", 2))
     assert {row["method"] for row in compared["rows"]} >= {"halfway", "shrunk:samples=2"}
 
