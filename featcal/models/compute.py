@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.suite.calibration_options import PRECISIONS
 from featcal.system.errors import InputError
 
 _C: Any = torch._C
@@ -40,7 +39,8 @@ class Compute:
         }
 
 
-DTYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True))
+DTYPES = {"exact": torch.float32, "fast": torch.bfloat16}
+"""By the names of `suite.calibration_options.PRECISIONS`."""
 
 
 def compute_for(device: str, precision: str = "exact") -> Compute:
@@ -53,8 +53,8 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
     Raises:
         InputError: the precision is unknown, or this machine has no such device.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not '{precision}'")
+    if precision not in DTYPES:
+        raise InputError(f"precision is one of {', '.join(DTYPES)}, not '{precision}'")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import open_clip  # noqa: F401  before processes are forked, each of which would import it
 import pytest
 from clean_process import end_command, in_clean_process
-from command_line import HistoryEntry as Command
+from command_line import Run as Command
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
 from lanes import rows
 from turns import NIGHTLY, has_its_turn

@@ -23,7 +23,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 WIDTH, HEADS = 8, 2
-EXACT = CalibrationConfig(lam=0.1, eps=0.0, rmsnorms=True)
+EXACT = CalibrationConfig(lam=0.1, rho=2.0, alpha=0.3, eps=0.0, rmsnorms=True)
 
 
 class Rms(nn.Module):
