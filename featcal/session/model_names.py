@@ -85,7 +85,8 @@ def calibrate_command(
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
     for name in (*NUMBERS[config.recipe], "samples"):
-        parts += _flag(name, getattr(config, name))
+        if (value := getattr(config, name)) is not None:  # left to the recipe
+            parts += _flag(name, value)
     for name in OPTIONS:
         if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
             value = getattr(config, name)

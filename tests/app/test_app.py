@@ -13,6 +13,7 @@ import streamlit as st
 import torch
 import yaml
 from app_pages import PAGES, button, charts, control, fields, go, healthy, opened, shown_and_default
+from clip_config import clip_config
 from lanes import rows
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
@@ -390,7 +391,7 @@ def test_the_command_line_keeps_names_with_commas_apart() -> None:
 
 def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
-    configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
+    configs = [clip_config(samples=8, biases=biases) for biases in (True, False)]
     scores = session.measure.scores("merged")
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):

@@ -387,7 +387,7 @@ def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
     passes = expert_passes(tiny, CONFIG)
     calibrate(tiny, CONFIG, experts=passes)
     assert not any("pixel_values" in batch for one in passes.values() for batch in one.batches)
-    with pytest.raises(InputError, match="walked once"):
+    with pytest.raises(InputError, match="can be used only once"):
         calibrate(tiny, CONFIG, experts=passes)
     kept = expert_passes(tiny, CONFIG, Kept(0))
     calibrate(tiny, CONFIG, experts=kept)

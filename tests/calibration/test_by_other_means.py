@@ -130,7 +130,7 @@ def test_the_coupling_counts_inputs_and_the_targets_that_alpha_leaves_to_the_stu
         weight = torch.cat(list(expert.read(f"{name}.weight" for name in maps).values()))
         distances.append((apart.square().sum(-1) + 0.6**2 * (apart @ weight.mT).square().sum(-1)).sqrt())
     rows = measure_sources(tiny64, calibrated, config, passes)
-    (found,) = [r for r in rows if (r.block, r.source) == (second.name, "merged") and "q_proj" in r.modules]
+    (found,) = [r for r in rows if (r.block, r.source) == ("block 1", "merged") and "q_proj" in r.modules]
     assert found.coupling == pytest.approx(float(torch.cat(distances).mean()), rel=1e-9)
 
 

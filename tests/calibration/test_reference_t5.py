@@ -102,7 +102,7 @@ def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
 
 
 PIECEWISE = {
-    "refined": CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
+    "refined": CalibrationConfig(recipe="refined", lam=1e-3, rho=2.0, alpha=0.6, beta=0.5, batch_size=4),
     "scales": CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
     "informed": clip_config(recipe="informed", batch_size=4),
     "weighed": clip_config(recipe="informed", weigh_tokens=True, batch_size=4),

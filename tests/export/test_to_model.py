@@ -60,11 +60,11 @@ def test_merged_of_objects(tmp_path: Path) -> None:
 
 def test_fitted(tmp_path: Path) -> None:
     session = Session(featcal.open_family(featcal.load_suite(write_suite(tmp_path / "suite")), "cpu"))
-    fitted = session.fit("regmean:samples=8")
+    fitted = session.fit.baseline("regmean:samples=8")
     fitted.save(tmp_path / "out")
     assert_same_model(fitted.to_model(), _loaded(tmp_path / "out"))
     with pytest.raises(InputError, match=r"its maps and heads of .* have no place in a checkpoint"):
-        session.fit("surgery:samples=8,steps=1").to_model()
+        session.fit.baseline("surgery:samples=8,steps=1").to_model()
 
 
 def test_the_model_is_ones_own(tmp_path: Path) -> None:

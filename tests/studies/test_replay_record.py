@@ -212,7 +212,7 @@ def test_records_that_cannot_be_replayed(
 @pytest.mark.parametrize(
     ("options", "message"),
     cases_by_message(
-        {"does not know: gamma": {"gamma": 1}, "config|options are not": {"lam": "much"}, "ridge": {"lam": -1}}
+        {"does not know: gamma": {"gamma": 1}, "config|options are not": {"lam": "much"}, "lam is -1": {"lam": -1}}
     ),
 )
 def test_options_out_of_range(

@@ -267,7 +267,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "experts": (lambda o: {**o, "experts": [o["base"]]}, "Suite.of: experts is a mapping from tasks to models"),
     "no experts": (lambda o: {**o, "experts": {}}, "Suite.of: experts is a mapping from tasks to models"),
-    "recipe": (lambda o: {**o, "merged": "ties:scal=1"}, r"(?s)Suite.of: .*merged.scal: unknown key. Did you mean"),
+    "recipe": (
+        lambda o: {**o, "merged": "ties:scal=1"},
+        r"(?s)Suite.of: .*'scal' means nothing to ties.*Did you mean 'scale'",
+    ),
     "merged": (lambda o: {**o, "merged": 3.0}, "merged: a float; give a PreTrainedModel"),
     "task": (
         lambda o: {**o, "samples": {"pet": PICTURES}},
@@ -328,7 +331,7 @@ def test_a_recipe_that_is_a_folder_too(clip: dict[str, Any], tmp_path: Path, mon
 
 def test_a_model_object_is_no_name_of_a_model(clip: dict[str, Any]) -> None:
     with pytest.raises(
-        InputError, match="model: a CLIPModel is no model of this suite; give its name, a folder or what"
+        InputError, match="model: a CLIPModel is not a model of this suite; give its name, a folder or what"
     ):
         featcal.evaluate(featcal.Suite.of(**clip), clip["base"])
 
