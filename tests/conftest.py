@@ -38,16 +38,17 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Fork what forks the processes of tests, if any that was imported needs it, before a test has run."""
+    if used := sys.modules.get("clean_process"):
+        used.start()
+
+
 TOKENS = generation_check.TOKENS
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_tokens() -> Iterator[None]:
-    """Let tiny models write answers of 4 tokens: every text model that is written has its generation checked, and 64
-    tokens take four times as long as all else of such a test."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generation_check, "TOKENS", 4)
-        yield
+# Every text model that is written has its generation checked, and 64 tokens of tiny models take four times as long as
+# all else of such a test.
+generation_check.TOKENS = 4
 
 
 @pytest.fixture

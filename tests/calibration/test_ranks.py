@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from featcal.family.opening import Family, open_family
 from featcal.formats import checkpoint
 from featcal.formats.weights import Over, Weights
 from featcal.suite.recipe import MergeRecipe
-from featcal.suite.schema import load_suite
-from featcal.system.distributed import Ranks, owners_of, parts, teams_of
+from featcal.suite.schema import Suite, load_suite
+from featcal.system.distributed import current_ranks, owners_of, parts, teams_of
 from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -144,28 +145,29 @@ def test_a_rank_alone_is_one_process(tiny: Family, tmp_path: Path) -> None:
     assert "ranks" not in record(tmp_path / "1")
 
 
-def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted where files are opened for their tensors, hashes and lineage included; a merged model in a folder."""
-    merge_to_folder(tiny, "task-arithmetic", 0.5, tmp_path / "merged")
-    suite = tiny.suite.model_copy(update={"merged": str(tmp_path / "merged")})
-    opened, hashed = checkpoint.open_file, record_facts.sha256
+def calibrate_and_note_reads(suite: Suite, place: Path) -> None:
+    """In a process of its own, which writes down the files it opens."""
 
     def noted(given: Any) -> Any:
         def note(file: Path, *more: Any) -> Any:
-            with (tmp_path / f"read by {os.getpid()}").open("a") as log:
+            with (place / f"read by {os.getpid()}").open("a") as log:
                 log.write(f"{file}\n")
             return given(file, *more)
 
         return note
 
-    def work(ranks: Ranks) -> None:
-        family = open_family(suite, "cpu")
-        monkeypatch.setattr(checkpoint, "open_file", noted(opened))
-        monkeypatch.setattr(record_facts, "sha256", noted(hashed))
-        calibrate_to_folder(family, CONFIG, tmp_path / "out")
+    family = open_family(suite, "cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint, "open_file", noted(checkpoint.open_file))
+        patched.setattr(record_facts, "sha256", noted(record_facts.sha256))
+        calibrate_to_folder(family, CONFIG, place / "out")
 
-    ended = run_ranks(2, work, tmp_path / "logs")
-    ended.check()
+
+def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path) -> None:
+    """Counted where files are opened for their tensors, hashes and lineage included; a merged model in a folder."""
+    merge_to_folder(tiny, "task-arithmetic", 0.5, tmp_path / "merged")
+    suite = tiny.suite.model_copy(update={"merged": str(tmp_path / "merged")})
+    run_ranks(2, partial(calibrate_and_note_reads, suite, tmp_path), tmp_path / "logs").check()
     read = [set(file.read_text().splitlines()) for file in tmp_path.glob("read by *")]
     experts = [{file for file in own if "experts" in file} for own in read]
     assert len(experts) == 2
@@ -190,23 +192,17 @@ def test_bytes_that_ranks_exchange(tiny: Family, tmp_path: Path) -> None:
         assert 0 < ranks[rank]["read_bytes"][f"expert '{other}'"] < 0.7 * half
 
 
-def dying(at: str, rank: int, ranks: Ranks, how: int = signal.SIGKILL) -> Callable[[str, int, int], None]:
-    """A progress that kills one rank in front of a block."""
-
-    def tell(label: str, done: int, total: int) -> None:
-        if ranks.rank == rank and f"{label} {done}" == at:
-            os.kill(os.getpid(), how)
-
-    return tell
+def die(at: str, rank: int, how: int, label: str, done: int, total: int) -> None:
+    """A progress, but for its first arguments, that kills one rank in front of a block."""
+    if current_ranks().rank == rank and f"{label} {done}" == at:
+        os.kill(os.getpid(), how)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_run_resumes(victim: int, tiny: Family, tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        calibrate_to_folder(tiny, CONFIG, tmp_path / "out", progress=dying("calibrating 2", victim, ranks))
-
-    ended = run_ranks(2, work, tmp_path / "logs")
+    dying = partial(die, "calibrating 2", victim, signal.SIGKILL)
+    ended = calibrated(tiny, CONFIG, tmp_path / "out", 2, progress=dying)
     assert ended.status[victim] == -signal.SIGKILL
     assert ended.status[1 - victim] == 1
     assert "InputError: another process of this run has ended" in ended.said[1 - victim]
@@ -234,12 +230,8 @@ def test_one_rank_says_why_all_end(tiny: Family, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_all_with_a_message(tiny: Family, tmp_path: Path) -> None:
     """As torchrun or a job scheduler sends it."""
-
-    def work(ranks: Ranks) -> None:
-        tell = dying("calibrating 1", 1, ranks, signal.SIGTERM)
-        calibrate_to_folder(tiny, CONFIG, tmp_path / "out", progress=tell)
-
-    ended = run_ranks(2, work, tmp_path / "logs")
+    dying = partial(die, "calibrating 1", 1, signal.SIGTERM)
+    ended = calibrated(tiny, CONFIG, tmp_path / "out", 2, progress=dying)
     assert ended.status == [1, 1]
     assert "stopped by SIGTERM" in ended.said[1]
     assert not ended.said[0]

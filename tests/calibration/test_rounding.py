@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from lanes import rows
-from several import run_ranks
+from several import calibrated
 from tiny_clip import BLOCKS
 from torch import Tensor
 
@@ -143,8 +143,7 @@ def test_several_ranks_measure_what_one_does(config: CalibrationConfig, half: Fa
     alone = calibrate(half, config).record["storing"]
     with pytest.raises(KeyboardInterrupt):
         calibrate_to_folder(half, config, tmp_path / "out", progress=stop)
-    ended = run_ranks(2, lambda _: calibrate_to_folder(half, config, tmp_path / "out", resume=True), tmp_path / "logs")
-    ended.check()
+    calibrated(half, config, tmp_path / "out", 2, resume=True).check()
     found = json.loads((tmp_path / "out" / "featcal.json").read_text())["storing"]
     assert (found["dtype"], found["block"]) == (alone["dtype"], alone["block"])
     assert found["share"] == pytest.approx(alone["share"], rel=1e-9)
@@ -169,7 +168,7 @@ def test_what_float16_does_not_hold_is_refused(tiny_suite: Suite, tmp_path: Path
     )
     with pytest.raises(NumericalError, match=right):
         calibrate(family, config)
-    ended = run_ranks(2, lambda _: calibrate_to_folder(family, config, tmp_path / "out"), tmp_path / "logs")
+    ended = calibrated(family, config, tmp_path / "out", 2)
     assert ended.status == [1, 1]
     (said,) = [one for one in ended.said if one]
     assert re.search(right, said)

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import open_clip  # noqa: F401  before processes are forked, each of which would import it
 import pytest
+from clean_process import in_clean_process
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
 from lanes import rows
 from several import killed_once
@@ -30,13 +31,6 @@ from featcal.suite.schema import load_suite
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _libraries() -> None:
-    """Import once, before forks, what children load models with; loading itself would start threads here."""
-    import_module("open_clip")
-    import_module("transformers.models.clip.modeling_clip")
 
 
 def observed(place: Path, work: Callable[[], object], operate: Callable[[int], object]) -> Callable[[], object]:
@@ -69,10 +63,14 @@ def count_operations(place: Path, work: Callable[[], object]) -> int:
         return len(pipe.read())
 
 
+def kill_at_random_moments(family: Family, place: Path) -> list[tuple[str, str]]:
+    return list(trials(family, place, 15, 0))
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
     """What `benchmarks/kills.py` does with a larger suite and two hundred kills."""
-    found = list(trials(tiny, tmp_path, 15, 0))
+    found = in_clean_process(kill_at_random_moments, tiny, tmp_path)
     assert [name for name, _ in found] == 3 * [*WRITES]
     assert sum(what in {"something half done", "nothing"} for _, what in found) >= 5
 
@@ -100,21 +98,27 @@ def kill_and_resume(name: str, family: Family, place: Path, point: int, expected
 
 def test_a_merge_that_is_killed_half_way(tiny: Family, tmp_path: Path) -> None:
     WRITES["merged"](tiny, tmp_path / "whole", False)
-    assert kill_and_resume("merged", tiny, tmp_path / "killed", 12, content(tmp_path / "whole"))
+    expected = content(tmp_path / "whole")
+    assert in_clean_process(kill_and_resume, "merged", tiny, tmp_path / "killed", 12, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * NIGHTLY) for name in sorted(WRITES)])
 def test_killed_at_its_file_operations(name: str, tiny: Family, tmp_path: Path) -> None:
     """At those whose turn it is on this commit; at every one in a nightly run."""
-    WRITES[name](tiny, tmp_path / "whole", False)
-    expected, place = content(tmp_path / "whole"), tmp_path / "counted"
-    place.mkdir()
-    points = range(count_operations(place, lambda: WRITES[name](tiny, place / "out", False)))
+    in_clean_process(kill_at_operations, name, tiny, tmp_path)
+
+
+def kill_at_operations(name: str, family: Family, place: Path) -> None:
+    whole, counted = place / "whole", place / "counted"
+    counted.mkdir()
+    points = range(count_operations(counted, lambda: WRITES[name](family, counted / "out", False)))
     assert len(points) >= 8
+    assert in_a_process(lambda: WRITES[name](family, whole, False)) == 0
+    expected = content(whole)
     drawn = [point for point in points if has_its_turn(f"{name} {point}")] or [len(points) // 2]
     for point in drawn:
-        assert kill_and_resume(name, tiny, tmp_path / f"at {point}", point, expected), f"no operation {point}"
+        assert kill_and_resume(name, family, place / f"at {point}", point, expected), f"no operation {point}"
 
 
 WRITTEN = ("blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors")
@@ -164,7 +168,11 @@ def killed_after(done: int, seconds: float, step: Callable[[int], object]) -> in
 
 @pytest.mark.slow
 def test_history_and_queue_hold_what_was_finished_before_a_kill(tmp_path: Path) -> None:
-    """And nothing that is half there: at most the one step that was under way is in them beside it."""
+    in_clean_process(kill_history_and_queue, tmp_path)
+
+
+def kill_history_and_queue(tmp_path: Path) -> None:
+    """Nothing is half there: at most the one step that was under way is in them beside what was finished."""
     history, line, dice = History(tmp_path / "runs"), Queue(tmp_path / "jobs"), random.Random(0)
     scores = {"pets": TaskValue("accuracy", 0.75, 8)}
     measured = Measured("features", "test", 8, 42, scores, {"pets": 0.5}, 1.5)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lanes import rows
-from several import run_ranks
+from several import calibrated
 from tiny_decoders import ROWS, fresh, tiny_decoder
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -39,7 +39,6 @@ from featcal.models.adapter import Call
 from featcal.models.families.mixture import SHARES, TOKENS, Mixture
 from featcal.models.lane import Step
 from featcal.preflight.check import check
-from featcal.system.distributed import Ranks
 from featcal.testing.trial import TASKS, Trial
 
 KINDS = ("mixtral", "qwen3_moe")
@@ -196,12 +195,7 @@ def test_a_model_that_is_not_loaded_whole_is_written_by_blocks(
 def test_several_ranks_give_the_tensors_of_one(qwen: Trial, size: int, tmp_path: Path) -> None:
     """Two ranks have a task each; three share one, so a member may get tokens from one rank's part alone."""
     one = calibrate_to_folder(qwen.family, qwen.config(), tmp_path / "one")
-
-    def work(ranks: Ranks) -> None:
-        calibrate_to_folder(qwen.family, qwen.config(), tmp_path / "several")
-
-    ended = run_ranks(size, work, tmp_path / "logs")
-    ended.check()
+    calibrated(qwen.family, qwen.config(), tmp_path / "several", size).check()
     record = json.loads((tmp_path / "several" / "featcal.json").read_text())
     assert record["starved"] == one["starved"]
     names = qwen.family.adapter.tower
