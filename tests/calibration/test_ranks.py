@@ -18,7 +18,7 @@ import pytest
 import torch
 from lanes import rows
 from open_clip_models import suite_as_open_clip
-from several import apart, calibrated, check_alike, killed_once, record, run_ranks
+from several import apart, calibrated, check_alike, killed_once, record, run_command_in_ranks, run_ranks
 from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor
@@ -263,18 +263,23 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def test_torchrun(size: str, tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     """The command as users give it: rank 0 alone prints, one process is as without torchrun."""
     out = tmp_path / "out"
-    command = [*TORCHRUN, size, "-m", "featcal", "calibrate", str(tiny_suite_file), "--samples", "8", "--device", "cpu",
-               "--json", "--out", str(out)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = ["calibrate", str(tiny_suite_file), "--samples", "8", "--device", "cpu", "--json", "--out", str(out)]
+    done = subprocess.run([*TORCHRUN, size, "-m", "featcal", *words], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["out"] == str(out)
     calibrate_to_folder(tiny, config_for(tiny, samples=8), tmp_path / "none")
     assert apart(tmp_path / "none", out) == 0
     assert len(record(out).get("ranks", [1])) == int(size)
     assert ("ranks" in record(out)) == (size == "2")
-    failed = subprocess.run(command, capture_output=True, text=True)
-    assert failed.returncode != 0
-    assert failed.stderr.count("featcal: ") == 1
-    assert "exists already" in failed.stderr
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_says_so_once(tiny_suite_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    ended = run_command_in_ranks(2, ["calibrate", tiny_suite_file, "--out", tmp_path / "out"], tmp_path / "logs")
+    assert all(ended.status)
+    (said,) = [one for one in ended.said if one]
+    assert said.count("featcal: ") == 1
+    assert "exists already" in said
 
 
 @pytest.mark.nightly

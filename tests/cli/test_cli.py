@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clean_process import end_command, in_clean_process
 from command_line import Run, document
 from safetensors.torch import load_file
 from tiny_clip import BLOCKS, TASKS
@@ -22,6 +23,7 @@ from featcal.calibration import calibrate as calibrate_module
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli.options import Size
 from featcal.family.opening import Family
+from featcal.formats.output import OutputFolder
 from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
@@ -318,26 +320,23 @@ def test_interrupt_is_status_130_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def interrupt(suite: Path, place: Path) -> int:
+    """A calibration that waits after its first block is interrupted there."""
+    put, partial = OutputFolder.put, place / "out.partial" / "blocks"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OutputFolder, "put", lambda *given: (put(*given), time.sleep(30)))
+        words = ["calibrate", suite, "--out", place / "out", "--samples", "4"]
+        return end_command(words, signal.SIGINT, lambda: any(partial.glob("*.json")), place / "log")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
     """The process is told to stop once the first block is on disk."""
-    out = tmp_path / "out"
-    slow = (
-        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's `&` ignores it
-        "from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
-        "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
-    )
-    command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out.partial/blocks/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert not out.exists()
+    status, said = in_clean_process(interrupt, tiny_suite_file, tmp_path), (tmp_path / "log").read_text()
+    assert status == 130, said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "out.partial").glob("*.safetensors"))
 
 

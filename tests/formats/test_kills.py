@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +16,10 @@ from typing import Any
 
 import open_clip  # noqa: F401  before processes are forked, each of which would import it
 import pytest
-from clean_process import in_clean_process
+from clean_process import end_command, in_clean_process
+from command_line import Run as Command
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
 from lanes import rows
-from several import killed_once
 from turns import NIGHTLY, has_its_turn
 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
@@ -64,15 +63,15 @@ def count_operations(place: Path, work: Callable[[], object]) -> int:
 
 
 def kill_at_random_moments(family: Family, place: Path) -> list[tuple[str, str]]:
-    return list(trials(family, place, 15, 0))
+    return list(trials(family, place, 10, 0))
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
     """What `benchmarks/kills.py` does with a larger suite and two hundred kills."""
     found = in_clean_process(kill_at_random_moments, tiny, tmp_path)
-    assert [name for name, _ in found] == 3 * [*WRITES]
-    assert sum(what in {"something half done", "nothing"} for _, what in found) >= 5
+    assert [name for name, _ in found] == 2 * [*WRITES]
+    assert sum(what in {"something half done", "nothing"} for _, what in found) >= 3
 
 
 def kill_and_resume(name: str, family: Family, place: Path, point: int, expected: Mapping[str, Any]) -> bool:
@@ -125,13 +124,14 @@ WRITTEN = ("blocks/vision_model.encoder.layers.1.safetensors", "model/model.safe
 
 
 @pytest.mark.parametrize("file", rows(WRITTEN, quick=(), slow=WRITTEN[:1]))
-def test_the_command_killed_while_it_runs(file: str, tmp_path: Path) -> None:
-    """As users start it: what it left is no output, and the same command with --resume gives that of a whole run."""
-    command = [sys.executable, "-m", "featcal", "calibrate", "clip-mini", "--samples", "8", "--device", "cpu", "--out"]
+def test_the_command_killed_while_it_runs(file: str, run: Command, tmp_path: Path) -> None:
+    """What it left is no output, and the same command with --resume gives that of a whole run."""
     out, whole = tmp_path / "killed" / "out", tmp_path / "whole"
-    assert killed_once([*command, str(out)], out.with_name("out.partial") / file).status == [-signal.SIGKILL]
+    words = ["calibrate", "clip-mini", "--samples", "8", "--device", "cpu", "--out", out]
+    there = (out.with_name("out.partial") / file).exists
+    assert in_clean_process(end_command, words, signal.SIGKILL, there, tmp_path / "log") == -signal.SIGKILL
     assert not out.exists()
-    subprocess.run([*command, str(out), "--resume"], check=True, stdout=subprocess.DEVNULL)
+    assert run(*words, "--resume")[0] == 0
     family = open_family(load_suite("clip-mini"), "cpu")
     calibrate_to_folder(family, config_for(family, samples=8), whole)
     assert same_model(content(out), content(whole))

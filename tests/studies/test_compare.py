@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from clean_process import end_command, in_clean_process
 from click.testing import CliRunner
 from scipy import stats
 from tiny_clip import TASKS
@@ -128,18 +130,20 @@ def test_a_study_that_was_ended_goes_on_and_ends_with_the_same_table(own: Sessio
     assert without_cost(elsewhere) == without_cost(resumed)
 
 
+def has_rows(folder: Path, count: int) -> bool:
+    return len([*folder.glob("*/[!.]*.json")]) >= count
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_killed_process_leaves_its_finished_rows(
     tiny_suite_file: Path, tiny_suite: Any, tmp_path: Path, made: list[str]
 ) -> None:
     cheap = ["merged", "calibrated", "ties", "regmean", "dare"]
-    command = [sys.executable, "-m", "featcal", "compare", str(tiny_suite_file), "--methods", ",".join(cheap)]
-    process = subprocess.Popen([*command, "--samples", "8", "--seeds", "42,43"], stdout=subprocess.DEVNULL)
-    folder, deadline = Rows().folder, time.monotonic() + 120
-    while len([*folder.glob("*/[!.]*.json")]) < 3 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait() == -9
+    words = ["compare", tiny_suite_file, "--methods", ",".join(cheap), "--samples", "8", "--seeds", "42,43"]
+    folder = Rows().folder
+    when, log = partial(has_rows, folder, 3), tmp_path / "log"
+    assert in_clean_process(end_command, words, signal.SIGKILL, when, log) == -signal.SIGKILL
     kept = len([*folder.glob("*/[!.]*.json")])
     session = Session(open_family(tiny_suite, device="cpu"))
     resumed = table(session, cheap)
