@@ -164,7 +164,7 @@ def test_what_float16_does_not_hold_is_refused(tiny_suite: Suite, tmp_path: Path
     """By whoever solves it; of several ranks one says so."""
     family, config = stored_in(tiny_suite, "float16"), replace(PAPER, rho=1e7)
     right = (
-        r"layers\.0: \S*layers\.0\.\S+: the solution does not fit float16: its largest value is "
+        r"block 0: \S*layers\.0\.\S+: the solution does not fit float16: its largest value is "
         r"\d[\d.e+]+, float16 ends at 65504; store the merged model in bfloat16 or float32 .*, or calibrate with"
     )
     with pytest.raises(NumericalError, match=right):
