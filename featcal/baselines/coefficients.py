@@ -138,7 +138,7 @@ class BlockSums:
         self._energies: dict[str, float] = {}
         """J(0) by map."""
         self._vectors: dict[str, Mapping[str, Tensor]] = {}
-        """By task."""
+        """Task vectors by task."""
 
     def count(self, task: str, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.

@@ -72,7 +72,7 @@ class Preview:
     stage: Stage
     block: Block
     statistics: Sequence[Sequence[BlockStatistics]]
-    """Of the block, or of each of its pieces, with the options of `corners`."""
+    """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
     """Content of the statistics, where `featcal.session.cache.nbytes` sees it."""
     before: Mapping[str, Sequence[Before]]

@@ -87,7 +87,7 @@ class LinearSums:
     share: float = 0.0
     """Sum of their shares (`CurrentTask.share`)."""
     priors: list[Prior] = field(default_factory=list)
-    """Of every map apart, in the order of the group; empty without a prior."""
+    """Prior of every map, in the order of the group; empty without a prior."""
 
     @property
     def scale(self) -> float:
@@ -157,7 +157,7 @@ class CurrentTask:
     tokens: int
     """Tokens of the whole task that count; they decide the route."""
     counted: int = 0
-    """Of these, tokens that are in the statistics."""
+    """Number of these tokens that are in the statistics."""
     mass: float = 0.0
     """Sum of the same tokens' weights in all experts of the mixture; 0 outside of a mixture."""
 

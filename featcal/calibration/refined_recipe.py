@@ -121,7 +121,7 @@ class _CountedBlock:
             self._base = block.local(self._run.compute.move(self._run.base.read(block.names)))
         self._read: dict[str, dict[str, Tensor]] = {}
         self._traces: dict[str, CallList] = {}
-        """By task and batch a call of nothing, whose named tensors are inputs and outputs of the expert's modules."""
+        """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
         """By task: rows with other weights, where the options say so."""
 

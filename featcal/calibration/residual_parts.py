@@ -36,7 +36,7 @@ class Part:
     writer: str | None
     """The linear map whose output is added to the stream; None where something comes between, or it is one of many."""
     mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    """Of every map of a mixture of experts the mixture, and whether the map is given what the others make."""
+    """Mixture of every map of a mixture of experts, and True if the map is given what the others make."""
 
     @cached_property
     def pieces(self) -> list[tuple[str, ...]]:

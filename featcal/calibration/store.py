@@ -30,7 +30,7 @@ class Solved:
     """Solved tensors of a block, as they are stored."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """By canonical name, in the dtype they are stored in."""
+    """Tensors by canonical name, in the dtype they are stored in."""
     rounding: Rounding = field(default_factory=dict)
 
     def __or__(self, other: Solved) -> Solved:

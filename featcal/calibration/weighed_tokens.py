@@ -40,7 +40,7 @@ class Acting:
     base: Float[Tensor, "m d"]
     """W_0."""
     _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
-    """Of every batch ||tau b||^2 and ||W_0 b||^2 in float64."""
+    """||tau b||^2 and ||W_0 b||^2 of every batch in float64."""
     _rows: list[TokenRows] = field(default_factory=list)
 
     def see(self, given: Float[Tensor, "n d"], rows: TokenRows) -> None:

@@ -50,7 +50,7 @@ class Whole:
 
     tasks: Sequence[str]
     entries: int
-    """Of a task vector."""
+    """Number of a task vector's entries."""
     vector: Callable[[str], Iterator[tuple[Tensor, Mapping[str, int]]]]
     """Reads the task vector of a task anew: some tensors at a time, one after the other, with their names and sizes."""
 
