@@ -12,8 +12,8 @@ and W = W_0 + `scale` T. In directions that no sample has, T is 0 and the base s
 that is what sets the two apart. The paper has scale 1 and tunes it (1.2 for ViT-B/32, 1.5 for L/14), with 64 samples.
 
 The pseudo-inverse takes eigenvalues up to d * eps of the largest for 0, eps that of the features' dtype; the paper does
-not say. Tensors outside the blocks get the mean of T_k; the paper treats a patch
-convolution as a linear map and outer norms as norms.
+not say. Tensors outside the blocks get the mean of T_k; the paper treats a patch convolution as a linear map and outer
+norms as norms.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ and Y the expert's final features of the n unlabelled samples of a task, both le
 minimises ||X M - Y||^2 / n + l ||M - I||^2: where the samples say nothing, features stay as they are. A large ridge
 leaves the shift from mu_X to mu_Y.
 
-The map is affine, as the first map of most heads is: `folded` multiplies it into those. A head whose first
-map has no bias, as the classifiers of decoders, has no place for the shift: there no means are taken away before
-the solve, at the same l. Which task a sample is of must be known when the model is used.
+The map is affine, as the first map of most heads is: `folded` multiplies it into those. A head whose first map has no
+bias, as the classifiers of decoders, has no place for the shift: there no means are taken away before the solve, at the
+same l. Which task a sample is of must be known when the model is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Share a block whose statistics several ranks count, each on its own tasks: who finishes, owns and solves it.
 
-Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. A task's
-weight (Eq. 14) and targets are made once its moments are together. Every group of maps has an owner, which gets its
-sums, solves it, and sends what it solved to all. In a process that is alone nothing of this happens.
+Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. A task's weight (Eq. 14) and
+targets are made once its moments are together. Every group of maps has an owner, which gets its sums, solves it, and
+sends what it solved to all. In a process that is alone nothing of this happens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Merge by Iso-C: set all singular values of the summed task matrices to their mean (Marczak, Magistri, Cygert,
 Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
 
-The sum is that of Task Arithmetic. Other tensors are averaged. The paper tunes the scale alpha; 1 where none is
-given, as in FusionBench. The method is meant for experts that were fine-tuned in full: of low-rank updates it lifts
-what rounding adds to the strength of the rest.
+The sum is that of Task Arithmetic. Other tensors are averaged. The paper tunes the scale alpha; 1 where none is given,
+as in FusionBench. The method is meant for experts that were fine-tuned in full: of low-rank updates it lifts what
+rounding adds to the strength of the rest.
 """
 
 from __future__ import annotations

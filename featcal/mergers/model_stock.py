@@ -3,8 +3,7 @@ Yun, Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos 
 
 Layer-wise, as in the paper: every tensor has its own angle and its own t. Of more than two experts cos is the mean over
 all pairs; the paper says nothing else of them. The paper merges models of *one* task, whose angles are acute; a mean
-cosine below 0 counts as 0 here, which gives the base. The
-cosine with an expert that left a tensor as it was is 0.
+cosine below 0 counts as 0 here, which gives the base. The cosine with an expert that left a tensor as it was is 0.
 """
 
 from __future__ import annotations
