@@ -1,11 +1,10 @@
-"""AdaMerging, layer-wise: one coefficient per task and tensor, trained so that the merged model is sure of its answers
+"""Merge by AdaMerging, layer-wise: train one coefficient per task and tensor so that the model is sure of its answers
 (Yang, Wang, Shen, Liu, Guo, Wang, Tao, AdaMerging, arXiv 2310.02575).
 
     theta^k = theta_0^k + sum_i l_ik (theta_i^k - theta_0^k),
 
 with l = 0.3 at first and steps of Adam on the entropy of the merged model's predictions: its mean over some unlabelled
-samples of a task, summed over tasks. The gradient of l_ik is the inner product of the loss's gradient in theta^k with
-the task vector. Of text the predictions are of the first token of the answer.
+samples of a task, summed over tasks. Of text the predictions are of the first token of the answer.
 
 The published method does this on *test* inputs; that is `adamerging-test` here. `adamerging` sees calibration samples.
 As in FusionBench there are 1000 steps with 16 samples of every task and coefficients are free; the authors' code takes
@@ -69,8 +68,7 @@ def adamerging(
 ) -> tuple[Weights, dict[str, Any]]:
     """Merge the experts; with the coefficients by task and tensor, and the entropy on all samples before and after.
 
-    A gradient passes through all layers, and every step needs all task vectors. So memory cannot hold a block at a
-    time: it holds the tower three times and once more for every expert.
+    Memory holds the tower three times and once more for every expert: every step needs all layers and task vectors.
 
     Args:
         experts: one expert pass per task; their batches are the samples.
@@ -91,6 +89,7 @@ def adamerging(
             tensors = {name: tensor.requires_grad_() for name, tensor in merge.tensors().items()}
             with torch.enable_grad():
                 _entropy(run, tensors, [one for own in few for one in own], heads)
+            # By hand, so that autograd keeps no graph from the coefficients to all merged tensors.
             merge.coefficients.grad = merge.gradient(tensors)
             optimizer.step()
         found = merge.tensors()
@@ -125,21 +124,23 @@ class Merge:
         """`[tasks, tensors]`"""
 
     def tensors(self) -> dict[str, Tensor]:
-        """theta, made anew."""
+        """Make theta anew."""
         found = {}
         for k, (name, base) in enumerate(self._base.items()):
             found[name] = base.clone()
             for vectors, own in zip(self._vectors, self.coefficients[:, k].tolist(), strict=True):
+                # In place: a new tensor per task would hold the tower once more.
                 found[name].add_(vectors[name], alpha=own)
         return found
 
     def gradient(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, "tasks tensors"]:
-        """Of the coefficients, out of that of the merged tensors; 0 for a tensor that the loss does not depend on."""
+        """Return the gradient of the coefficients from that of the merged tensors; 0 where there is none."""
         found = torch.zeros_like(self.coefficients)
         for k, (name, tensor) in enumerate(tensors.items()):
             own = tensor.grad
             if own is not None:
                 for i, vectors in enumerate(self._vectors):
+                    # The chain rule: d theta^k / d l_ik is the task vector.
                     found[i, k] = float((vectors[name] * own).sum())
         return found
 
@@ -147,8 +148,8 @@ class Merge:
 def _entropy(
     run: Run, tensors: Mapping[str, Tensor], samples: Sequence[Sample], heads: Mapping[str, Head | None]
 ) -> float:
-    """Entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients are enabled
-    its own is added to those of the tensors."""
+    """Return the entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients
+    are enabled, add its own to those of the tensors."""
     total, counts = 0.0, Counter(one.task for one in samples)
     for batch, some in batch_by_shape(samples):
         features, parts = final(run, tensors, batch), []
@@ -157,6 +158,7 @@ def _entropy(
             parts.append(-(logs.exp() * logs).sum() / counts[task])
         part = torch.stack(parts).sum()
         if part.requires_grad:
+            # Batch by batch: the graph of one batch alone is in memory.
             torch.autograd.backward(part)
         total += float(part.detach())
     if not math.isfinite(total):

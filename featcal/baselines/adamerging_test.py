@@ -1,4 +1,4 @@
-"""AdaMerging as published, trained on the entropy for *test* inputs (arXiv 2310.02575); see `adamerging`."""
+"""Merge by AdaMerging as published, trained on the entropy for *test* inputs (arXiv 2310.02575); see `adamerging`."""
 
 from __future__ import annotations
 

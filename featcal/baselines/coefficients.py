@@ -1,4 +1,4 @@
-"""Coefficients of the task vectors, map by map: least squares on the inputs that the merged model gives a map.
+"""Fit coefficients of the task vectors, map by map: least squares on the inputs that the merged model gives a map.
 
 After output-space projection (arXiv 2605.29101): for every layer the coefficients of the task vectors with which its
 outputs are nearest to the experts'. The formula is a reconstruction from its abstract. With tau_i = W_i - W_0, the
@@ -86,13 +86,14 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 found |= (own := merged | to_stored(block, merged, solved))
                 for kind, values in told.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
+                # The next block is counted on what the solved one puts out.
                 _move(run, walk, stage, block, own)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, found), account
 
 
 def _double(run: Run, block: Block, weights: Weights) -> dict[str, Tensor]:
-    """A model's tensors of a block by name inside it, in float64."""
+    """Return a model's tensors of a block by name inside it, in float64."""
     return {name: tensor.double() for name, tensor in block.local(run.compute.move(weights.read(block.names))).items()}
 
 
@@ -105,7 +106,7 @@ def _count(
     merged: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
 ) -> BlockSums:
-    """The sums over all tasks of one block, in front of which all lanes stay."""
+    """Count one block on all tasks, in front of which all lanes stay; return its sums."""
     block = stage.blocks[index]
     sums = BlockSums(stage, index)
     base, deployed = _double(run, block, run.base), block.local(run.compute.move(merged))
@@ -137,7 +138,7 @@ class BlockSums:
         self._energies: dict[str, float] = {}
         """J(0) by map."""
         self._vectors: dict[str, Mapping[str, Tensor]] = {}
-        """By task."""
+        """Task vectors by task."""
 
     def count(self, task: str, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.
@@ -166,15 +167,17 @@ class BlockSums:
             gram = grams[key].full(torch.float64) / counted[key]
             if not all_finite(gram):
                 raise NumericalError(f"{key}: features are not finite")
+            # omega_i of Eq. (14); `tiny` in place of eps, since nothing is known of the scale of features.
             gram = task_weight(torch.linalg.matrix_norm(gram), torch.finfo(gram.dtype).tiny) * gram
             moved = group.stack(vectors, "weight") @ gram
+            # J(0) = sum_i omega_i <tau_i G_i, tau_i>, entry by entry and summed per map.
             for name, own in group.split(moved * group.stack(vectors, "weight"), "weight").items():
                 self._energies[name] = self._energies.get(name, 0.0) + float(own.sum())
             self._grams[key] = self._grams[key] + gram if key in self._grams else gram
             self._answers[key] = self._answers[key] + moved if key in self._answers else moved
 
     def solve(self, base: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-        """Tensors of every linear map, by name inside the block; the account by name of the map.
+        """Return the tensors of every linear map, by name inside the block, and the account by name of the map.
 
         Args:
             base: the base's tensors of the block, in float64.
@@ -189,6 +192,7 @@ class BlockSums:
                 weight = f"{name}.weight"
                 own = [one[weight] for one in self._vectors.values()]
                 c, gain = best([one[weight] for one in moved], own, answers[weight])
+                # A bias moves with the coefficients of its map's weight.
                 for kind in (kind for kind in ("weight", "bias") if f"{name}.{kind}" in base):
                     steps = zip(c.tolist(), self._vectors.values(), strict=True)
                     solved[f"{name}.{kind}"] = base[f"{name}.{kind}"] + sum(
@@ -202,7 +206,7 @@ class BlockSums:
 def best(
     moved: list[Float[Tensor, "m d"]], vectors: list[Float[Tensor, "m d"]], answer: Float[Tensor, "m d"]
 ) -> tuple[Float[Tensor, " t"], float]:
-    """The shortest c with M c = v, and v^T c, by which J is below J(0).
+    """Return the shortest c with M c = v, and v^T c, by which J is below J(0).
 
     Args:
         moved: tau_k G.
@@ -210,8 +214,11 @@ def best(
         answer: sum_i omega_i tau_i G_i.
     """
     flat = torch.stack([one.flatten() for one in vectors])
+    # M and v of the module's docstring: inner products of flattened matrices.
     left, right = torch.stack([one.flatten() for one in moved]) @ flat.mT, flat @ answer.flatten()
+    # M is symmetric but for rounding, and `eigh` reads one triangle.
     values, turn = torch.linalg.eigh((left + left.mT) / 2)
+    # Experts that did not change a map leave M singular: the pseudo-inverse gives the shortest c.
     seen = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
     q = turn[:, seen]
     c: Tensor = q @ ((q.mT @ right) / values[seen])

@@ -1,12 +1,11 @@
-"""Essential Subspace Merging: of every task vector what it does most to its own features (Li et al., Model Merging in
-the Essential Subspace, CVPR 2026, arXiv 2602.20208).
+"""Merge by Essential Subspace Merging: of every task vector what it does most to its own features (Li et al., Model
+Merging in the Essential Subspace, CVPR 2026, arXiv 2602.20208).
 
 With X_t the inputs of a linear map as expert t has them on its own samples and D_t = W_t - W_0 in R^{m x d} of T tasks,
 outputs shift by X_t D_t^T. Principal directions P_t of this shift are the eigenvectors of D_t G_t D_t^T with the
-floor(m / T) largest eigenvalues, one at least and none that is 0; G_t = X_t^T X_t over all tokens but padding. That is
-the second moment, not the covariance: what the discarded eigenvalues sum to is then what the shift loses. Coordinates
-are A_t = P_t^T D_t. With polarised scaling p(v)_i = (v_i / mean_j v_j)^2, and whitening, which puts the polar factor of
-a matrix in its place,
+floor(m / T) largest eigenvalues, one at least and none that is 0; G_t = X_t^T X_t over all tokens but padding.
+Coordinates are A_t = P_t^T D_t. With polarised scaling p(v)_i = (v_i / mean_j v_j)^2, and whitening, which puts the
+polar factor of a matrix in its place,
 
     tasks     A_t is scaled by p of all ||A_t||
     merged    P = whitened [P_1 | ... | P_T];  A = N whitened V, with [A_1; ...; A_T] = N V, N the norms of its rows
@@ -15,10 +14,9 @@ a matrix in its place,
 
 and W = W_0 + `scale` D. The paper takes 32 samples at most and chooses the scale on a validation split; here it is 1.
 
-What is our reading: the descriptions that we have whiten [A_1; ...; A_T] as it is. All singular values of P A would
-be 1 then, however little the experts changed; so the norms of the rows stay between the factors, as singular values do
-in TSV-Merge. Inputs are those of the expert alone, as in RegMean and LOT Merging. Whatever else there is gets the mean
-of the experts' changes: biases, norms, embeddings, and maps outside the blocks.
+The norms N between the factors are our reading: the descriptions that we have whiten [A_1; ...; A_T] as it is. Inputs
+are those of the expert alone, as in RegMean and LOT Merging. Everything else gets the mean of the experts' changes:
+biases, norms, embeddings, and maps outside the blocks.
 """
 
 from __future__ import annotations
@@ -97,6 +95,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
                     for task, tensors in walk.experts_at(block):
                         steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears)
                         shifts.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
+                    # On the CPU: a layer's scale depends on all others, so a whole stage waits here.
                     changes.append({name: change.cpu() for name, change in shifts.merge().items()})
             for block, own in zip(stage.blocks, scale_layers(changes), strict=True):
                 start = block.local(run.base.read(block.names))
@@ -141,7 +140,7 @@ class BlockShifts:
                     self._found[name].append(directions(change, gram, self._tasks))
 
     def merge(self) -> dict[str, Tensor]:
-        """What every linear map is changed by before layers are scaled, as weights are stored, by name of the tensor
+        """Return the change of every linear map before layers are scaled, as weights are stored, by name of the tensor
         inside the block.
 
         Raises:
@@ -156,26 +155,31 @@ class BlockShifts:
 
 
 def directions(change: Float[Tensor, "m d"], gram: Float[Tensor, "d d"], tasks: int) -> Directions:
-    """P_t and A_t of one task among so many."""
+    """Return P_t and A_t of one task among `tasks`."""
+    # Second moment of the shift, not covariance: its discarded eigenvalues sum to what is lost.
     values, vectors = torch.linalg.eigh(change @ gram @ change.mT)
     m = len(values)
+    # Vectors of an eigenvalue of 0 are arbitrary: they move no feature of the samples.
     rank = int((values > m * torch.finfo(values.dtype).eps * values[-1]).sum())
     principal = vectors[:, m - min(rank, max(1, m // tasks)) :]
     return principal, principal.mT @ change
 
 
 def merge_directions(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
-    """P A of the P_t and A_t of all tasks, with the scales of tasks and inputs."""
+    """Return P A of the P_t and A_t of all tasks, with the scales of tasks and inputs."""
+    # Scale of the tasks.
     by_task = polarise(torch.stack([own.norm() for _, own in found]))
     coordinates = torch.cat([factor * own for factor, (_, own) in zip(by_task, found, strict=True)])
     norms = coordinates.norm(dim=1)
     principal = orthonormal(torch.cat([own for own, _ in found], 1))
+    # Without the norms all singular values of P A would be 1, however little the experts changed.
     merged: Tensor = principal * norms @ orthonormal(coordinates / norms.where(norms > 0, 1)[:, None])
+    # Scale of the inputs: a factor per column.
     return merged * polarise(coordinates.norm(dim=0))
 
 
 def scale_layers(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The changes of the blocks of a stage, by name inside the block, scaled against those of that name in others."""
+    """Scale the changes of the blocks of a stage against those of the same name in other blocks."""
     norms: dict[str, list[Tensor]] = {}
     for own in changes:
         for name, change in own.items():
@@ -185,7 +189,7 @@ def scale_layers(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tens
 
 
 def polarise(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """(size / mean of all sizes)^2; 0 where all sizes are.
+    """Return (size / mean of all sizes)^2; 0 where all sizes are 0.
 
     >>> polarise(torch.tensor([1.0, 3.0])).tolist()
     [0.25, 2.25]
@@ -196,7 +200,7 @@ def polarise(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 @contextmanager
 def _explain_failure(name: str) -> Iterator[None]:
-    """Inside the `with`, a decomposition that does not converge is an error that says of which map."""
+    """Turn a decomposition that does not converge inside the `with` into a NumericalError that names the map."""
     try:
         yield
     except _LINALG.LinAlgError as error:

@@ -1,4 +1,4 @@
-"""Fisher merging: every parameter is the experts' average, weighted by how much their predictions depend on it
+"""Merge by Fisher merging: average every parameter of the experts by how much their predictions depend on it
 (Matena, Raffel, Merging Models with Fisher-Weighted Averaging, arXiv 2111.09832).
 
     theta = sum_i F_i theta_i / sum_i F_i,    F_i = mean over x of E_{y ~ p_i(y | x)} (d log p_i(y | x) / d theta)^2,
@@ -58,8 +58,8 @@ class Fisher(Sampled):
 def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:
     """Merge the experts; the base counts for its dtype alone.
 
-    A gradient passes through all layers, so memory cannot hold a block at a time: it holds the tower of one expert
-    three times (weights, gradient, information), and mean and two sums over experts in float64.
+    Memory holds the tower of one expert three times (weights, gradient, information), and mean and two sums over
+    experts in float64.
 
     Args:
         experts: one expert pass per task; their batches are the samples.
@@ -84,6 +84,7 @@ def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head
             for name, values in found.items():
                 weight = values.double() / (scale or 1.0)
                 mass[name] += weight
+                # Differences from the mean: where nothing depends on a parameter the sum is 0, and the mean stays.
                 moved[name] += weight * (tensors[name].detach().double() - mean[name])
         run.progress(options.kind, len(experts), len(experts))
     stored = average.read(names)
@@ -94,7 +95,7 @@ def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head
 def information(
     run: Run, one: ExpertPass, tensors: Mapping[str, Tensor], head: Head | None, options: Fisher
 ) -> dict[str, Tensor]:
-    """F of one expert on its samples, by tensor.
+    """Measure F of one expert on its samples, by tensor.
 
     Args:
         tensors: of the expert's tower, as the forward takes them, with gradients.
@@ -106,9 +107,11 @@ def information(
         with torch.enable_grad():
             features = map_features(one.weights, one.task, final(run, tensors, sample.inputs))
             logs = log_probabilities(run, tensors, features, head)[0]
+        # On the CPU in float64: every device draws the same labels.
         labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
         for label, share in zip(labels.tolist(), shares.tolist(), strict=True):
             chosen = torch.zeros_like(logs).index_fill(0, torch.tensor(label, device=logs.device), 1)
+            # Squared label by label: products of different samples and labels would not be F.
             gradients = torch.autograd.grad(logs, wanted, chosen, retain_graph=True, allow_unused=True)
             for name, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:
@@ -119,12 +122,13 @@ def information(
 def labels_of(
     p: Float[Tensor, " c"], most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " l"], Float[Tensor, " l"]]:
-    """Labels and their shares of an expectation over p: all of them, or the most probable and one of the others."""
+    """Choose labels, with their shares of an expectation over p: all, or the most probable and one of the others."""
     if len(p) <= most:
         return torch.arange(len(p)), p
     top = p.topk(most - 1).indices
     rest = p.index_fill(0, top, 0)
     mass = rest.sum()
+    # One drawn label carries the mass of all others, so the estimate is unbiased.
     other = torch.multinomial(rest if mass > 0 else torch.ones_like(rest), 1, generator=generator)
     return torch.cat([top, other]), torch.cat([p[top], mass[None]])
 

@@ -1,5 +1,5 @@
-"""LOT Merging: layer by layer the task vector that changes the experts' own features least (Sun, Li, Wang, Liu, Geng,
-Li, Towards Minimizing Feature Drift in Model Merging, arXiv 2505.23859, Sec. 4, Algorithm 1).
+"""Merge by LOT Merging: layer by layer the task vector that changes the experts' own features least (Sun, Li, Wang,
+Liu, Geng, Li, Towards Minimizing Feature Drift in Model Merging, arXiv 2505.23859, Sec. 4, Algorithm 1).
 
 With X_k the inputs of a layer as expert k has them on its own samples, T_k = W_k - W_0, and sums over experts, what is
 minimised is sum_k ||f(X_k; W_0 + T) - f(X_k; W_0 + T_k)||^2, layer by layer and operation by operation:
@@ -11,9 +11,9 @@ minimised is sum_k ||f(X_k; W_0 + T) - f(X_k; W_0 + T_k)||^2, layer by layer and
 and W = W_0 + `scale` T. In directions that no sample has, T is 0 and the base stays, where RegMean has the average:
 that is what sets the two apart. The paper has scale 1 and tunes it (1.2 for ViT-B/32, 1.5 for L/14), with 64 samples.
 
-What the pseudo-inverse takes for 0 the paper does not say: here eigenvalues up to d * eps of the largest, eps that of
-the features' dtype, as numerical libraries do. Tensors outside the blocks get the mean of T_k; the paper treats a patch
-convolution as a linear map and outer norms as norms.
+The pseudo-inverse takes eigenvalues up to d * eps of the largest for 0, eps that of the features' dtype; the paper does
+not say. Tensors outside the blocks get the mean of T_k; the paper treats a patch convolution as a linear map and outer
+norms as norms.
 """
 
 from __future__ import annotations
@@ -93,11 +93,13 @@ class BlockSums:
     """The sums over experts for the linear maps and norms of one block."""
 
     def __init__(self, stage: Stage, index: int, dtype: torch.dtype) -> None:
-        """
+        """Begin with no task.
+
         Args:
             dtype: of the features, whose accuracy the pseudo-inverse goes by.
         """
         self._stage, self._index = stage, index
+        # Sums are in float64, but no better than the features that they are made of.
         self._eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         block = stage.blocks[index]
         scaled = block.modules_of(stage.norm) if stage.norm else {}
@@ -105,10 +107,10 @@ class BlockSums:
         for name, norm in self._norms.items():
             check_norm(f"{block.name}.{name}", norm, stage.norm_offset)
         self.modules = (*block.linears, *self._norms)
-        """What inputs are wanted of."""
+        """Modules whose inputs are wanted."""
         self._groups: list[LinearGroup] = []
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
-        """By name of the tensor: what weighs the experts, and their task vectors by that."""
+        """Sums of the experts' weights, and of their task vectors times these, by name of the tensor."""
 
     def count(self, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.
@@ -125,6 +127,7 @@ class BlockSums:
             self._groups = self._groups or linear_groups(self._stage, self._index, linear)
             tokens = rows.batches[position]
             for group in self._groups:
+                # The pseudo-inverse sees small eigenvalues: products in float32 would fill them with rounding.
                 x = group.features(linear, tokens[group.weighting]).double()
                 grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
             for name, norm in self._norms.items():
@@ -134,8 +137,10 @@ class BlockSums:
                 squares[name] = squares[name] + square if name in squares else square
         for group in self._groups:
             gram = grams[str(group)].full(torch.float64)
+            # Linear maps: G_k and T_k G_k.
             self._add(str(group), gram, group.stack(vectors, "weight") @ gram)
         for name, square in squares.items():
+            # Scales of norms: s_k and s_k T_k, entry by entry.
             self._add(name, square, square * vectors[f"{name}.weight"])
 
     def _add(self, name: str, weight: Tensor, moved: Tensor) -> None:
@@ -143,7 +148,7 @@ class BlockSums:
         self._sums[name] = (weight, moved) if old is None else (old[0] + weight, old[1] + moved)
 
     def solve(self) -> dict[str, Tensor]:
-        """T of every linear map and of every scale, by name of the tensor inside the block.
+        """Solve T of every linear map and of every scale, by name of the tensor inside the block.
 
         Raises:
             NumericalError: features that are not finite.
@@ -161,7 +166,7 @@ class BlockSums:
 
 
 def task_matrix(gram_sum: Float[Tensor, "d d"], moved_sum: Float[Tensor, "m d"], eps: float) -> Float[Tensor, "m d"]:
-    """(sum_k T_k G_k) (sum_k G_k)^+.
+    """Return (sum_k T_k G_k) (sum_k G_k)^+.
 
     Args:
         gram_sum: positive semi-definite.
@@ -169,6 +174,7 @@ def task_matrix(gram_sum: Float[Tensor, "d d"], moved_sum: Float[Tensor, "m d"],
     """
     values, vectors = torch.linalg.eigh(gram_sum)
     seen = values > len(values) * eps * values[-1]
+    # In directions that no sample has T is 0, so the base stays there.
     q = vectors[:, seen]
     found: Tensor = (moved_sum @ q / values[seen]) @ q.mT
     return found

@@ -1,4 +1,4 @@
-"""Polishing: some steps of gradient descent that bring a model's final features closer to the experts'.
+"""Take some steps of gradient descent that bring a model's final features closer to the experts'.
 
 The loss is the squared difference of the final features to those of the task's expert, on the same unlabelled samples
 that calibration sees: its mean over samples and entries, then over tasks. A step of Adam sees a few samples of every
@@ -36,7 +36,7 @@ class Aimed(Sample):
 
     target: Float[Tensor, "1 k"]
     share: float
-    """Of its squared error in the loss."""
+    """Factor of its squared error in the loss."""
 
 
 @register_method(
@@ -63,11 +63,10 @@ class Polish(Trained):
 def polish(
     run: Run, experts: Mapping[str, ExpertPass], model: Weights, options: Polish
 ) -> tuple[Weights, dict[str, float]]:
-    """The model after some steps, and the loss on all samples before and after.
+    """Take the steps; return the model, and the loss on all samples before and after.
 
-    All of the tower moves that the final features depend on; it is stored in the model's own dtypes. A gradient passes
-    through all layers, so memory cannot hold a block at a time: it holds the tower four times (weights, gradient and
-    two moments) and what `gradients.TOGETHER` samples leave for the gradient.
+    All of the tower moves that the final features depend on; it is stored in the model's own dtypes. Memory holds the
+    tower four times (weights, gradient and two moments) and what `gradients.TOGETHER` samples leave for the gradient.
 
     Args:
         experts: one expert pass per task, with `kept`; their batches are the samples.
@@ -78,6 +77,7 @@ def polish(
     stored = model.read(run.adapter.tower)
     tasks = _aim(experts, expert_features(run, experts))
     samples = [one for own in tasks for one in own]
+    # A clone: `place` may give the stored tensor itself, and Adam works in place.
     moved = {name: tensor.clone().requires_grad_() for name, tensor in run.compute.place(stored).items()}
     optimizer = torch.optim.Adam(moved.values(), lr=options.rate)
     with walking(run.adapter), run.seconds(options.kind):
@@ -90,12 +90,13 @@ def polish(
             optimizer.step()
         after = _loss(run, model, moved, samples)
         run.progress(options.kind, options.steps, options.steps)
+    # A tensor without a gradient never moved: it is left to the model, bit for bit.
     found = {name: moved[name].detach().to(tensor) for name, tensor in stored.items() if moved[name].grad is not None}
     return Overlay(f"{model.label}, {options.kind}", model, found), {"loss_before": before, "loss": after}
 
 
 def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> list[list[Aimed]]:
-    """All samples, by task."""
+    """Return all samples with their targets, by task."""
     return [
         [
             Aimed(task, sample.inputs, target, 1 / (len(experts) * targets[task].numel()))
@@ -106,7 +107,7 @@ def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> li
 
 
 def _weigh(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> list[Aimed]:
-    """Some samples of every task, weighted so that their loss estimates that of all."""
+    """Weigh some samples of every task so that their loss estimates that of all."""
     return [
         replace(one, share=one.share * len(own) / len(some))
         for own, some in zip(tasks, few, strict=True)
@@ -115,7 +116,7 @@ def _weigh(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> 
 
 
 def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iterable[Aimed]) -> float:
-    """The loss of a tower; where gradients are enabled its own is added to those of the tensors.
+    """Return the loss of a tower; where gradients are enabled, add its own to those of the tensors.
 
     Args:
         model: whose maps of final features apply.

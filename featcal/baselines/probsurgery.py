@@ -1,4 +1,4 @@
-"""ProbSurgery: modules of Representation Surgery, trained with noise that they learn the size of; see `surgery`."""
+"""Fit ProbSurgery: modules of Representation Surgery, trained with noise that they learn the size of; see `surgery`."""
 
 from __future__ import annotations
 

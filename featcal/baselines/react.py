@@ -1,4 +1,4 @@
-"""Surgery in closed form: an affine map per task behind the final features, one ridge regression in place of training.
+"""Fit surgery in closed form: an affine map per task behind the final features, by one ridge regression.
 
 After ReACT (arXiv 2511.10943), which corrects the final representation of a merged model linearly and in closed form.
 The formula here is a reconstruction from its abstract, and the pull to the identity is ours. With X the merged model's
@@ -10,9 +10,9 @@ and Y the expert's final features of the n unlabelled samples of a task, both le
 minimises ||X M - Y||^2 / n + l ||M - I||^2: where the samples say nothing, features stay as they are. A large ridge
 leaves the shift from mu_X to mu_Y.
 
-The map is affine and so is what stands behind it in most heads: `folded` multiplies it into those. A head whose first
-map has no bias, as the classifiers of decoders, has no place for the shift: there the same is solved without taking the
-means away, at the same l. Which task a sample is of must be known when the model is used.
+The map is affine, as the first map of most heads is: `folded` multiplies it into those. A head whose first map has no
+bias, as the classifiers of decoders, has no place for the shift: there no means are taken away before the solve, at the
+same l. Which task a sample is of must be known when the model is used.
 """
 
 from __future__ import annotations
@@ -75,13 +75,15 @@ class React(Sampled):
 def react(
     run: Run, experts: Mapping[str, ExpertPass], model: Weights, options: React
 ) -> tuple[Model, dict[str, float]]:
-    """The model with an affine map for every task, and the mean absolute difference to the experts before and after.
+    """Fit an affine map for every task; return the model with them, and the mean absolute difference to the experts
+    before and after.
 
     Args:
         experts: one expert pass per task, with `kept`; their batches are the samples.
 
     Raises:
-        InputError: as `with_modules`, or an expert whose features have another width.
+        InputError: a model with maps or heads of its own or whose answers are text, or an expert whose features have
+            another width.
         NumericalError: features that are not finite.
     """
 
@@ -104,14 +106,15 @@ def _takes_shift(run: Run, expert: Weights) -> bool:
 
 
 def regression(own: Float[Tensor, "n k"], wanted: Float[Tensor, "n k"], ridge: float, shifts: bool = True) -> AffineMap:
-    """The affine map from a model's features to an expert's that is pulled to the identity; in float64.
+    """Fit the affine map from a model's features to an expert's that is pulled to the identity; in float64.
 
     Args:
         ridge: > 0.
-        shifts: whether it may have a bias.
+        shifts: False for a map without a bias.
     """
     x, y = own.double(), wanted.double()
     mean, aim = x.mean(0), y.mean(0)
+    # l by the variance, also without a shift: the pull is the same in both cases.
     pull = ridge * (x - mean).square().mean()
     if shifts:
         x, y = x - mean, y - aim
@@ -119,5 +122,6 @@ def regression(own: Float[Tensor, "n k"], wanted: Float[Tensor, "n k"], ridge: f
     turn = one
     if pull > 0:  # of a single sample, or features that are all the same, nothing but the shift can be told
         left, right = x.mT @ x / len(x) + pull * one, x.mT @ y / len(x) + pull * one
+        # The pull makes the left matrix positive definite, so Cholesky serves.
         turn = torch.cholesky_solve(right, torch.linalg.cholesky(left))
     return AffineMap(turn.mT.contiguous(), aim - mean @ turn if shifts else None)

@@ -1,8 +1,8 @@
-"""RegMean (Jin et al., arXiv 2212.09849) and RegMean++ (arXiv 2508.03121).
+"""Merge by RegMean (Jin et al., arXiv 2212.09849), or by RegMean++ (arXiv 2508.03121).
 
 A linear map W is the one that answers the experts' inputs as the experts' own maps W_i do: it minimises
 sum_i tr((W - W_i) G~_i (W - W_i)^T), hence W = (sum_i W_i G~_i) (sum_i G~_i)^-1. G_i is the mean of x x^T over all
-tokens but padding, G~_i the same with its off-diagonal entries times `reduce`. Everything else is averaged: biases,
+tokens but padding, G~_i is G_i with its off-diagonal entries times `reduce`. Everything else is averaged: biases,
 norms, embeddings, and linear maps outside the blocks.
 
 In RegMean x are the features of the expert alone. In RegMean++ they are what the expert's block makes of the features
@@ -36,9 +36,9 @@ from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
+# With its diagonal scaled to 1, sum G~ has a condition number of at most 1 + d reduce / (1 - reduce).
 FLOAT64_ABOVE = 0.99
-"""`reduce` above which products are formed in float64. After the diagonal is scaled to 1 the condition number of
-sum G~ is at most 1 + d reduce / (1 - reduce)."""
+"""`reduce` above which products are formed in float64."""
 
 
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}
@@ -64,7 +64,7 @@ class RegMean(Sampled):
         most=1,
     )
     streamed: ClassVar[bool] = False
-    """Whether features are those of the merged model so far."""
+    """True if features are those of the merged model so far."""
 
     @classmethod
     def defaults(cls, family: Family) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
 def _experts_at(
     run: Run, walk: Walk, experts: Mapping[str, ExpertPass], block: Block
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every task with its expert's tensors of a block, whatever model the walk is of."""
+    """Yield every task with its expert's tensors of a block, whatever model the walk is of."""
     if all(walk.experts[task].weights is one.weights for task, one in experts.items()):
         yield from walk.experts_at(block)
         return
@@ -161,13 +161,14 @@ class BlockSums:
             if not counted[group.names] > 0:
                 raise NumericalError(f"{group}: no token of a task counts; see its samples")
             mean = grams[group.names].full(torch.float64) / counted[group.names]
+            # G~ between the diagonal alone (reduce 0) and G itself (1).
             scaled = torch.lerp(mean.diagonal().diag(), mean, self._reduce)
             answers = group.stack(expert, "weight") @ scaled
             old = self._sums.get(group.names)
             self._sums[group.names] = (scaled, answers) if old is None else (old[0] + scaled, old[1] + answers)
 
     def solve(self, average: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of every linear map, by name inside the block.
+        """Solve the weights of every linear map, by name inside the block.
 
         Args:
             average: the mean of the experts' tensors of the block; of it stays what no expert's features reach.
@@ -186,7 +187,7 @@ class BlockSums:
 
 
 def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tensor:
-    """The W nearest to `average` that minimises sum_i tr((W - W_i) G~_i (W - W_i)^T).
+    """Return the W nearest to `average` that minimises sum_i tr((W - W_i) G~_i (W - W_i)^T).
 
     Args:
         gram_sum: sum_i G~_i, `[d, d]`, positive semi-definite.
@@ -194,11 +195,14 @@ def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tens
         average: `[m, d]`; of an input that is 0 in all samples its column stays.
 
     Raises:
-        SolveError: the matrix is singular otherwise too.
+        SolveError: the matrix is singular in other directions too.
     """
+    # An input that is always 0 gets a 1 on the diagonal: its column of the average then stays.
     unused = gram_sum.diagonal() == 0
     factor, info = torch.linalg.cholesky_ex(gram_sum + unused.to(gram_sum).diag())
+    # Share of an input that earlier ones do not determine: rounding alone lets Cholesky succeed.
     alone = factor.diagonal().square() / (gram_sum.diagonal() + unused)
     if int(info) != 0 or bool((alone < len(factor) * torch.finfo(factor.dtype).eps).any()):
         raise SolveError("the sum of the Gram matrices is singular: there are inputs that others determine")
+    # The change from the average is solved for: where the right side is 0 the average stays exactly.
     return average + torch.cholesky_solve((answer_sum - average @ gram_sum).mT, factor).mT

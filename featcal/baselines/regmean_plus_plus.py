@@ -1,4 +1,4 @@
-"""RegMean++ (arXiv 2508.03121): RegMean on what the expert's block makes of the features of the merged model so far."""
+"""Merge by RegMean++ (arXiv 2508.03121): RegMean on the expert's block, given features of the merged model so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Representation Surgery (arXiv 2402.02705), also as `probsurgery`: a small module per task behind the final features.
+"""Fit Representation Surgery (arXiv 2402.02705) or `probsurgery`: a small module per task behind the final features.
 
 A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
 expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
@@ -6,7 +6,7 @@ is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with
 in the loss, and is its mean afterwards.
 
 Features are not normalised, as in the methods' own code. That code trains on test samples; here it is calibration
-samples. Which task a sample is of must be known when the model is used.
+samples. The task of a sample must be known when the model is used.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ class Surgery(Sampled):
 
     @property
     def noise(self) -> float | None:
-        """Weight of the divergence of what is drawn while a module is trained; None where nothing is."""
+        """Return the weight of the KL divergence of the noise in training; None where no noise is drawn."""
         return None
 
 
 def surgery(
     run: Run, experts: Mapping[str, ExpertPass], model: Weights, options: Surgery
 ) -> tuple[Model, dict[str, float]]:
-    """The model with a module for every task, and the mean absolute difference to the experts before and after.
+    """Train a module for every task; return the model with them, and the mean absolute difference to the experts before
+    and after.
 
     One block of one model is in memory at a time; modules are trained on final features alone.
 
@@ -84,7 +85,7 @@ def surgery(
         experts: one expert pass per task, with `kept`; their batches are the samples.
 
     Raises:
-        InputError: as `with_modules`.
+        InputError: a model with maps or heads of its own, or one whose answers are text.
         NumericalError: modules that are not finite.
     """
     return with_modules(
@@ -99,8 +100,8 @@ def with_modules(
     kind: str,
     fit: Callable[[str, Float[Tensor, "n k"], Float[Tensor, "n k"]], FeatureMap],
 ) -> tuple[Model, dict[str, float]]:
-    """The model with a map of final features for every task, and the mean absolute difference to the experts before and
-    after.
+    """Fit a map of final features for every task; return the model with them, and the mean absolute difference to the
+    experts before and after.
 
     Args:
         kind: of the model, for messages and progress.
@@ -117,6 +118,7 @@ def with_modules(
             "no place for them; it is defined for models that score classes"
         )
     targets = expert_features(run, experts)
+    # A list of its own: a walk takes spent inputs out of the batches that it is given.
     own = {task: replace(one, weights=model, batches=[*one.batches], kept=None) for task, one in experts.items()}
     maps: dict[str, FeatureMap] = {}
     before = after = 0.0
@@ -136,7 +138,7 @@ def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) ->
 
 @torch.enable_grad()
 def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options: Surgery) -> LowRank:
-    """One task's module; D starts uniform within 1 / sqrt(k), everything else at 0, so that the module does nothing."""
+    """Train one task's module, which does nothing at first: D starts uniform within 1 / sqrt(k), all else at 0."""
     generator, width = torch.Generator().manual_seed(options.seed), features.shape[1]
     start = (2 * torch.rand(options.rank, width, generator=generator) - 1) / width**0.5
     down = start.to(features).requires_grad_()
@@ -149,7 +151,9 @@ def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options
         taken, penalty = inner @ up.mT, few.new_zeros(())
         if options.noise is not None:
             log_variance = inner @ spread.mT
+            # KL(N(m, v) || N(0, I)) = (m^2 + v - 1 - log v) / 2, summed over features.
             divergence = (taken.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
+            # Drawn on the CPU, where every device gets the same numbers.
             noise = torch.randn(taken.shape, generator=generator).to(taken)
             taken, penalty = taken + (log_variance / 2).exp() * noise, options.noise * divergence
         loss = (few - taken - wanted).abs().mean() + penalty
@@ -161,7 +165,7 @@ def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options
 
 
 def _draw_rows(count: int, options: Surgery, generator: torch.Generator) -> Iterator[Tensor]:
-    """Rows of every step: all samples in batches, in a new order every time."""
+    """Yield the rows of every step: all samples in batches, in a new order every time."""
     waiting: list[Tensor] = []
     for _ in range(options.steps):
         waiting = waiting or [*torch.split(torch.randperm(count, generator=generator), options.batch)]

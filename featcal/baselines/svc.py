@@ -1,4 +1,4 @@
-"""Singular value calibration (arXiv 2602.05536): directions in which task vectors add up are scaled back, others up.
+"""Calibrate singular values (arXiv 2602.05536): directions in which task vectors add up are scaled back, others up.
 
 Of every matrix of a merged model the task vector D = W - W_0 = U S V^T is taken apart. Along the left singular vector
 u_r the model answers with a_r = u_r^T D, an expert with a_r^i = u_r^T (W_i - W_0), and s_r^i = <a_r, a_r^i> /
@@ -71,7 +71,7 @@ def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) 
 def matrix(
     base: Float[Tensor, "m d"], merged: Float[Tensor, "m d"], experts: Iterable[Float[Tensor, "m d"]], alpha: float
 ) -> Float[Tensor, "m d"]:
-    """One matrix of the model with its singular values calibrated; the experts' are read one at a time.
+    """Calibrate the singular values of one matrix; the experts' matrices are read one at a time.
 
     >>> zero, one = torch.zeros(2, 2), torch.eye(2)
     >>> matrix(zero, 2 * one, [one, one], alpha=0.1).tolist()  # two experts that agree were added up
@@ -85,8 +85,11 @@ def matrix(
         theirs = left.mT @ (expert - base)
         energy = theirs.square().sum(1)
         answers = energy > 0
+        # s_r^i: how much of the expert's answer is in the model's.
         share = (own * theirs).sum(1) / energy.where(answers, 1)
         total += share.clamp_min(alpha) * answers
         counted += answers
+    # The inverse of the mean; a direction in which no expert answers stays.
     factor: Tensor = torch.where(counted > 0, counted / total.where(counted > 0, 1), 1)
+    # u_r a_r is the r-th component of D, so scaling a_r scales the singular value.
     return merged + left @ ((factor - 1)[:, None] * own)

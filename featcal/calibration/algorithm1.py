@@ -1,4 +1,4 @@
-"""Algorithm 1: calibrate the merged model block by block in forward order."""
+"""Run Algorithm 1: calibrate the merged model block by block in forward order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from featcal.suite.calibration_options import PAPER, CalibrationConfig
 
 @runtime_checkable
 class Blocks(Protocol):
-    """Where solved blocks go, and where those of an interrupted run come from."""
+    """Store of solved blocks, which also gives those of an interrupted run."""
 
     def read_finished(self, block: Block) -> dict[str, Tensor] | None:
         """Return the tensors of a block that an earlier run solved, by canonical name; None if it did not."""
@@ -54,7 +54,7 @@ class InMemoryBlocks:
 
 @dataclass(frozen=True)
 class Account:
-    """What a calibration met on its way."""
+    """Account of a calibration: tokens, drift, starved experts and the cost of storing."""
 
     tokens: Mapping[str, int]
     """By task: tokens of the first stage, padding left out."""
@@ -67,7 +67,7 @@ class Account:
     """By block: experts of a mixture that keep the merged weights, since too few tokens came to them
     (`RoutedGroup`), by name inside the block; blocks without any are left out."""
     rounding: Mapping[str, Rounding]
-    """By block; of those that an interrupted run solved as it was then."""
+    """By block; a block that an interrupted run solved keeps the sums of that run."""
 
 
 class ForwardOrder:
@@ -132,6 +132,7 @@ class ForwardOrder:
                 self._enter(stage)
                 for index, block in streams.walk.blocks(stage):  # line 2
                     merged, finished = self._read_merged(stage, block), blocks.read_finished(block)
+                    # The recipes that work piece by piece take the student through the block as they solve it.
                     student_is_behind = False
                     if finished is not None:  # by the interrupted run that this one resumes
                         streams.pass_experts(stage, block)
@@ -201,6 +202,7 @@ class ForwardOrder:
         tasks = [*dict.fromkeys(task for own, _, _ in found for task in own)]
 
         def drift(block: str, task: str) -> float:
+            # Squares are added over the ranks that share a task, before the root is taken.
             own = [gaps[block][task] for _, gaps, _ in found if task in gaps[block]]
             return math.sqrt(sum(gap for gap, _ in own) / sum(scale for _, scale in own))
 
@@ -214,6 +216,6 @@ class ForwardOrder:
 
 
 def _changes(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a finished block that are not as merged. The others stay where a run without interruption
-    has them in memory, which can show in the last bit of a product."""
+    """Return the tensors of a finished block that are not as merged."""
+    # The others stay where a run without interruption has them in memory: this can show in the last bit.
     return {name: tensor for name, tensor in finished.items() if not tensor.equal(merged[name])}

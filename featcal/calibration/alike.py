@@ -1,4 +1,4 @@
-"""Adding up statistics that were counted apart: only what belongs together."""
+"""Add up statistics that were counted apart, if they belong together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from featcal.system.errors import InputError
 
 
 def require_alike(what: str, one: Mapping[str, object], other: Mapping[str, object]) -> None:
-    """Two accounts of how something was counted must agree, entry by entry.
+    """Require that two accounts of a count agree, entry by entry.
 
     Raises:
-        InputError: they do not; names `what` and the first entry that differs.
+        InputError: they differ; names `what` and the first entry that differs.
     """
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
@@ -28,6 +28,7 @@ def add_alike(total: Tensor, part: Tensor) -> None:
     Raises:
         InputError: another shape or dtype.
     """
+    # `add_` would broadcast another shape and round another dtype without a word.
     described = ({"shapes": list(tensor.shape), "dtypes": tensor.dtype} for tensor in (total, part))
     require_alike("sums", *described)
     total.add_(part.to(total.device))

@@ -1,4 +1,5 @@
-"""What the ridge pulls to: W_anc = rho W_mer + (1 - rho) W_base (Eq. 11), and the like of biases and norms."""
+"""Make the anchor that the ridge pulls to: W_anc = rho W_mer + (1 - rho) W_base (Eq. 11), likewise of biases and
+norms."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from featcal.models.context import Run
 def read_merged_and_base(
     run: Run, block: Block, merged: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what the anchors of a block are made of: its tensors of the merged model and of the base, by name inside
+    """Return the tensors of a block of the merged model and of the base, which its anchors are made of, by name inside
     it, on the compute device.
 
     Args:
@@ -49,6 +50,7 @@ class AnchorWeights:
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         wanted = list(names)
         merged, base = self.merged.read(wanted), self.base.read(wanted)
+        # With rho above 1 the difference is extrapolated: half precision would lose its digits.
         found = {n: anchor(merged[n].double(), base[n].double(), self.rho).to(merged[n].dtype) for n in wanted}
         for name, tensor in found.items():
             check_finite(tensor, f"{self.label}: tensor '{name}'", "choose a rho nearer to 1")

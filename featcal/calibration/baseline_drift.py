@@ -1,4 +1,4 @@
-"""The final drift that a calibration began with: of the merged model, measured beside it on a few samples."""
+"""Measure the final drift that a calibration began with: the merged model's, beside it on a few samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from featcal.models.context import Run
 from featcal.models.lane import Entrance, ExpertPass, Lane
 
 SAMPLES = 8
-"""Per task, the first of its calibration samples: one forward of the merged model on these is all that it costs."""
+"""Number of a task's calibration samples that are looked at, the first ones; they cost one forward."""
 ROUNDING = 1e-4
-"""A rise of the relative drift below this is not worth a word."""
+"""Least rise of the relative drift that is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BaselineDrift:
     """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated.
 
     Args:
-        experts: the tasks that are looked at, perhaps none.
+        experts: by task; tasks without one are not looked at.
     """
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
@@ -79,7 +79,8 @@ class BaselineDrift:
 
 
 def first_samples(batch: Batch) -> dict[str, Tensor]:
-    """Return the first `SAMPLES` of a batch, which keep nothing of the others alive."""
+    """Return the first `SAMPLES` of a batch."""
+    # A slice alone would keep the whole batch in memory.
     return {name: tensor[:SAMPLES].clone() for name, tensor in batch.items()}
 
 

@@ -1,4 +1,4 @@
-"""One block solved with other options while everything in front of it stays: what a slider shows before the exact run.
+"""Solve one block with other options while everything in front of it stays, for a slider before the exact run.
 
 What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
 from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
@@ -34,7 +34,7 @@ class Before:
     """One batch of a task in front of the block, on the samples that drift is measured on."""
 
     call: Call
-    """How the exact run's model calls the block."""
+    """Call of the block in the exact run's model."""
     target: Tensor
     """The expert's state behind it."""
     batch: Batch
@@ -62,8 +62,8 @@ class BlockPreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """What is kept of one block of an exact run: its statistics with the options of `corners`, between which targets
-    are affine, and the states in front of it of the samples that drift is measured on."""
+    """One block of an exact run: its statistics with the options of `corners`, and the states in front of it of the
+    samples that drift is measured on."""
 
     config: CalibrationConfig
     """Options of the exact run."""
@@ -72,9 +72,9 @@ class Preview:
     stage: Stage
     block: Block
     statistics: Sequence[Sequence[BlockStatistics]]
-    """Of the block, or of each of its pieces, with the options of `corners`."""
+    """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
-    """What the statistics hold, where `featcal.session.cache.nbytes` sees it."""
+    """Content of the statistics, where `featcal.session.cache.nbytes` sees it."""
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
     """By task: relative drift behind the block after the exact run."""
@@ -96,6 +96,7 @@ class Preview:
             models = read_merged_and_base(run, block, merged)
             solved: dict[str, Tensor] = {}
             for counted in self.statistics:
+                # Targets are affine in alpha and beta, so those of any values follow from the corners.
                 for group in BlockStatistics.combine(counted, config).groups:
                     solved |= group.solve(*models, config)
             tensors = merged | to_stored(block, merged, solved)
@@ -153,6 +154,7 @@ def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, ind
     also = corners(config)
     Pieces(streams, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(stage, index)
     every = 1 + len(also)
+    # Every piece is watched with the options of the run first; these are not corners.
     return [found[start + 1 : start + every] for start in range(0, len(found), every)]
 
 

@@ -1,7 +1,6 @@
-"""Sufficient statistics of one block: of every linear map and norm, per task and summed over tasks.
+"""Count sufficient statistics of one block: of every linear map and norm, per task and summed over tasks.
 
-Features are dropped as soon as they are counted. The sums over tasks have the size of one task, so memory
-does not grow with the number of experts.
+Features are dropped as soon as they are counted. Sums have the size of one task, whatever the number of experts.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class BlockStatistics:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routers = routing(stage, index, self._fitted)
-        """Modules that say which tokens count in a mixture."""
+        """Routers of a mixture, which decide the tokens of its experts."""
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
         """All modules whose inputs are needed: those that are counted, and the routers."""
         self._linears: list[LinearGroup] = []
@@ -64,7 +63,7 @@ class BlockStatistics:
 
     @property
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
-        """Return what is solved one by one, in this order: linear maps that share a statistic, then norms."""
+        """Return the groups that are solved one by one: linear maps that share a statistic, then norms."""
         return (*self._linears, *self._norms)
 
     @property
@@ -138,7 +137,7 @@ class BlockStatistics:
         """Fold the task's statistics into the sums over tasks.
 
         Args:
-            vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
+            vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
             only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
@@ -150,6 +149,7 @@ class BlockStatistics:
             group.end_task(expert, self.config)
             if vectors is not None and isinstance(group, LinearGroup):
                 group.add_prior(vectors)
+        # One transfer for all groups: each check on its own would wait for the device.
         finite = torch.stack([group.finite() for group in ended]).tolist() if ended else []
         bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]
         if bad:
@@ -187,6 +187,7 @@ class BlockStatistics:
 
         They are shared: nothing may be counted in, or merged into, either of the two.
         """
+        # Shallow: sums are shared, and a solve replaces the groups' references alone.
         same = copy(self)
         same.config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
@@ -199,6 +200,7 @@ class BlockStatistics:
         Args:
             counted: those of `corners`, on the same tokens; they stay as they are.
         """
+        # Barycentric coordinates: (alpha, beta) = (0, 0), (1, 0) and (1, 1) are the corners.
         shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
         same = counted[0].with_config(config)
         for group, *corners in zip(same._linears, *(one._linears for one in counted), strict=True):
@@ -208,8 +210,9 @@ class BlockStatistics:
 
 def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
     """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
-    statistics `BlockStatistics.combine` takes; products are formed in float64, as good for any lam."""
+    statistics `BlockStatistics.combine` takes."""
     found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
+    # lam 0 asks for products in float64 (`product_dtype`), which are good for any lam of the preview.
     return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
 
@@ -267,15 +270,15 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
         InputError: a map that is not given one row per token; names it.
     """
     check_inputs(stage, index, inputs)
+    # By identity: equal values of two tensors would not be the same statistic on the next batch.
     return _group_maps(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
 def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
     """Return what `linear_groups` will find in a block that was not run yet, for estimates.
 
-    Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
-    are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
-    Those of the experts of a mixture come last.
+    Unless the stage says which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs are
+    taken to. Those of the experts of a mixture come last.
     """
     return [*_dense_groups(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
 
@@ -290,6 +293,7 @@ def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
     for name, module in stage.blocks[index].linears.items():
         sharing.setdefault((name.rpartition(".")[0], widths(module)[0]), []).append(name)
     for key, names in sharing.items():
+        # The last of four or more is the output map of an attention, whose input is as wide as its queries.
         fed |= {name: (key, len(names) > 3 and name == names[-1]) for name in names}
     return _group_maps(stage, index, fed)
 

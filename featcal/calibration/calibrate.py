@@ -76,7 +76,7 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
 
 
 def all_parts(family: Family) -> dict[str, tuple[str, ...]]:
-    """Every block, kind of maps and task, by the option that chooses some: they take back a suite's own choice."""
+    """Return every block, kind of maps and task, by option, which take back a suite's own choice."""
     adapter = family.adapter
     return {
         "blocks": tuple(adapter.block_layers()),
@@ -184,8 +184,8 @@ def calibrate_to_folder(
         ranks than 0.
 
     Raises:
-        InputError, NumericalError: as `calibrate`, what `check_lineage` says of the models and `OutputFolder` of the
-            folder.
+        InputError: suite, models, samples or folder are not usable, or a model does not come from the base.
+        NumericalError: the closed form has no trustworthy solution, or the folder does not load back to the same model.
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
@@ -193,6 +193,7 @@ def calibrate_to_folder(
     require_weights_alone(family.merged)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
+    # Before the work: a model that does not come from the base must not cost a calibration first.
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)
     run = distribute_run(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
@@ -222,19 +223,20 @@ def calibrate_to_folder(
 def _folder(
     out: str | Path, identity: Mapping[str, Any], resume: bool, ranks: Ranks
 ) -> AbstractContextManager[OutputFolder | None]:
-    """Where rank 0 writes; nothing for the others."""
+    """Open the folder that rank 0 writes; nothing for the others."""
     return nullcontext() if ranks.rank else OutputFolder(out, identity, resume)
 
 
 def expert_passes(
     family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
 ) -> dict[str, ExpertPass]:
-    """The samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
+    """Draw the samples of every task that takes part, with its expert.
 
     They depend on tasks, samples, copies, seed, batch size and precision of `config`, not on lam, rho or alpha.
 
     Args:
-        split: where they are from; another one than "calibration" for methods that are defined on it.
+        kept: storage of `Family.expert_pass` for what the next walk finds again.
+        split: split of the samples, another one than "calibration" for methods that are defined on it.
     """
 
     def one(task: str) -> ExpertPass:
@@ -247,16 +249,15 @@ def expert_passes(
 def own_passes(
     family: Family, config: CalibrationConfig, ranks: Ranks
 ) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
-    """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and what
-    `read_draws` gives for all tasks of the run.
-
-    Samples of a task that ranks share are drawn whole by each of them: what tells them from others is of the whole.
+    """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and the facts of
+    the draws (`read_draws`) for all tasks of the run.
     """
     own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
     for task in ranks.mine(tasks):
         samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
         own[task] = family.expert_pass(samples, config.batch_size)
         drawn |= read_draws({task: own[task]})
+        # Drawn whole by every rank that has a part: the hash in the record is of the whole task.
         part = ranks.part(task, len(samples))
         if len(samples.indices[part]) < len(samples):
             inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
@@ -267,19 +268,19 @@ def own_passes(
 
 
 def select_tasks(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
-    """Of what there is of every task, what the options calibrate on, in the order of the tasks."""
+    """Return the entries of the tasks that the options calibrate on, in the order of the tasks."""
     return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
 
 
 def _input_stamps(family: Family) -> set[FileStamp]:
-    """The state of every weight file now."""
+    """Return the state of every weight file now."""
     return {stamp for own in input_files(family).values() for file in own for stamp in stamps(file)}
 
 
 def _identify_model(family: Family) -> list[str]:
-    """What tells the model that is calibrated from others: of the suite's own the files, which are among the inputs; of
-    another one, which may have none, its name and content."""
+    """Return what identifies the model that is calibrated: of the suite's own its name, of another its content too."""
     if family.merged_name == "merged":
+        # Its files are hashed among the inputs; another model may have none.
         return [family.merged_name]
     digest = hashlib.sha256()
     for name in family.adapter.tower:
@@ -290,8 +291,8 @@ def _identify_model(family: Family) -> list[str]:
 def _store(
     family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], limit: int | None, out: Path
 ) -> ActivationStore:
-    """Where token states lie between two blocks: in memory within `limit` bytes of the process, beyond it in files
-    beside `out`.
+    """Make the store of token states between two blocks: in memory within `limit` bytes of the process, beyond it in
+    files beside `out`.
 
     Raises:
         InputError: the limit is below what one block needs.
@@ -309,7 +310,7 @@ def _identity(
     drawn: Mapping[str, Mapping[str, Any]],
     hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """What tells one run to a folder from another: only the same is resumed."""
+    """Return what identifies a run to a folder: only a run that agrees in all of it is resumed."""
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
@@ -327,7 +328,7 @@ def _record(
     account: Account,
     run: Run,
 ) -> dict[str, Any]:
-    """The record of a finished calibration, without what its caller adds."""
+    """Return the record of a finished calibration, without the entries that its caller adds."""
     merged, layers = family.suite.merged, family.adapter.block_names()
     file = "a model in memory" if is_held(merged) else "checkpoint"
     own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else file
@@ -362,14 +363,14 @@ def _record(
 
 
 def _describe_text(suite: Suite, task: str) -> dict[str, str]:
-    """What a record says of a task whose samples its expert wrote; nothing of others."""
+    """Return the record's entry on a task whose samples its expert wrote; empty for other tasks."""
     source = suite.tasks[task].calibration
     asked = source.self_generated if source is not None else None
     return {} if asked is None else {"text": asked.description}
 
 
 def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """What a saved record says of the models that were read, asked for before the work: `of`, `inputs` and `notes`.
+    """Return the entries of a saved record on the models that were read: `of`, `inputs` and `notes`.
 
     Raises:
         InputError: a model that does not come from the base.
@@ -384,8 +385,7 @@ def _write(
     seconds: Callable[[], Mapping[str, float]],
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Write a calibrated model with its card and its record, whose seconds are asked for when all is verified; the
-    content of `featcal.json`, as `write_model` gives it and raises."""
+    """Write a calibrated model with its card and record; return the content of `featcal.json`."""
     family = made.family
     record = {**made.record, **origin, **_generation(made, whole)}
     record["warnings"] = [*made.record["warnings"], *canary_warnings(record)]
@@ -393,6 +393,7 @@ def _write(
     record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record), *unchecked]
 
     def finished_record() -> dict[str, Any]:
+        # Asked for when all is verified: time and memory of the writing are in them.
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
     card = _card(family, made.config, record["warnings"])
@@ -400,16 +401,17 @@ def _write(
 
 
 def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
-    """What the canary says of a model that generates, by the names of its record; nothing of others, or where the whole
-    model may not be in memory. Its prompts are another draw than the samples that were calibrated on."""
+    """Run the canary on a model that generates; return its entry of the record. Empty for other models, and where the
+    whole model may not be in memory."""
     family = made.family
     if not family.adapter.generates or not whole:
         return {}
+    # Another seed: prompts that were calibrated on would flatter the model.
     return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
 
 
 def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
-    """Notes on what a calibration's record says: what keeps the merged weights, and what rounding costs."""
+    """Return notes on a calibration's record: experts that keep the merged weights, and the cost of rounding."""
     layers = adapter.block_names()
     found = note_starved(layers, record.get("starved", {}))
     if "storing" in record:
@@ -419,10 +421,10 @@ def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
 
 
 def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
-    """A note on experts of mixtures that keep the merged weights (`Account.starved`); none where all were solved.
+    """Return a note on experts of mixtures that keep the merged weights (`Account.starved`); none if all were solved.
 
     Args:
-        layers: what blocks are called in tables, by name.
+        layers: names of blocks in tables, by name of the block.
     """
     if not starved:
         return []
@@ -436,12 +438,12 @@ def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]
 
 
 def canary_warnings(record: Mapping[str, Any]) -> list[str]:
-    """What a record's canary has against the model, as warnings."""
+    """Return the reasons of a record's canary against the model, as warnings."""
     return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
 def _notes(family: Family, ranks: Ranks) -> list[str]:
-    """What should be known of the models: doubts about their origin, and what a recipe left out of the experts.
+    """Return notes on the models: doubts about their origin, and tensors of experts that a recipe left out.
 
     Raises:
         InputError: a model that does not come from the base.

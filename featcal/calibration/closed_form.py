@@ -1,4 +1,4 @@
-"""The closed forms of FeatCal (Eqs. 11, 14, 17, 55, 59): pure functions of tensors, nothing else.
+"""Solve the closed forms of FeatCal (Eqs. 11, 14, 17, 55, 59): pure functions of tensors, nothing else.
 
 Conventions: a linear map has weight W `[m, d]`; features are columns in the paper and rows here; a sum over
 tasks is already taken where an argument is called `…_sum`. They compute in the dtype that they are given.
@@ -19,15 +19,15 @@ class SolveError(ArithmeticError):
 
 
 def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
-    """Reference that the ridge pulls to, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real rho."""
+    """Return the reference that the ridge pulls to, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real
+    rho."""
     return torch.lerp(base, merged, rho)
 
 
 def task_weight(gram_norm: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
-    """omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features.
-
-    NaN for a norm that is not finite: a task must not drop out with weight 0.
-    """
+    """Return omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features; NaN for a
+    norm that is not finite."""
+    # 1 / inf would be 0: a task with broken features must not drop out without a word.
     return torch.where(gram_norm.isfinite(), 1.0 / gram_norm.clamp_min(eps), torch.nan)
 
 
@@ -38,7 +38,7 @@ def linear_weight(
     lam: float,
     eps: float,
 ) -> Float[Tensor, "m d"]:
-    """Minimiser of the ridge objective of Eq. (15), that is Eq. (17).
+    """Return the minimiser of the ridge objective of Eq. (15), that is Eq. (17).
 
     Several linear maps that share an input are solved together by stacking their rows.
 
@@ -60,21 +60,23 @@ def linear_weight(
     left = gram_sum.clone()
     del gram_sum  # the largest matrices there are: none stays longer than it must
     left.diagonal().add_(lam + eps)
+    # `_ex` reports failure as a number, so that the error can say which lam would do.
     factor, info = torch.linalg.cholesky_ex(left)
     if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
         raise SolveError(f"not positive definite with lam={lam:g}, eps={eps:g}: {_spectrum(left, lam)}")
     del left
+    # Eq. (17) multiplies by the inverse from the right, so the transposed system is solved.
     return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT
 
 
 def _spectrum(left: Float[Tensor, "d d"], lam: float) -> str:
-    """What the eigenvalues of a left matrix that cannot be factored say, and which lam it would need: the one with
-    which its condition is the inverse of the square root of the precision, half the digits being left."""
+    """Describe the eigenvalues of a left matrix that cannot be factored, and name a lam that would do."""
     found = torch.linalg.eigvalsh(left.double()) if bool(torch.isfinite(left.tril()).all()) else left.new_zeros(1)
     low, high = float(found[0]), float(found[-1])
     if high <= 0:
         return "it is zero, or not finite"
     condition = f"condition about {high / low:.1e}" if low > 0 else "singular"
+    # With a condition of 1 / sqrt(eps) half the digits of the solution are left.
     enough = high * torch.finfo(left.dtype).eps ** 0.5 - min(low - lam, 0.0)
     return f"eigenvalues from {low:.1e} to {high:.1e}, {condition}; lam={enough:.1e} would do"
 
@@ -87,7 +89,7 @@ def linear_bias(
     omega_sum: float | Float[Tensor, ""],
     lam: float,
 ) -> Float[Tensor, " m"]:
-    """Second-stage bias with the calibrated weight fixed, Eq. (55).
+    """Return the second-stage bias with the calibrated weight fixed, Eq. (55).
 
     Args:
         target_sum: sum over tasks of omega_i (b_i + W_i mu_i^tgt).
@@ -107,7 +109,7 @@ def layernorm_affine(
     lam: float,
     eps: float,
 ) -> Affine:
-    """Scale and shift of a LayerNorm, Eqs. (58)-(59): a 2x2 ridge regression per coordinate.
+    """Return scale and shift of a LayerNorm, Eqs. (58)-(59): a 2x2 ridge regression per coordinate.
 
     Args:
         square_sum: sum over tasks of q_i, the second moments of the normalised features.
@@ -120,6 +122,7 @@ def layernorm_affine(
     a12 = mean_sum
     a22 = tasks + lam
     to_scale, to_shift = (total + lam * own for total, own in zip(target_sums, anchor, strict=True))
+    # Cramer's rule for every coordinate at once, as Eq. (59) writes it.
     determinant = (a22 * a11 - a12 * a12).clamp_min(eps)
     return (a22 * to_scale - a12 * to_shift) / determinant, (a11 * to_shift - a12 * to_scale) / determinant
 
@@ -127,7 +130,7 @@ def layernorm_affine(
 def rmsnorm_scale(
     square_sum: Float[Tensor, " d"], scale_target_sum: Float[Tensor, " d"], anchor: Float[Tensor, " d"], lam: float
 ) -> Float[Tensor, " d"]:
-    """Scale of an RMSNorm: Eq. (59) without a shift, one ridge regression per coordinate. Our extension.
+    """Return the scale of an RMSNorm: Eq. (59) without a shift, one ridge regression per coordinate. Our extension.
 
     Args:
         square_sum: sum over tasks of q_i, the second moments of the normalised features; `square_sum + lam` > 0.

@@ -1,4 +1,4 @@
-"""How well the linear systems of a calibration are posed: eigenvalues of every left matrix, measured when asked for."""
+"""Measure how well posed the linear systems of a calibration are: eigenvalues of every left matrix."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Conditioning:
     tokens: int
     """Tokens of all tasks that count; with fewer than `width` some directions are the anchor's alone."""
     smallest: float
-    """Eigenvalue of the left matrix, `lam + eps` where the samples miss a direction."""
+    """Smallest eigenvalue of the left matrix, `lam + eps` where the samples miss a direction."""
     largest: float
     effective_rank: float
-    """sum_j e_j / (e_j + lam + eps) over the eigenvalues e of the sum without lam: how many directions the samples, and
-    the prior, decide and not the anchor; the rank as lam goes to 0."""
+    """sum_j e_j / (e_j + lam + eps) over the eigenvalues e of the sum without lam: the number of directions that the
+    samples and the prior decide, not the anchor; the rank as lam goes to 0."""
 
     @property
     def condition(self) -> float:
@@ -68,8 +68,10 @@ def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -
         found = torch.linalg.eigvalsh(left)
         if not all_finite(found):
             raise NumericalError(f"{layer}: {maps}: eigenvalues of the left matrix are not finite")
+        # Rounding makes some zero eigenvalues negative; they must not count against others.
         decided = found.clamp_min(0)
         rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
+        # The ridge shifts every eigenvalue alike, so the matrix is decomposed without it.
         ends = float(found[0]) + ridge, float(found[-1]) + ridge
         yield Conditioning(layer, maps, group.inputs, sums.tokens, *ends, rank)
 

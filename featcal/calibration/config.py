@@ -29,7 +29,7 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
 
     Raises:
         InputError: a value outside its range, an option switched on that means nothing to the architecture, or a
-            block, kind of map or task that there is not.
+            block, kind of map or task that does not exist.
     """
     if asked.get("augment") and adapter.modality != "pixels":
         raise InputError(
@@ -59,7 +59,7 @@ def resolve(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     part, which takes back a suite's own choice.
 
     Raises:
-        InputError: names of parts that there are not, all of them.
+        InputError: names of parts that do not exist; says all of them.
     """
     return replace(fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
 
@@ -98,6 +98,7 @@ def _find_parts(
         own = tuple(dict.fromkeys(names.values()))
         listed = ", ".join(own) if len(own) <= 8 else f"{own[0]} … {own[-1]}"
         problems += [f"{option}: no '{one}', only {listed}.{did_you_mean(one, own)}" for one in unknown]
+        # All parts by name and no choice at all are the same calibration, and get the same record.
         found[option] = None if chosen in (set(), set(own)) else tuple(one for one in own if one in chosen)
     if problems:
         raise InputError(*problems)
@@ -105,25 +106,25 @@ def _find_parts(
 
 
 def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
-    """Names one by one; what is not a name itself is taken apart at its commas."""
+    """Split what is not a name itself at its commas; return all names one by one."""
     return [part.strip() for one in asked for part in ([one] if one in known else one.split(","))]
 
 
 def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
-    """Prefixes of the tensors of every block that is calibrated."""
+    """Return the prefixes of the tensors of every block that is calibrated."""
     named = zip(adapter.blocks(), adapter.block_layers(), strict=True)
     return {block.name for block, layer in named if config.blocks is None or layer in config.blocks}
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
-    """Linear maps of a kind that is calibrated, those of the experts of a mixture too, by name inside the block."""
+    """Return the linear maps of calibrated kinds by name inside the block, those of experts of a mixture included."""
     return {
         name: linear for name, linear in block.maps.items() if config.maps is None or stage.part(name) in config.maps
     }
 
 
 def idle_options(adapter: Adapter) -> set[str]:
-    """Options of `CalibrationConfig` that change nothing for an architecture."""
+    """Return the options of `CalibrationConfig` that change nothing for an architecture."""
     blocks = adapter.blocks()
     applies = {
         "biases": any(linear.bias is not None for block in blocks for linear in block.maps.values()),

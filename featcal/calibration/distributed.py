@@ -1,8 +1,8 @@
-"""A block whose statistics several ranks count, each on its own tasks: who finishes, who owns, who solves.
+"""Share a block whose statistics several ranks count, each on its own tasks: who finishes, owns and solves it.
 
-Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. What is made of a whole task, its
-weight (Eq. 14) and its targets, is made once its moments are together. Every group of maps has an owner, which gets its
-sums, solves it, and sends what it solved to all. In a process that is alone nothing of this happens.
+Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. A task's weight (Eq. 14) and
+targets are made once its moments are together. Every group of maps has an owner, which gets its sums, solves it, and
+sends what it solved to all. In a process that is alone nothing of this happens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Group = LinearGroup | NormGroup
 
 
 def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, TaskRows]:
-    """Return which tokens count, with those of the whole task where this rank has a part of it."""
+    """Return the rows that count, with the counts of the whole task where this rank has a part of it."""
     if not ranks.several:
         return rows
     counts = ranks.all_gather({task: own.counts() for task, own in rows.items()})
@@ -39,7 +39,7 @@ def end_task(ranks: Ranks, statistics: BlockStatistics, expert: Named, vectors: 
 
     Args:
         expert: tensors of the expert's block by name inside it.
-        vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
+        vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
 
     Raises:
         InputError: tokens of the task were not counted.
@@ -49,6 +49,7 @@ def end_task(ranks: Ranks, statistics: BlockStatistics, expert: Named, vectors: 
     if len(team) == 1:
         statistics.end_task(expert, vectors)
         return
+    # The owner ends its group where it can: then its sums need not be sent again.
     ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(_owners(ranks, groups))]
     _collect(ranks, team, ends, [team] * len(groups), [(group.current, group.merge_part) for group in groups])
     statistics.end_task(expert, vectors, [place for place, rank in enumerate(ends) if rank == ranks.rank])
@@ -73,7 +74,7 @@ def collect_sums(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
 def share_solutions(
     ranks: Ranks, groups: Sequence[Group], stored: dict[str, Tensor], lost: Rounding
 ) -> tuple[dict[str, Tensor], Rounding]:
-    """Return what all ranks solved of a block, by name inside it, and what storing it costs.
+    """Return all solutions of a block, by name inside it, and the cost of storing them.
 
     Args:
         groups: all of the block; they give up their statistics.
@@ -95,7 +96,7 @@ def _nothing(theirs: Any) -> None:
 
 
 def _owners(ranks: Ranks, groups: Sequence[Group]) -> list[int]:
-    """Return who solves what, shared out by the multiplications of factor and substitution."""
+    """Return the rank that solves each group, shared out by the multiplications of factor and substitution."""
     costs = [g.inputs**2 * (g.inputs / 3 + 2 * g.outputs) if isinstance(g, LinearGroup) else 1.0 for g in groups]
     return owners_of(costs, ranks.size)
 
@@ -130,6 +131,7 @@ def _tensors(statistics: Any) -> list[Tensor]:
         elif isinstance(value, list):
             found += [tensor for part in value for tensor in ([part] if isinstance(part, Tensor) else _tensors(part))]
         elif isinstance(value, int | float):
+            # Ranks exchange tensors alone; float64 holds every count exactly.
             found.append(torch.tensor([value], dtype=torch.float64))
     return found
 

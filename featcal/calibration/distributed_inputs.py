@@ -1,4 +1,4 @@
-"""Inputs and files of a run of several ranks: those that have a task read its expert, rank 0 alone keeps files."""
+"""Share inputs and files among several ranks: those that have a task read its expert, rank 0 alone keeps files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class InTurn(Over):
     under: Weights
     ranks: Ranks
     _turns: dict[str, int] = field(default_factory=dict)
-    """Who reads a block, by the name of its first tensor: always the same one, which may have kept it."""
+    """Rank that reads a block, by the name of its first tensor."""
 
     @property
     def label(self) -> str:
@@ -40,6 +40,7 @@ class InTurn(Over):
         wanted = list(names)
         if not wanted:
             return {}
+        # A block keeps its reader, which may have the merged tensors in files already.
         reader = self._turns.setdefault(wanted[0], len(self._turns) % self.ranks.size)
         return self.ranks.broadcast_tensors(self.under.read(wanted) if reader == self.ranks.rank else None, reader)
 
@@ -87,8 +88,8 @@ def distribute_run(run: Run, ranks: Ranks) -> Run:
 
 
 def shares(run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a record says of every rank: tasks, samples, bytes that it read of every model and exchanged until
-    all blocks were solved, seconds by stage, memory; nothing of a process that is alone."""
+    """Return the record of every rank: tasks, samples, bytes that it read of every model and exchanged until all blocks
+    were solved, seconds by stage, memory; empty for a process that is alone."""
     ranks = run.ranks
     if not ranks.several:
         return {}

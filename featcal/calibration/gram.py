@@ -1,4 +1,4 @@
-"""Sums of symmetric products, of which the lower triangle alone is formed and kept."""
+"""Sum symmetric products, of which the lower triangle alone is formed and kept."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from torch import Tensor
 from featcal.calibration.alike import add_alike, require_alike
 
 STRIP = 256
-"""Columns of a Gram matrix that are formed together."""
+"""Number of columns of a Gram matrix that are formed together."""
 
 
 def add_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: Float[Tensor, "n d"]) -> None:
-    """Add left^T right in place.
-
-    Factors in the dtype of `total` are accumulated inside the product; bfloat16 factors give a bfloat16 product of
-    this batch, which is added in the dtype of `total`.
-    """
+    """Add left^T right in place; factors of another dtype give a product of that dtype, which is rounded once."""
     if left.dtype == total.dtype:
+        # Accumulated inside the product: no second matrix of this size is needed.
         total.addmm_(left.mT, right)
     else:
         total.add_(left.mT @ right)
@@ -46,6 +43,7 @@ class Gram:
     def add(self, other: Gram, factor: Float[Tensor, ""]) -> None:
         """Add `factor` times another matrix of this size, in the dtype of this one."""
         for mine, theirs in zip(self.strips, other.strips, strict=True):
+            # Not `add_` with alpha: the factor is a tensor on the device, which need not be waited for.
             mine.addcmul_(theirs.to(mine.dtype), factor.to(mine.dtype))
 
     def merge(self, other: Gram) -> None:
@@ -55,15 +53,16 @@ class Gram:
             add_alike(mine, theirs)
 
     def norm(self) -> Float[Tensor, ""]:
-        """Frobenius norm."""
+        """Return the Frobenius norm."""
         whole, diagonal = (
             torch.stack([torch.linalg.matrix_norm(part) for part in parts]).double().square().sum()
             for parts in (self.strips, [strip[:STRIP] for strip in self.strips])
         )
+        # What is below the diagonal blocks stands for both triangles, the blocks themselves for one.
         return (2 * whole - diagonal).sqrt()
 
     def lower(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
-        """The matrix with zeros above the blocks on its diagonal."""
+        """Return the matrix with zeros above the blocks on its diagonal."""
         side = len(self.strips[0])
         matrix = torch.zeros(side, side, dtype=dtype, device=self.strips[0].device)
         for start, strip in self._places():
@@ -71,7 +70,7 @@ class Gram:
         return matrix
 
     def full(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
-        """The whole matrix."""
+        """Return the whole matrix."""
         matrix = self.lower(dtype)
         for start, strip in self._places():
             end = start + STRIP

@@ -1,4 +1,4 @@
-"""Linear maps that share their input: counted (Eq. 13), their tasks weighed (Eq. 14), and solved (Eqs. 17 and 55)."""
+"""Count linear maps that share their input (Eq. 13), weigh their tasks (Eq. 14), and solve them (Eqs. 17 and 55)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LinearGroup:
         self.inputs = widths(modules[names[0]])[0]
         self.outputs = sum(self._rows)
         self.moved = False
-        """Whether outputs of experts come with something added, so that targets are to be made of them."""
+        """True if something is added to the experts' outputs, so that targets must be made of outputs."""
         self._products = torch.float32
         self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
@@ -58,8 +58,9 @@ class LinearGroup:
         return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
 
     def route(self, tokens: int) -> str:
-        """Choose how the target of a task with so many tokens is formed: the way with the fewest multiplications."""
+        """Choose the route of the target of a task with so many tokens: the one with the fewest multiplications."""
         costs = self.costs(tokens)
+        # The route "inputs" never sees the outputs, to which a gap may have been added.
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
     def expected_tokens(self, tokens: int) -> int:
@@ -79,13 +80,14 @@ class LinearGroup:
         """Return W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
         own = [tokens.take(outputs[name]) for name in self.names]
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
+        # The bias comes back with the mean of the target (Eq. 55).
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
         """Return what an expert gives these maps at the tokens that count, and the rows of these.
 
         Args:
-            inputs: of the student's modules; a mixture needs what its router decides.
+            inputs: of the student's modules; a mixture needs those of its router.
             theirs: of the expert's.
         """
         return self.features(theirs, tokens), tokens
@@ -113,7 +115,7 @@ class LinearGroup:
             expert: its tensors of the block.
             tokens: which tokens of the batch count.
             count: how many of the whole task count; they decide the route.
-            weighed: the rows that `expert_inputs` gave with other weights; None for those that they have.
+            weighed: the rows of `expert_inputs` with other weights; None for their own.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
         if self._task is None:
@@ -158,6 +160,7 @@ class LinearGroup:
             self._sums = LinearSums.zeros(target, solve_dtype(self._products))
         if current.counted:
             task = current.statistics
+            # Eq. (14) on the mean G_i of all samples: parts of a task must be merged before.
             omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
             self._sums.add(current.share * omega, task, target, target_mean)
             self._sums.tokens += current.counted
@@ -200,8 +203,8 @@ class LinearGroup:
 
     @property
     def _exact_products(self) -> torch.dtype:
-        """Return the dtype of products of weights: a prior is added once per task, and bfloat16 would show in what is
-        solved."""
+        """Return the dtype of products of weights, float32 at least."""
+        # A prior is added once per task, not averaged over tokens: bfloat16 would show in the solution.
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
@@ -225,8 +228,8 @@ class LinearGroup:
     def merge(self, other: LinearGroup) -> None:
         """Take over what another group of the same maps counted: other tasks, or other samples of the current one.
 
-        `other` gives up its statistics. A task that is split is merged before `end_task`, since its omega is of all
-        its samples; finished tasks are merged in any order.
+        `other` gives up its statistics. A task that is split is merged before `end_task`; finished tasks are merged in
+        any order.
 
         Raises:
             InputError: other maps, another precision, or parts that are not of one task.
@@ -276,6 +279,7 @@ class LinearGroup:
         Raises:
             NumericalError: features are not finite, or the system cannot be solved; names the maps.
         """
+        # Given up before the solve, which is where memory is largest.
         sums, self._sums = self.sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
@@ -335,10 +339,10 @@ class LinearGroup:
 
     @property
     def current(self) -> CurrentTask:
-        """Return what was counted of the task that is not finished.
+        """Return the task that is being counted.
 
         Raises:
-            NumericalError: nothing was.
+            NumericalError: no token was counted.
         """
         if self._task is None:
             raise NumericalError(f"{self}: no token of a task counts; see its samples")

@@ -1,4 +1,4 @@
-"""Statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
+"""Keep statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featcal.system.errors import InputError
 @dataclass
 class TaskStatistics:
     """The empirical moments of one task before they are divided by n, the sum of its token weights: x are the deployed
-    inputs (X_cal), r whatever rows the right-hand side is made of."""
+    inputs (X_cal), r the rows that the right-hand side is made of."""
 
     weight: float
     """Sum of the token weights: the n of Eq. (13)."""
@@ -87,12 +87,13 @@ class LinearSums:
     share: float = 0.0
     """Sum of their shares (`CurrentTask.share`)."""
     priors: list[Prior] = field(default_factory=list)
-    """Of every map apart, in the order of the group; empty without a prior."""
+    """Prior of every map, in the order of the group; empty without a prior."""
 
     @property
     def scale(self) -> float:
-        """Return what the ridge is to be multiplied with, so that it stands against N tasks whatever their shares sum
-        to: 1 of maps that all tokens pass, and of those that none came to, whose prior stands alone."""
+        """Return the factor of the ridge, so that it stands against N tasks whatever their shares sum to; 1 of maps
+        that all tokens pass, or none."""
+        # Maps that no token came to have a prior alone, which counts every task in full.
         return self.share / self.tasks if self.share else 1.0
 
     @classmethod
@@ -109,6 +110,7 @@ class LinearSums:
             target: n W_i C_i.
             target_mean: n (W_i mu_i^tgt + b_i).
         """
+        # 1 / n turns sums over tokens into the means of Eq. (13), omega weighs the task (Eq. 14).
         factor = omega / task.weight
         self.omega += omega
         self.gram.add(task.gram, factor)
@@ -155,13 +157,13 @@ class CurrentTask:
     tokens: int
     """Tokens of the whole task that count; they decide the route."""
     counted: int = 0
-    """Of these, tokens that are in the statistics."""
+    """Number of these tokens that are in the statistics."""
     mass: float = 0.0
-    """Sum of the weights that the same tokens have in all experts of a mixture together, whose maps these are one's."""
+    """Sum of the same tokens' weights in all experts of the mixture; 0 outside of a mixture."""
 
     @property
     def share(self) -> float:
-        """Return how much the task counts: by how much of it comes here; 1 where all of it does."""
+        """Return the share of the task's weights that come here, by which it counts; 1 for all of it."""
         return self.statistics.weight / self.mass if self.mass else 1.0
 
     def merge(self, other: CurrentTask, names: str) -> None:

@@ -1,4 +1,4 @@
-"""How much memory a calibration needs, counted from shapes, and what a limit leaves for token states."""
+"""Estimate the memory of a calibration from shapes, and what a limit leaves for token states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, rss_bytes
 
 STARTED = 200 * 2**20
-"""What libraries take once they compute: thread pools, kernels, packed operands."""
+"""Bytes that libraries take once they compute: thread pools, kernels, packed operands."""
 
 
 def state_budget(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, limit: int, batch: int) -> int:
-    """Bytes that token states may take so that the whole process stays within `limit`.
+    """Return the bytes that token states may take so that the whole process stays within `limit`.
 
     Args:
         limit: bytes of resident memory.
@@ -44,7 +44,8 @@ def state_budget(stages: tuple[Stage, ...], merged: Weights, config: Calibration
 def working_bytes(
     stage: Stage, index: int, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int
 ) -> int:
-    """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
+    """Count the bytes that one block takes while it is calibrated: weights, moments, the solve, one batch's
+    features."""
     features, block = 4, stage.blocks[index]
     products = product_dtype(torch.float32, config)
     accumulator, summed = sum_dtype(products).itemsize, solve_dtype(products).itemsize
@@ -59,9 +60,10 @@ def working_bytes(
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
     in_flight = features * tokens * block.features
+    # A task is folded into the sums before they are solved, so the two do not add up.
     return int(weights + sums + max(one_task + in_flight, solve))
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:
-    """Embeddings and what else stands before a stage: as stored, and in the compute dtype."""
+    """Count the bytes of embeddings and all else before a stage: as stored, and in the compute dtype."""
     return sum(torch.Size(info[name].shape).numel() * (info[name].dtype.itemsize + 4) for name in stage.outer)

@@ -1,4 +1,4 @@
-"""Statistics of norms (Eqs. 56 and 58): moments of the current model's own normalised inputs."""
+"""Count statistics of norms (Eqs. 56 and 58) and solve them: moments of the current model's own normalised inputs."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ class NormGroup:
     what it weighs.
 
     Args:
-        offset: the scale is what is stored and this: 1 in Gemma, whose norms are (1 + weight) * z. The ridge pulls
-            scales, which comes to the same as pulling what is stored, since an anchor's shares sum to 1 (Eq. 11).
+        offset: the scale is the stored weight plus this: 1 in Gemma, whose norms are (1 + weight) * z.
     """
 
     def __init__(self, name: str, weighting: str, module: nn.Module, device: torch.device, offset: float = 0.0) -> None:
@@ -77,6 +76,7 @@ class NormGroup:
         self._offset = 0.0 if isinstance(module, nn.LayerNorm) else offset
         self._module, self._shifted = module, isinstance(module, nn.LayerNorm)
         width = module.get_parameter("weight").shape
+        # Moments of z are near 1 and 0: their sums over many tokens lose digits in float32.
         self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=device)
         self._start()
 
@@ -127,6 +127,7 @@ class NormGroup:
         """
         sums, name = self._sums, self.names[0]
         pairs = zip(self._affine(merged), self._affine(base), strict=True)
+        # An anchor's shares sum to 1 (Eq. 11), so scales with an offset are pulled as stored weights are.
         gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
         if not self._shifted:
             scale = closed_form.rmsnorm_scale(sums.square, sums.scale_target, gamma, config.lam)
@@ -144,7 +145,7 @@ class NormGroup:
 
     @property
     def current(self) -> NormTaskStatistics:
-        """Return what was counted of the task that is not finished."""
+        """Return the moments of the task that is being counted."""
         return self._task
 
     def let_go(self) -> None:
@@ -167,13 +168,13 @@ class NormGroup:
 def normalised_sums(
     norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
-    """Return the weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its
-    square; z is float32 at least.
+    """Return the weighted sums over tokens of z, the normalised inputs before scale and shift, and of its square; z is
+    float32 at least.
 
     Args:
         features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
             counts the mean.
-        offset: as `NormGroup` has it.
+        offset: the scale is the stored weight plus this.
     """
     rows = tokens.take(features.flatten(2) if features.ndim == 4 else features)
     z = _normalise(norm, rows.reshape(-1, features.shape[-1]), offset)
@@ -185,14 +186,15 @@ def _normalise(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     if isinstance(norm, nn.LayerNorm):
         return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)
+    # The library's own norm with a scale of 1 gives z, whatever its formula of the root mean square.
     ones = {"weight": features.new_full(features.shape[-1:], 1 - offset)}
     z: Tensor = functional_call(norm, ones, (features,), strict=True)
     return z
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
-    """Check a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
-    of others.
+    """Check that a module of the library is the function that is solved for: weight * z + bias of a LayerNorm, (offset
+    + weight) * z of others.
 
     z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.
 
@@ -204,6 +206,7 @@ def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
     width = shapes.get("weight", ())
     if shapes.keys() == ({"weight", "bias"} if shifted else {"weight"}) and len(width) == 1:
         generator = torch.Generator().manual_seed(0)
+        # Tried on numbers: a class may compute anything under the name of a norm.
         x = _LARGE * torch.randn(3, *width, generator=generator)
         own = {n: torch.randn(width, generator=generator) for n in shapes}
         z = x - x.mean(1, keepdim=True) if shifted else x

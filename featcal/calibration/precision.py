@@ -1,4 +1,4 @@
-"""The dtypes of a calibration: of products, of their sums over tokens and tasks, and of the solve (README.md)."""
+"""Choose the dtypes of a calibration: of products, of their sums, and of the solve (README.md)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ FLOAT64_BELOW = 1e-3
 
 
 def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
-    """Return the dtype in which products are formed.
-
-    Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
-    below `FLOAT64_BELOW` exact features are therefore multiplied in float64, and fast ones in float32.
-    """
+    """Return the dtype in which products are formed: wider than the features' where lam is below `FLOAT64_BELOW`."""
+    # In directions that the samples hardly have, rounding of a product shows divided by lam.
     careful = config.lam < FLOAT64_BELOW
     if features is torch.bfloat16:
         return torch.float32 if careful else torch.bfloat16
@@ -23,11 +20,9 @@ def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dty
 
 
 def solve_dtype(products: torch.dtype) -> torch.dtype:
-    """Return the dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products,
-    whose own rounding is far above float32's.
-
-    They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
-    """
+    """Return the dtype of the solve, and of the sums over tasks that it is given: float64, but float32 for bfloat16
+    products, whose own rounding is far above float32's."""
+    # They come with a large lam alone: the condition is at most 1 + N / lam, as ||omega_i G_i|| = 1.
     return torch.float32 if products is torch.bfloat16 else torch.float64
 
 

@@ -1,4 +1,4 @@
-"""The prior of the recipe "informed": what the weights of the experts say of the inputs that they were trained on.
+"""Count the prior of the recipe "informed": what the weights of the experts say of the inputs they were trained on.
 
 The gradient of a linear map is a sum of outer products with its inputs, so the rows of a task vector tau_i = W_i - W_0
 lie in the span of the inputs that expert i was trained on, all of its training data, the more the further they moved
@@ -52,8 +52,7 @@ class Prior:
     def add(self, tau: Float[Tensor, "m d"] | Factors) -> None:
         """Count the task vector of one task; one that is zero says nothing and adds nothing.
 
-        Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one: with
-        B = Q R, tau^T tau is (R A)^T (R A), and no `[m, d]` product of full rank is formed for it.
+        Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one.
 
         Raises:
             NumericalError: it is not finite.
@@ -68,6 +67,7 @@ class Prior:
         own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
         own.add_rows(rows)
         share = 1 / own.norm()
+        # The cheaper order of the same product.
         pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
         pull = pull if turn is None else turn @ pull
         self.gram.add(own, share)
@@ -92,19 +92,20 @@ def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k
     """Return few rows R with R^T R = tau^T tau, and the Q with tau = Q R; None where R is tau itself."""
     if isinstance(tau, Tensor):
         return tau, None
+    # With B = Q R, tau^T tau is (R A)^T (R A): no `[m, d]` product of full rank is formed.
     turn, small = torch.linalg.qr(tau[0])
     return small @ tau[1], turn
 
 
 @dataclass(frozen=True)
 class TaskVectors:
-    """What one expert's weights differ by from the base's in one block."""
+    """Task vectors of one expert in one block: its weights less the base's."""
 
     block: Block
     expert: Named
     """Tensors of the block by name inside it."""
     base: Named
-    """Those of the base, on the same device."""
+    """Tensors of the base, on the same device."""
     weights: Weights
     """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
 
@@ -115,6 +116,7 @@ class TaskVectors:
         tau = own - base
         for factors in factors_of(self.weights, [f"{self.block.stored_name(name)}.weight"]).values():
             left, right = (factor.to(tau.device, torch.float64) for factor in factors)
+            # An adapter may lie over another base, and then its factors are not this task vector.
             apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
             if bool(apart <= _SAME * torch.linalg.matrix_norm(own)):
                 return left, right

@@ -1,4 +1,4 @@
-"""The recipes "refined" and "informed": a block is calibrated piece by piece, each on what the pieces before it give it
+"""Run the recipes "refined" and "informed": calibrate a block piece by piece, each on what the pieces before it give it
 in their final form (docs/theory.md, "The refined recipe"). They are featcal's own, not the paper's. "informed" has one
 more term per linear map (`calibration.prior`).
 
@@ -8,7 +8,7 @@ its pieces (norm, query, key and value maps, output map), and every piece is cou
 The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there.
 
 Where a norm stands between that map and the stream (the post-norms of Gemma-2 and OLMo-2) its output is not what is
-added, and a target moved by the gap would be wrong by the norm. Such a map is no writer: it is fitted with beta 0.
+added, and a target moved by the gap would be wrong by the norm. Such a map is not a writer: it is fitted with beta 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pieces:
 
         Raises:
             NumericalError: features that are not finite, or a system that cannot be solved; names the block.
-            InputError: a block that does not fall apart into residual parts, or a module that cannot be calibrated.
+            InputError: a block that is not the sum of residual parts, or a module that cannot be calibrated.
         """
         run, block = self._streams.run, stage.blocks[index]
         merged, solved = run.merged.read(block.names), Solved()
@@ -111,7 +111,7 @@ def _new_statistics(
 
 
 class _CountedBlock:
-    """One block while its pieces are counted: what its experts left for their targets."""
+    """One block while its pieces are counted, with the experts' inputs and outputs that targets need."""
 
     def __init__(self, streams: Streams, config: CalibrationConfig, stage: Stage, block: Block) -> None:
         self._streams, self._run, self._config = streams, streams.run, config
@@ -121,9 +121,9 @@ class _CountedBlock:
             self._base = block.local(self._run.compute.move(self._run.base.read(block.names)))
         self._read: dict[str, dict[str, Tensor]] = {}
         self._traces: dict[str, CallList] = {}
-        """By task and batch a call of nothing, whose named tensors are inputs and outputs of the expert's modules."""
+        """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
-        """How the tokens of a task are weighed, where the options say so."""
+        """By task: rows with other weights, where the options say so."""
 
     def run_experts(self, parts: Sequence[Part], counting: Sequence[BlockStatistics]) -> None:
         """Take every expert through its block, and keep what targets need of it.
@@ -167,6 +167,7 @@ class _CountedBlock:
             if statistics.has_routers and self._config.weigh_tokens:
                 weighed = self._weigh_routed(statistics, run, task, expert)
             for position, (call, trace) in enumerate(zip(calls, self._traces[task], strict=True)):
+                # No further than the piece: what stands behind it is not solved yet.
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
@@ -181,7 +182,11 @@ class _CountedBlock:
             self._run.store.settle()
 
     def pass_student(self, part: Part, student: Named) -> None:
-        """Take the student of every task through a part, whose pieces are solved; `student` as `count` has it."""
+        """Take the student of every task through a part, whose pieces are solved.
+
+        Args:
+            student: tensors of its block as they are now, by name inside it.
+        """
         with self._run.seconds("student forward"):
             run = self._stage.sublayers(self._block, student)[part.name]
             for lane in self._streams.student.values():
@@ -226,11 +231,12 @@ class _CountedBlock:
 
 
 def _target_step(part: Part, call: Call, trace: Call, config: CalibrationConfig) -> Step:
-    """Return what the targets of one batch are made of: the expert's inputs and outputs, the output of the map that
-    writes into the stream moved by beta / alpha times the gap there; of it, alpha is taken (Eq. 10)."""
+    """Return the expert's inputs and outputs for the targets of one batch, with the output of the map that writes into
+    the stream moved by the gap there."""
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
     if config.beta and part.entering and part.writer in outputs:
         gap = inputs[part.entering] - call.hidden_state
+        # Divided by alpha, since the target takes alpha of the output (Eq. 10): beta of the gap is left.
         outputs = {**outputs, part.writer: outputs[part.writer] + config.beta / config.alpha * gap}
     return Step(call, call, inputs, outputs)
 
@@ -242,7 +248,7 @@ def _reduce_step(
     expert: Named,
     tokens: Mapping[str, TokenRows],
 ) -> Call:
-    """Return what stays of one batch that an expert took through its block; what acts on its tokens has seen them.
+    """Let task vectors act on one batch of an expert; return the inputs and outputs of it that stay.
 
     Args:
         inputs: names of modules whose inputs stay.

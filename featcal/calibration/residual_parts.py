@@ -1,7 +1,7 @@
-"""Residual parts of a block (attention, then MLP), and the pieces that they fall into.
+"""Find the residual parts of a block (attention, then MLP), and the pieces that they fall into.
 
-They are found by running one batch through the parts and looking: which modules are given the same tensor, which one is
-given the residual stream, and whose output is added to it.
+One batch is run through the parts to see which modules are given the same tensor, which one is given the residual
+stream, and whose output is added to it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Part:
     writer: str | None
     """The linear map whose output is added to the stream; None where something comes between, or it is one of many."""
     mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    """Of every map of a mixture of experts the mixture, and whether the map is given what the others make."""
+    """Mixture of every map of a mixture of experts, and True if the map is given what the others make."""
 
     @cached_property
     def pieces(self) -> list[tuple[str, ...]]:
-        """The modules by shared input, in the order of their first call; of a mixture first the maps of all experts
-        that are given tokens, then all that are given what these make."""
+        """Group the modules by shared input, in the order of their first call; of a mixture first the maps of all
+        experts that are given tokens, then all that are given what these make."""
         shared: dict[Hashable, list[str]] = {}
         for name, given in self.given.items():
             shared.setdefault(self.mixed.get(name, id(given)), []).append(name)
@@ -81,9 +81,11 @@ def _part(
 ) -> Part:
     """Describe a part by what its modules were given and put out, and by the residual stream before and after it."""
     before, after = stream
+    # By identity: a copy of the stream, or a normed one, is not the stream.
     entering = next((module for module, tensor in given.items() if tensor is before), None)
     last = next(reversed([module for module in given if module in put_out]), None)
     writer = last if last is not None and _adds(put_out[last], before, after) else None
+    # A token of each: whole inputs would stay in memory, and tensors that were shared stay shared.
     tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
     examples = {module: tokens[id(tensor)] for module, tensor in given.items()}
     return Part(name, examples, entering, writer, _mixture_maps(block))

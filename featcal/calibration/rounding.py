@@ -1,4 +1,4 @@
-"""What storing a solution costs: how far rounding to the checkpoint's half precision moves what calibration moved.
+"""Measure the cost of storing a solution: how far rounding to half precision moves what calibration moved.
 
 The closed forms are solved in float64 and written in the dtype of the tensors that they replace. Where that is float16
 or bfloat16, what calibration adds to a weight can be as small as the steps between numbers there, and rounding takes
@@ -20,21 +20,21 @@ Rounding = Mapping[str, tuple[float, float]]
 """By dtype ("bfloat16", "float16"): sums over solved tensors of ||solved - merged||_F^2 and of ||stored - solved||_F^2,
 in float64. Empty where nothing that was solved is stored in half precision. As JSON it keeps every bit."""
 CHUNK = 2**20
-"""Numbers of a tensor that are in memory in float64 together."""
+"""Count of a tensor's numbers that are in memory in float64 together."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as people and files call it, such as "bfloat16"."""
+    """Return the name of a dtype in files and messages, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def rounding(merged: Mapping[str, Tensor], solved: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> Rounding:
-    """The sums of some tensors, chunk by chunk where they were solved.
+    """Measure the sums of some tensors, chunk by chunk on the device of the solve.
 
     Args:
-        merged: what the solutions replace; may hold more.
-        solved: in the precision of the solve.
-        stored: the same in the dtype of `merged`.
+        merged: tensors that the solutions replace; may hold more.
+        solved: solutions in the precision of the solve.
+        stored: these solutions in the dtype of `merged`.
     """
     return sum_parts(
         _measure_rounding(merged[n], tensor, stored[n]) for n, tensor in solved.items() if _is_half(stored[n].dtype)
@@ -56,7 +56,7 @@ def _measure_rounding(merged: Tensor, solved: Tensor, stored: Tensor) -> Roundin
 
 
 def sum_parts(parts: Iterable[Rounding]) -> Rounding:
-    """The sums of all parts together."""
+    """Return the sums of all parts together."""
     total = dict[str, tuple[float, float]]()
     for part in parts:
         for dtype, (moved, lost) in part.items():
@@ -67,19 +67,19 @@ def sum_parts(parts: Iterable[Rounding]) -> Rounding:
 
 @dataclass(frozen=True)
 class Storing:
-    """What storing a calibrated model costs, as its record has it."""
+    """Cost of storing a calibrated model, for its record."""
 
     dtype: str
-    """What is rounded to; of several joined by " and "."""
+    """Dtype of the rounding; several are joined by " and "."""
     share: float
     """||stored - solved||_F / ||solved - merged||_F over all tensors that were solved and are stored in `dtype`."""
     block: str
-    """Name of the block where that is largest."""
+    """Name of the block with the largest share."""
     worst: float
     """Its share."""
 
     def describe(self, layer: str) -> str:
-        """One sentence; `layer` is what people call the block.
+        """Return one sentence; `layer` is the block's name in tables.
 
         >>> Storing("bfloat16", 0.031, "layers.5", 0.04).describe("block 5")
         'rounding to bfloat16 moves the weights by 3.1 % of what calibration moved them (worst: block 5, 4.0 %)'
@@ -91,7 +91,7 @@ class Storing:
 
 
 def summarise_storing(blocks: Mapping[str, Rounding]) -> Storing | None:
-    """The account of all blocks by name; None where nothing that was solved is stored in half precision."""
+    """Sum up the cost of all blocks; None where nothing that was solved is stored in half precision."""
     total = sum_parts(blocks.values())
     if not total:
         return None
@@ -101,11 +101,12 @@ def summarise_storing(blocks: Mapping[str, Rounding]) -> Storing | None:
 
 
 def _share(sums: Rounding) -> float:
-    """0 where nothing moved: then nothing is rounded either, since merged weights are their own rounding."""
+    """Return the share that rounding takes back; 0 where nothing moved."""
     moved, lost = (math.fsum(one) for one in zip(*sums.values(), strict=True))
+    # Where nothing moved nothing is rounded either: merged weights are their own rounding.
     return math.sqrt(lost / moved) if moved else 0.0
 
 
 def _percent(share: float) -> str:
-    """With one decimal, and of what that would make 0.0 the first digit that counts."""
+    """Return a share in % with one decimal, or with its first digit where that would be 0.0."""
     return f"{percent(share)} %" if share >= 0.001 or not share else f"{100 * share:.1g} %"

@@ -1,4 +1,4 @@
-"""Statistics of the linear maps of one expert of a mixture: on the tokens that the student's router sends to it.
+"""Count statistics of the linear maps of one expert of a mixture: on the tokens that the student's router sends to it.
 
 In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The router of
 the student decides which tokens count, and with which weight: what a member makes of a token enters the sum of all
@@ -30,10 +30,10 @@ from featcal.suite.calibration_options import CalibrationConfig
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a member is."""
+    """Place of a member: its mixture, and its number in it."""
 
     name: str
-    """Of its mixture, inside the block."""
+    """Name of its mixture, inside the block."""
     mixture: Mixture
     place: int
     """Its number in the mixture."""
@@ -43,15 +43,13 @@ class Seat:
         return self.mixture.members[self.place]
 
     def maps(self, names: Collection[str]) -> list[str]:
-        """Maps of the member by their names inside the block."""
+        """Return names inside the block for maps of the member."""
         return [f"{self.name}.{self.place}.{name}" for name in names]
 
 
 class RoutedGroup(LinearGroup):
-    """Maps of one member that share an input. It is solved if the router sends it as many tokens, over all tasks, as
-    the widest input of its maps has features: with fewer the Gram matrix is singular for certain, and in directions
-    that no token has the solution is the anchor, which is not the merged weight. With a prior, which knows more of such
-    directions than the anchor does, it is always solved, also from the prior alone.
+    """Maps of one member that share an input, solved if the router sends it as many tokens, over all tasks, as the
+    widest input of its maps has features; with a prior always, also from the prior alone.
     """
 
     def __init__(self, names: Collection[str], weighting: str, seat: Seat) -> None:
@@ -65,11 +63,13 @@ class RoutedGroup(LinearGroup):
         return int(tokens * self._seat.mixture.token_share)
 
     def route(self, tokens: int) -> str:
-        """That with the smaller matrix, since those of all members are in memory together."""
+        """Choose the route with the smaller matrix."""
+        # Matrices of all members are in memory together, so size counts before multiplications.
         return "inputs" if self.inputs <= self.outputs else "mixed"
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """The expert's states of all tokens: which of them count is the student's matter."""
+        """Return the module that is given the expert's states of all tokens; the student's router chooses among
+        them."""
         return [f"{self._seat.name}.{TOKENS}"], []
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
@@ -87,8 +87,7 @@ class RoutedGroup(LinearGroup):
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all members together; `weighed` as of
-        every group."""
+        """Count one batch of the current task, of whose tokens `count` count in all members together."""
         kept, places, own, mass = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         x = inputs[self.names[0]][kept]
         states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
@@ -105,19 +104,20 @@ class RoutedGroup(LinearGroup):
     def _choose_tokens(
         self, shares: Float[Tensor, "tokens members"], tokens: TokenRows
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
-        """Of the m tokens that the router sends to the member those n that count, their places among all tokens of the
-        batch, and their weights; and the sum of all weights in all members."""
+        """Choose, of the m tokens that the router sends to the member, the n that count; return which, their places
+        among all tokens of the batch, their rows, and the sum of all weights in all members."""
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
         mass = float(weights[counted] @ shares[counted].double().square().sum(1))
         places = routed_tokens(shares, place)
         kept = counted[places]
         places = places[kept]
+        # An error of the member enters the stream g times, so its square counts g^2.
         own = weights[places] * shares[places, place].double().square()
         return kept, places, TokenRows(len(places), float(own.sum()), None, own), mass
 
     def _expert_features(self, states: Float[Tensor, "n width"], expert: Named) -> Float[Tensor, "n d"]:
-        """What the expert's maps are given at these states of its own."""
+        """Return the inputs of the expert's maps at these states of its own."""
         member = self._seat.member
         if not self.names[0].endswith(f".{member.leaving}"):
             return states
@@ -125,14 +125,16 @@ class RoutedGroup(LinearGroup):
         return member.inner_features(states, gate, up)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Any number of tokens may come here."""
+        """Accept any number of tokens: the router decides how many come here."""
 
     @property
     def is_starved(self) -> bool:
+        # With fewer tokens G is singular: where no token points, the solution is the anchor, not W_mer.
+        # A prior knows more of such directions than the anchor does.
         return self.sums.tokens < self.floor and not self.sums.priors
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """As of every group; nothing of a starved member."""
+        """Solve the maps; nothing of a starved member."""
         if self.is_starved:
             self.let_go()
             return {}
@@ -140,7 +142,7 @@ class RoutedGroup(LinearGroup):
 
 
 def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RoutedGroup]:
-    """Those of the members of a block whose maps are among `maps`, by name inside the block."""
+    """Return the groups of the members of a block whose maps are among `maps`, by name inside the block."""
     seats = (
         Seat(name, mixture, place)
         for name, mixture in stage.blocks[index].mixtures.items()
@@ -155,7 +157,7 @@ def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[Route
 
 
 def routing(stage: Stage, index: int, maps: Collection[str]) -> dict[str, torch.nn.Module]:
-    """Modules of a block that are given what the router decides on tokens of some `maps`, by name inside the block."""
+    """Return the modules of a block that are given the router's shares for some `maps`, by name inside the block."""
     mixtures = stage.blocks[index].mixtures
     return {
         f"{name}.{SHARES}": mixture.get_submodule(SHARES)

@@ -1,4 +1,4 @@
-"""From the statistics of a block to the tensors that are stored: the solve of Algorithm 1, and the rounding after."""
+"""Turn the statistics of a block into the tensors that are stored: the solve of Algorithm 1, and the rounding after."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from featcal.models.context import Run
 from featcal.system.errors import NumericalError
 
 Watch = Callable[[BlockStatistics], None]
-"""Sees finished statistics before they are solved; what it keeps of them it takes by `BlockStatistics.with_config`."""
+"""Function that sees finished statistics before they are solved; it keeps them by `BlockStatistics.with_config`."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What was solved of a block, as it is stored."""
+    """Solved tensors of a block, as they are stored."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """By canonical name, in the dtype they are stored in."""
+    """Tensors by canonical name, in the dtype they are stored in."""
     rounding: Rounding = field(default_factory=dict)
 
     def __or__(self, other: Solved) -> Solved:

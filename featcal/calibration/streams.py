@@ -1,4 +1,4 @@
-"""Both streams of every task in front of the same block: the student's, which is calibrated, and the expert's own.
+"""Walk both streams of every task side by side: the student's, which is calibrated, and the expert's own.
 
 The student's stream is the deployed one: it has passed the calibrated blocks, so that a block is fitted to what it will
 be given (Eq. 45). The expert is fed with its own stream, never with the student's: targets (Eq. 10) mix what both give
@@ -36,7 +36,7 @@ class Streams:
     """Both streams of every task, walked through the blocks side by side. To be walked inside `walking`.
 
     Args:
-        label: what progress calls the walk.
+        label: name of the walk for progress.
         passes: one expert pass per task; their batches are the samples.
         student: the model under calibration as it is in front of the first block.
     """
@@ -47,10 +47,10 @@ class Streams:
         self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
         """Lanes by task."""
         self.rows: Mapping[str, TaskRows] = {}
-        """Which tokens of every task count in the stage, and how much (`find_rows`)."""
+        """By task: the tokens that count in the stage, with their weights (`find_rows`)."""
 
     def enter(self, stage: Stage) -> Entrance:
-        """Make the first calls of a stage on all lanes; return what stands in front of it in the student."""
+        """Make the first calls of a stage on all lanes; return the student's entrance to it."""
         return self.walk.enter(stage)[_STUDENT]
 
     def find_rows(self, stage: Stage, options: TokenOptions) -> None:
@@ -129,6 +129,7 @@ class Streams:
         placed = None if calibrated is None else block.local(run.compute.place(calibrated))
         found: dict[str, Gap] = {}
         for task, lane in self.student.items():
+            # Summed on the device: one transfer per task, not one per batch.
             drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
             behind = lane.calls if placed is None else (step.after for step in lane.walk(stage, block, placed))
             reached = _time_each(run.seconds, "student forward", behind)

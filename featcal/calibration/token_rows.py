@@ -1,4 +1,4 @@
-"""Which tokens count, and how much: known before a stage starts, the same in every block."""
+"""Find the tokens that count, and their weights: known before a stage starts, and alike in every block of it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ class TokenRows:
 
     @classmethod
     def from_weights(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
-        """Rows of `Stage.token_weights`; `tokens` is their number where all weights are 1.
-
-        Tokens of weight 0 are left out of every product: padding may hold anything, even what is not finite.
-        """
+        """Make the rows of `Stage.token_weights`; `tokens` is their number where all weights are 1."""
         if weights is None:
             return cls(tokens, float(tokens))
         flat = weights.flatten()
+        # Left out, not multiplied by 0: padding may hold anything, even what is not finite.
         index = flat.nonzero().squeeze(1)
         chosen = flat[index].double()
         alike = bool((chosen == 1).all())
@@ -50,7 +48,7 @@ class TokenRows:
         )
 
     def spread(self, tokens: int) -> Float[Tensor, " tokens"]:
-        """The weight of every one of the batch's tokens, in float64 on the CPU where all are 1."""
+        """Return the weight of every token of the batch, in float64; on the CPU where all are 1."""
         if self.index is None:
             return torch.ones(tokens, dtype=torch.float64) if self.weights is None else self.weights
         whole = torch.zeros(tokens, dtype=torch.float64, device=self.index.device)
@@ -58,12 +56,12 @@ class TokenRows:
         return whole
 
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
-        """`[batch, tokens, d]` or `[batch * tokens, d]` → one row per token that counts."""
+        """Take one row per token that counts from `[batch, tokens, d]` or `[batch * tokens, d]`."""
         flat = features.reshape(-1, features.shape[-1])
         return flat if self.index is None else flat[self.index]
 
     def sum(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
-        """Weighted sum of rows, in float32 at least."""
+        """Return the weighted sum of rows, in float32 at least."""
         dtype = torch.promote_types(rows.dtype, torch.float32)
         return rows.sum(0, dtype=dtype) if self.weights is None else self.weights.to(dtype) @ rows.to(dtype)
 
@@ -79,19 +77,16 @@ class TaskRows:
     """Tokens of that whole task that count, by weighting; empty where the batches are all there is."""
 
     def count(self, weighting: str) -> int:
-        """Tokens of the whole task that count."""
+        """Count the tokens of the whole task that count."""
         return self.whole[weighting] if self.whole else self._own(weighting)
 
     def counts(self) -> dict[str, int]:
-        """Tokens of these batches that count, by weighting."""
+        """Count the tokens of these batches that count, by weighting."""
         return {weighting: self._own(weighting) for weighting in (self.batches[0] if self.batches else ())}
 
     def part_of(self, task: str, counts: Iterable[Mapping[str, int]]) -> TaskRows:
-        """These batches as a part of a task whose parts, this one included, have `counts`.
-
-        What is done with a task depends on all its tokens (`LinearGroup.route`), so parts that are counted apart, to
-        be merged, must know of them.
-        """
+        """Return these batches as a part of a task whose parts, this one included, have `counts`."""
+        # The route of a task depends on all its tokens (`LinearGroup.route`), and parts must agree on it.
         whole: Counter[str] = Counter()
         for part in counts:
             whole.update(part)
@@ -102,7 +97,7 @@ class TaskRows:
 
 
 def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], options: TokenOptions) -> TaskRows:
-    """Every weighting that a stage uses, on every batch of a task.
+    """Find the rows of every weighting that a stage uses, on every batch of a task.
 
     Args:
         calls: calls of the stage's first block, one per batch.
@@ -126,5 +121,5 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
 def lane_rows(
     stage: Stage, lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass], options: TokenOptions
 ) -> dict[str, TaskRows]:
-    """`task_rows` of every task whose lane has entered the stage."""
+    """Find the `task_rows` of every task whose lane has entered the stage."""
     return {task: task_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}

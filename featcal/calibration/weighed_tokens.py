@@ -1,4 +1,4 @@
-"""Weights of tokens by what the expert's task vector does to them (the option `weigh_tokens` of featcal's own recipes).
+"""Weigh tokens by what the expert's task vector does to them (the option `weigh_tokens` of featcal's own recipes).
 
 An expert differs from the base where its training data made it, and many tokens of a sample (background, frame words)
 are none of its business. With tau the task vectors and W_0 the base's weights of all maps that share an input, stacked,
@@ -26,21 +26,21 @@ from featcal.system.distributed import Ranks
 from featcal.system.errors import NumericalError
 
 FLOOR = 1e-6
-"""Share of the mean that is added to what the base makes of a token: one of which it makes nothing has a ratio too."""
+"""Share of the mean that is added to ||W_0 b||^2 of a token, so that a token with 0 there has a ratio too."""
 LEAST, MOST = 0.01, 100.0
 """Range of a token's ratio to the mean, before the root."""
 
 
 @dataclass
 class Acting:
-    """What the task vector of one expert does to the tokens that one group of maps is given, batch by batch."""
+    """Action of one expert's task vector on the tokens that one group of maps is given, batch by batch."""
 
     change: Float[Tensor, "k d"]
     """change^T change = tau^T tau (`prior.spanning_rows`)."""
     base: Float[Tensor, "m d"]
     """W_0."""
     _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
-    """Of every batch ||tau b||^2 and ||W_0 b||^2 in float64."""
+    """||tau b||^2 and ||W_0 b||^2 of every batch in float64."""
     _rows: list[TokenRows] = field(default_factory=list)
 
     def see(self, given: Float[Tensor, "n d"], rows: TokenRows) -> None:
@@ -91,12 +91,13 @@ def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
     floors = means([of_base for _, of_base in squares])
     ratios = [change / (kept + FLOOR * mean) for (change, kept), mean in zip(squares, floors, strict=True)]
     roots = [_root(ratio, mean) for ratio, mean in zip(ratios, means(ratios), strict=True)]
+    # Divided by the mean of the roots, so that a task's total weight stays.
     scaled = zip(acting, weights, roots, means(roots), strict=True)
     return [one.rows(weight * root / mean) for one, weight, root, mean in scaled]
 
 
 def _root(ratio: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, " n"]:
-    """Return what s_t is before it is divided by its mean; 1 where the expert is the base, or there is nothing to tell
-    tokens apart by."""
+    """Return s_t before it is divided by its mean; 1 where nothing tells tokens apart, as where the expert is the
+    base."""
     told = mean.isfinite() & (mean > 0)
     return torch.where(told, (ratio / mean).clamp(LEAST, MOST).sqrt(), 1.0)

@@ -1,4 +1,4 @@
-"""The command line: every command prints a table, or with `--json` one document on stdout; progress goes to stderr.
+"""Run the command line: every command prints a table, or with `--json` one document on stdout; progress goes to stderr.
 
 Exit status: 0 done, 1 the input is wrong, 2 usage, 130 interrupted.
 """
@@ -65,6 +65,7 @@ def commands(context: click.Context) -> None:
     SUITE is the name of a suite that comes with featcal, or the path of a suite file. A model is named alike
     everywhere: base, merged, expert, calibrated:lam=0.05, a method, or a folder.
     """
+    # torchrun sets WORLD_SIZE; its processes would race for one output folder.
     if context.invoked_subcommand not in _SHARING and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
@@ -77,9 +78,10 @@ _SHARING = ("calibrate",)
 
 
 def main() -> None:
-    """Run a command line, and end with the exit status that its outcome has."""
+    """Run a command line, and end with the exit status of its outcome."""
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own rules for jvp
     try:
+        # Standalone, click would print its own errors and never let a FeatcalError through to the clause below.
         sys.exit(commands.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
@@ -87,6 +89,7 @@ def main() -> None:
     except FeatcalError as error:
         say(f"featcal: {error}", err=True)
         sys.exit(1)
+    # click turns the interrupt of a prompt into its own exception.
     except (KeyboardInterrupt, click.Abort):
         click.echo("featcal: interrupted; nothing half-written was left under the output name", err=True)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""What a shell is offered behind half a word: suites and names of models."""
+"""Offer a shell suites and names of models behind half a word."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from featcal.system.resources import embedded_suites, ready_suites
 def complete_suite(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the suites that come with featcal, then YAML files in the folder that is named and one below it."""
     names = [name for name in (*embedded_suites(), *ready_suites()) if name.startswith(begun)]
+    # Half a word may hold characters of a pattern, which are meant as they are.
     files = (file for pattern in ("*.yaml", "*/*.yaml") for file in glob(f"{escape(begun)}{pattern}"))
     return [CompletionItem(one) for one in [*names, *sorted(files)]]
 
@@ -22,5 +23,6 @@ def complete_suite(context: click.Context, param: click.Parameter, begun: str) -
 def complete_model(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the names of models that begin so, without their options; behind an @ those of the model below."""
     above, at, last = begun.rpartition("@")
+    # A dict, so that a name that stands in two lists is offered once, in order.
     names = dict.fromkeys((*PLAIN, "expert", "calibrated", "anchor", *method_names()))
     return [CompletionItem(f"{above}{at}{name}") for name in names if name.startswith(last)]

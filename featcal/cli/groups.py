@@ -1,4 +1,4 @@
-"""Groups of commands, and what is said of commands and options that have other names now."""
+"""Group commands, and renew commands and options that have other names now."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOVED: Mapping[str, str] = {
     "runs delete": "history delete",
     "runs": "history list",
 }
-"""Commands that had another name; both still run."""
+"""Old names of commands, which still run, with the new ones."""
 _GONE: Mapping[str, str] = {"polish": "featcal merge SUITE --method polished:steps=30@MODEL --out DIR"}
-"""Commands that another one took in, whose arguments are not theirs."""
+"""Commands that are gone, each with the command line that does its work."""
 Renewal = str | Callable[[str], Sequence[str]]
-"""The new name of an option, or what makes the new words of its value."""
+"""New name of an option, or a function that turns its value into new words."""
 
 
 class Group(click.Group):
@@ -41,11 +41,12 @@ class Group(click.Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names of all commands."""
+        # click sorts by name.
         return list(self.commands)
 
 
 class Verbs(Group):
-    """featcal itself: commands in sections, and old names of commands.
+    """Group of all commands, in sections, which also takes their old names.
 
     Args:
         sections: title → the commands under it, in the order of the help.
@@ -71,7 +72,8 @@ class Verbs(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is asked for, by its new name or its old one, and the words behind it."""
         if args[0] in _GONE:
-            context.fail(f"'{args[0]}' is no command any more; write {_GONE[args[0]]}")
+            context.fail(f"'{args[0]}' is not a command any more; write {_GONE[args[0]]}")
+        # Two words first: "runs rename" must not be read as the old name "runs".
         for length in (2, 1):
             old = " ".join(args[:length])
             if old in _MOVED:
@@ -85,7 +87,7 @@ class Command(click.Command):
     """A command that still takes old names of its options, and says the new ones.
 
     Args:
-        old: old flag → the new one, or what makes the new words of its value.
+        old: old flag → the new one, or a function that turns its value into new words.
     """
 
     def __init__(self, *args: Any, old: Mapping[str, Renewal], **kwargs: Any) -> None:
@@ -99,7 +101,7 @@ class Command(click.Command):
     def _renew(self, context: click.Context, args: Sequence[str]) -> Iterator[str]:
         words = iter(args)
         for word in words:
-            if word == "--":  # what follows are no options
+            if word == "--":  # options end here
                 yield word
                 yield from words
                 return

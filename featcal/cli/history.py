@@ -1,4 +1,4 @@
-"""Commands about the history: what was measured, with names and pins."""
+"""Show and edit the history of measured runs, with names and pins."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def list_runs(suite: str | None, as_json: bool, as_csv: bool) -> None:
     from featcal.studies.history import History
 
     if as_csv and as_json:
+        # Both would go to stdout, where neither could be read.
         raise click.UsageError("give one of --json and --csv")
     history = History()
     found = [run for run in history.runs() if suite in (None, run.suite)]

@@ -1,4 +1,4 @@
-"""Commands that measure features."""
+"""Measure features from the command line."""
 
 from __future__ import annotations
 
@@ -66,15 +66,18 @@ def drift(
     """
     if source and max_memory is not None:
         raise click.UsageError("--source holds every calibrated block in memory; leave out --max-memory")
+    # Memory that is kept for the next block would count against the limit.
     if max_memory is None:
         keep_memory()
     session = opening.session(suite, device, one_shot=len(models) == 1, max_memory=max_memory)
+    # Margins are read off the score drift (Eq. 44).
     measured["output"] = measured["output"] or margins
     chosen = {"margins": margins, "per_sample": per_sample, "task_vectors": task_vectors, "source": source}
     more = {name for name, is_chosen in chosen.items() if is_chosen}
     documents = [_measure_drift(session, model, more, bar(), **measured) for model in models]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []
+    # Tables come after all models were measured, so a failure leaves no half output.
     for one in documents if not as_json else ():
         if len(models) > 1:
             say(f"{'' if one is documents[0] else chr(10)}{one['model']}:")
@@ -91,7 +94,7 @@ def _measure_drift(
     """Return the document of one model's drift.
 
     Args:
-        more: what is measured besides: "margins", "per_sample", "task_vectors", "source".
+        more: further measures, some of "margins", "per_sample", "task_vectors", "source".
     """
     from featcal.calibration.calibrate import config_for
     from featcal.session.api import measure_drift

@@ -1,4 +1,4 @@
-"""Opening the suite that a command names."""
+"""Open the suite that a command names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def load(suite: str) -> Suite:
     Raises:
         InputError: there is no such suite or file, or its content is wrong.
     """
+    # In functions, here and in every command: `featcal --help` is not to wait for torch.
     from featcal.suite.schema import load_suite
 
     return load_suite(suite)
@@ -36,7 +37,8 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
     """Return a suite's session.
 
     Args:
-        one_shot, max_memory: as `Session` has them.
+        one_shot: True if one model is measured, so that nothing is kept for a second one.
+        max_memory: bytes that the session stays within; None for no limit.
 
     Raises:
         InputError: there is no such suite, or one of its models cannot be opened.

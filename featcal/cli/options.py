@@ -1,4 +1,4 @@
-"""Options that several commands have, one by one and in the blocks that they come in."""
+"""Define the options that several commands have, one by one and in blocks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Size(click.ParamType[int]):
         found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmg]?i?)b?", str(value).strip().lower())
         if found is None or found[2] not in self._UNITS:
             self.fail(f"'{value}' is not a size such as 8GiB or 800MB", param, context)
+        # Decimal: 8.1 as a float would be a few bytes off.
         size = int(Decimal(found[1]) * self._UNITS[found[2]])
         if size < 1:
             self.fail(f"'{value}' is less than a byte; give a size such as 8GiB or 800MB", param, context)
@@ -39,6 +40,7 @@ def block(*options: Option) -> Callable[[T], T]:
     """Return several options as one decorator, in the order of the help text."""
 
     def add(command: T) -> T:
+        # click lists the decorator nearest to the function last.
         for option in reversed(options):
             command = option(command)
         return command
@@ -48,6 +50,7 @@ def block(*options: Option) -> Callable[[T], T]:
 
 def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return names that were given; None where there are none, which means all of them."""
+    # click gives an empty tuple for an option that was not given, which would mean no part at all.
     return given or None
 
 
@@ -60,7 +63,7 @@ def model_option(default: str = "merged", help: str = "The model: ") -> Option:
     """Return `--model` of a command for one model.
 
     Args:
-        help: what stands in front of the grammar of names.
+        help: text in front of the grammar of names.
     """
     return click.option(
         "--model",
@@ -76,8 +79,8 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "") ->
     """Return `--model` of a command for several models, of which each is taken once.
 
     Args:
-        help: what stands in front of the grammar of names.
-        left_out: what holds without it, in words, if there is no default.
+        help: text in front of the grammar of names.
+        left_out: models that are taken without it, in words, if there is no default.
     """
     return click.option(
         "--model",
@@ -112,7 +115,7 @@ SCORED = block(
     click.option("--eval-samples", type=int, help="Samples per task to score.  [all]"),
     click.option("--split", type=SPLIT, default="test", show_default=True, help="Split whose samples are scored."),
 )
-"""Which samples a command scores."""
+"""Options for the samples that a command scores."""
 
 MEASURED = block(
     click.option(
@@ -126,7 +129,7 @@ MEASURED = block(
         "--split", type=SPLIT, help="Split of these samples.  [validation if every task has it, else calibration]"
     ),
 )
-"""Which samples a command measures features on."""
+"""Options for the samples that a command measures features on."""
 
 
 def calibration_options(*but: str) -> Callable[[T], T]:
@@ -143,7 +146,9 @@ def _calibration_option(name: str, option: CalibrationOption) -> Option:
     alone = "" if option.recipes == RECIPES else f"; {' and '.join(option.recipes)} alone"
     text = f"{option.help}  [{option.left_out}{alone}]"
     if option.kind is bool:
+        # A shorthand stands for other options: without it there is nothing to switch off.
         off = "" if name in SHORTHANDS else f"/--no-{flag}"
+        # None, not False: the suite's own default holds unless one of the two flags is given.
         return click.option(f"--{flag}{off}", is_flag=True, default=None, help=text)
     if option.kind is tuple:
         return click.option(f"--{flag}", multiple=True, callback=_some, help=text)

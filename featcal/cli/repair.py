@@ -1,4 +1,4 @@
-"""Commands that calibrate."""
+"""Calibrate from the command line."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def calibrate(
         keep_memory()
     device = own_device(device)
     with join_process_group(device) as ranks:
+        # A model that is made in a session would be made once more by each process.
         if ranks.several and model != "merged" and not Path(model).exists():
             raise InputError(
                 f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
@@ -83,6 +84,7 @@ def calibrate(
         family = opening.session(suite, device).fit.family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
+        # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=said)
     if not document:  # of several processes rank 0 alone prints
@@ -94,6 +96,7 @@ def calibrate(
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+    # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):
         raise SystemExit(1)
 
@@ -151,6 +154,7 @@ def sweep(
     from featcal.studies.sweep import Grid, front, numbers, run_sweep, sweep_json
     from featcal.suite.views import EvaluationSamples
 
+    # The grid would set alpha again, after `cautious` was resolved to a value of its own.
     if alphas is not None and chosen.get("cautious"):
         raise InputError("cautious sets alpha and beta of featcal's own recipes; leave alpha out")
     keep_memory()

@@ -1,4 +1,4 @@
-"""Commands that score models."""
+"""Score models from the command line."""
 
 from __future__ import annotations
 
@@ -86,17 +86,19 @@ def _require_unset(*names: str) -> None:
     """Raise InputError for options of the running command that the harness would not see."""
     context = click.get_current_context()
     flags = {str(param.name): param.opts[0] for param in context.command.params}
+    # By source, not by value: a default that is typed out was meant too.
     given = [flags[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if given:
         raise InputError(f"{', '.join(given)} mean nothing to lm-eval; put its own options in --lm-eval-args")
 
 
 def _scores_of(session: Session, models: Sequence[str], view: EvaluationSamples) -> dict[str, Scores]:
-    """Return the scores of each model, and say on stderr how often the test split was looked at."""
+    """Return the scores of each model, and report looks at the test split on stderr."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks, hash_of
 
     history, named = History(), {model: session.resolve(model) for model in models}
+    # Counted around the work: whoever chooses by test scores should see how often.
     with count_looks(session, list(named.values()), view, "featcal evaluate", history):
         found = {text: session.measure.scores(model, view, bar()) for text, model in named.items()}
     if view.split == "test":
@@ -159,6 +161,7 @@ def _compare_in_table(suite: str, models: tuple[str, ...], *, samples: int | Non
     from featcal.studies.compare import compare_methods
     from featcal.studies.plan import SAMPLES
 
+    # A table has calibration seeds of its own; `seed` belongs to the comparison of two models.
     del options["seed"]
     asked = {name: options.pop(name) for name in ("seeds", "eval_samples", "split")}
     asked |= {"models": models, "samples": SAMPLES if samples is None else samples}
@@ -209,6 +212,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     if model == "expert":
         raise InputError("lm-eval scores one model; give an expert's folder with --model")
     refs = {"base": suite.base, **({"merged": suite.merged} if isinstance(suite.merged, str) else {})}
+    # Paths in a suite file start at its folder, paths on the command line at the current one.
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)

@@ -1,4 +1,4 @@
-"""Commands that show results: a report, the app."""
+"""Show results from the command line: a report, the app."""
 
 from __future__ import annotations
 
@@ -82,4 +82,5 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
     main = bundle_root() / "app" / "main.py"
     if not shared:
         return start_app(main, port, context.args)
+    # Where the system does not tell its memory, 4 GiB are left to suites.
     return start_app(main, port, context.args, Shared(roots, max_memory or (available_bytes() or 2**33) // 2))

@@ -1,4 +1,4 @@
-"""Commands that need no suite file: they make one of the models and samples that are named."""
+"""Start without a suite file: make one of the models and samples that are named."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def init(
     from featcal.preflight.check import check as preflight
 
     begun = begin(Parts(base, experts, data, merged), out)
+    # Checked before it is written; a probe would score experts, which takes as long as a command.
     found = preflight(read_draft(begun.text, out), probe=False)
     write_draft(begun.text, out)
     document = {
@@ -150,6 +151,7 @@ def diagnose(
     ledger = session.measure.drift(
         session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress
     )
+    # The report first: where it fails, no suite file is left behind.
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)
     say_notes(report)

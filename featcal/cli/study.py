@@ -1,4 +1,4 @@
-"""Studies: commands that measure many models alike."""
+"""Run studies from the command line, which measure many models alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_study(
         forms: as_json, as_csv and as_markdown, of which at most one is true.
 
     Raises:
-        InputError: the file exists, or what the study raises.
+        InputError: the file exists, or the study cannot be made.
     """
     from featcal.studies.compare import named_methods
     from featcal.studies.method_lists import seeds as numbers
@@ -65,6 +65,7 @@ def run_study(
 
     if sum(forms.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
+    # Before the work, which may take hours.
     require_new(out)
     rows = Rows()
     seeds = USUAL if asked["seeds"] is None else numbers(asked["seeds"])
@@ -79,6 +80,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
     from featcal.figures import study_tables
     from featcal.studies.library import keep
 
+    # The file first: a closed pipe on stdout must not cost the result.
     write_new(out, study.text())
     for problem in filter(None, [*rows.problems, keep(study)]):
         say(f"warning: {problem}", err=True)
@@ -92,7 +94,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
 
 
 def _split_up(options: dict[str, Any], usual: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is asked for, with the usual models if none are named, and how it is shown."""
+    """Split options into those of the study, with the usual models if none are named, and those of its output."""
     asked = {name: options.pop(name) for name in ("models", "seeds", "samples", "eval_samples", "split")}
     return {**asked, "models": asked["models"] or usual}, options
 
@@ -101,7 +103,7 @@ def _whole(text: str | None, name: str) -> list[int] | None:
     """Return the whole numbers of a list with commas between; None if there is no list.
 
     Raises:
-        InputError: an entry that is no whole number, or no entry.
+        InputError: an entry that is not a whole number, or no entry.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Commands about suites: which there are, whether one is in order, and suite files of other tools."""
+"""List and check suites, and turn suite files of other tools into one and back."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def show_check(found: Preflight) -> None:
         for line in [title, *(f"  - {problem}" for problem in found.problems)]:
             say(line, err=True)
     described = dict(found.description or {})
+    # Shown with the estimates, in readable units.
     described.pop("bytes_written", None)
     described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory", 0))
     rows = [(name, ", ".join(value) if isinstance(value, list) else value) for name, value in described.items()]

@@ -1,4 +1,4 @@
-"""Output of commands: tables and documents on stdout, messages and progress on stderr."""
+"""Print the output of commands: tables and documents on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
     """Print the document as JSON, or its rows as an aligned table; nothing if there is neither row nor header."""
     if as_json:
+        # NaN is not JSON: other readers would fail on it.
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     titled = [[printable(name) for name in header]] if any(header) else []
@@ -47,6 +48,7 @@ def write_new(out: Path | None, text: str) -> None:
     if out is None:
         return
     try:
+        # Fails if the file has come into being since `require_new` looked.
         put_new(out, text)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
@@ -65,7 +67,7 @@ def say_notes(document: Mapping[str, Any]) -> None:
 
 
 def say_problems(history: History) -> None:
-    """Print what is wrong with the history on stderr."""
+    """Print the problems of the history on stderr."""
     for problem in history.problems:
         say(f"warning: {problem}", err=True)
 
@@ -78,6 +80,7 @@ def bar() -> Progress:
 
     def tell(label: str, done: int, total: int) -> None:
         if label not in bars:
+            # disable=None: silent if stderr is not a terminal.
             bars[label] = tqdm(total=total, desc=printable(label), file=sys.stderr, disable=None, leave=False)
         bars[label].update(done - bars[label].n)
         if done == total:

@@ -1,4 +1,4 @@
-"""Commands that write models, and write them again."""
+"""Write models from the command line, and write them again."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def merge(
         return
     if task is not None:
         raise click.UsageError("--task is for react, which has a map for every task")
+    # Sums on a GPU come in another order, so its bits differ: it is used where it is asked for.
     on = "cpu" if device in (None, "auto") else str(device)
     document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory, device=on)
     say_notes(document)

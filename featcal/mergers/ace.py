@@ -1,5 +1,5 @@
-"""ACE-Merging: every task counts by the covariance of inputs that its own task matrix tells of (Xu, Wu, Lin, Huang,
-Zhu, Shu, Qin, Data-Free Model Merging with Adaptive Covariance Estimation, CVPR 2026, arXiv 2603.02945).
+"""Merge by ACE-Merging: every task counts by the covariance of inputs that its own task matrix tells of (Xu, Wu, Lin,
+Huang, Zhu, Shu, Qin, Data-Free Model Merging with Adaptive Covariance Estimation, CVPR 2026, arXiv 2603.02945).
 
 With tau_t = theta_t - theta_0 in R^{m x d} of T tasks, the rows of tau_t less their mean, C_t (Eq. 5), are samples of
 covariance S_t = C_t^T C_t (Eq. 6). But for a prior P the merge minimises sum_t tr((W - tau_t) R_t (W - tau_t)^T), which
@@ -15,13 +15,11 @@ numbers). Then S~_t = S_t and R_t = S_t + eps I (Eqs. 10, 15). Where they are no
 and with R the mean of R_t (Eq. 16) a second term is added to W: of W + sum_t tau_t (S~_t - R) = U S V^T (Eq. 17) the
 strongest 0.3 of its directions, one at least, each with the mean of their singular values (Eqs. 18, 19).
 
-Descriptions of the paper differ in the first factor of Eq. 14, which is said to hold tau_t or C_t. Here it is tau_t:
-the closed form without a prior (Eq. 3) has the experts' weights there, and less theta_0 these are tau_t. P is not
-symmetric, and because of it W of a single expert is not the expert.
+P is not symmetric, and because of it W of a single expert is not the expert.
 
 What the paper leaves open: a task that did not change a matrix is left out there, and where none did the result is 0.
-Where the rows of tau_t are all the same, to rounding, S_t has no trace to be divided by and stays. What is no matrix is
-averaged. eps is 1e-5 in the paper, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base; a scale, which it does not have, is 1.
+Where the rows of tau_t are all the same, to rounding, S_t has no trace to be divided by and stays. Other tensors are
+averaged. In the paper eps is 1e-5, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base, and there is no scale.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 UNLIKE = 0.3
-"""tau: what Eq. 7 gives of experts that are unlike is above it."""
+"""Threshold tau of Eq. 7, above which experts count as unlike."""
 STRONGEST = 0.3
-"""k_frac: share of the directions that the second term has."""
+"""Share k_frac of the directions that the second term has."""
 _LINALG: Any = torch.linalg
 
 
@@ -65,42 +63,47 @@ class Ace(MatrixMerger):
         for change in moved:
             covariance, share = _covariance(change, apart)
             covariances += covariance
+            # Eq. 14 with tau_t and not C_t: without a prior (Eq. 3) the experts' weights stand here.
             answers += change @ covariance
             ridge += self.eps * share
             pulled += self.eps * share * change
+        # Beside a larger trace the ridge would be rounded away, and the system would be singular unnoticed.
         if not bool(ridge > d * torch.finfo(ridge.dtype).eps * covariances.trace()):
             raise _LINALG.LinAlgError(f"eps of {self.eps:g} is lost in rounding beside the covariances; raise it")
         prior = covariances.mean(0) / (_squares(moved).mean() if apart else 1)  # c: a row of P
         covariances.diagonal().add_(ridge)  # sum R_t from here on
+        # Not Cholesky: P = 1 c^T makes the matrix unsymmetric (Eqs. 11, 14).
         merged: Tensor = torch.linalg.solve(covariances + prior, answers + pulled, left=False)
         if apart:
+            # Eq. 17: `answers` is sum tau_t S~_t, and the mean of R_t times the sum of tau_t is taken from it.
             total = sum(moved[1:], moved[0])
             merged += strongest(merged + answers - total @ covariances / len(moved))
         return merged
 
 
 def unlike(changes: Sequence[Tensor]) -> bool:
-    """Whether task matrices, none of them 0, differ so much in norm that their covariances are normalised (Eq. 7)."""
+    """Say whether task matrices, none of them 0, differ so much in norm that covariances are normalised (Eq. 7)."""
     logs = _squares(changes).log()
     return bool(logs.var(correction=0) > UNLIKE * logs.mean().square())
 
 
 def strongest(matrix: Tensor) -> Tensor:
-    """Of a matrix `[m, d]` its strongest directions, with the mean of their singular values for each (Eqs. 18, 19)."""
+    """Return the strongest directions of a matrix `[m, d]` with the mean of their singular values (Eqs. 18, 19)."""
     u, s, vh = top(matrix)
     k = max(1, int(STRONGEST * len(s)))
     return s[:k].sum() / max(1, len(s[:k])) * (u[:, :k] @ vh[:k])
 
 
 def _squares(changes: Sequence[Tensor]) -> Tensor:
-    """||tau_t||^2 `[t]`."""
+    """Return ||tau_t||^2 `[t]`."""
     return torch.stack([change.square().sum() for change in changes])
 
 
 def _covariance(change: Tensor, normalised: bool) -> tuple[Tensor, Tensor]:
-    """S~ `[d, d]` of a task matrix, and the factor of eps in its ridge."""
+    """Return S~ `[d, d]` of a task matrix, and the factor of eps in its ridge."""
     centred = change - change.mean(0)
     trace = centred.square().sum()
+    # A trace that is rounding alone must not be divided by: the rows are all the same.
     rounding = len(change) * torch.finfo(change.dtype).eps * change.norm()
     scale = trace if normalised and trace > rounding.square() else torch.ones_like(trace)
     return centred.mT @ (centred / scale), 1 / scale

@@ -1,5 +1,5 @@
-"""Model Breadcrumbs: of every tensor of a task vector the smallest and the largest entries are masked, and Task
-Arithmetic adds what is left (Davari, Belilovsky, Model Breadcrumbs, arXiv 2312.06795, Sec. 3).
+"""Merge by Model Breadcrumbs: mask the smallest and the largest entries of every tensor of a task vector, and add what
+is left by Task Arithmetic (Davari, Belilovsky, Model Breadcrumbs, arXiv 2312.06795, Sec. 3).
 
 Masks are layer-wise, as the paper has them: one per expert and tensor, by percentiles of the magnitudes. The scale is
 tuned in the paper; here it is Task Arithmetic's where none is given.
@@ -44,7 +44,7 @@ class Breadcrumbs(Merger):
 
 
 def mask(part: Tensor, beta: float, gamma: float) -> Tensor:
-    """`[entries]` with the floor(beta n) smallest of n magnitudes set to 0, and those behind the floor(gamma n)-th.
+    """Set the floor(beta n) smallest of n magnitudes to 0, and those behind the floor(gamma n)-th; `[entries]`.
 
     One entry at least stays, and of equal magnitudes at an edge all do.
 
@@ -53,6 +53,7 @@ def mask(part: Tensor, beta: float, gamma: float) -> Tensor:
     """
     size, sizes = part.numel(), part.abs()
     first = min(int(beta * size), size - 1)
+    # In a tensor of few entries both ranks may fall together; one entry is kept.
     last = max(int(gamma * size), first + 1)
     smallest, largest = sizes.kthvalue(first + 1).values, sizes.kthvalue(last).values
     return part.masked_fill((sizes < smallest) | (sizes > largest), 0)

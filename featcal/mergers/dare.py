@@ -1,9 +1,8 @@
-"""DARE: entries of task vectors are dropped at random and the rest is rescaled, before the task vectors are merged by
-Task Arithmetic or TIES (Yu, Yu, Yu, Huang, Li, Language Models are Super Mario, arXiv 2311.03099, Sec. 3).
+"""Merge by DARE: drop entries of task vectors at random and rescale the rest, then merge them by Task Arithmetic or
+TIES (Yu, Yu, Yu, Huang, Li, Language Models are Super Mario, arXiv 2311.03099, Sec. 3).
 
 Every entry is dropped with probability p on its own (Bernoulli), and what stays is divided by 1 - p, so that the
-expectation is the task vector. What is dropped depends on seed, task and tensor name alone: not on which tensors are
-read together or in which order, and other experts change nothing.
+expectation is the task vector. Seed, task and tensor name alone decide what is dropped.
 """
 
 from __future__ import annotations
@@ -49,10 +48,12 @@ def thin(vector: Tensor, parts: Mapping[str, int], drop: float, stream: str) -> 
         drop: p in [0, 1).
         stream: with a tensor's name it decides what is drawn there.
     """
+    # A stream per tensor: which tensors are read together, and in which order, then changes nothing.
     drawn = [torch.rand(size, generator=_generator(f"{stream}:{name}")) for name, size in parts.items()]
     return vector * (torch.cat(drawn).to(vector.device) >= drop) / (1 - drop)
 
 
 def _generator(stream: str) -> torch.Generator:
     digest = hashlib.sha256(stream.encode()).digest()
+    # Not `hash`, whose values differ from process to process.
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

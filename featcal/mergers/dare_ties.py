@@ -1,7 +1,7 @@
-"""DARE in front of TIES: entries of task vectors are dropped at random and the rest is rescaled, then whole task
-vectors are trimmed and signs elected (Yu, Yu, Yu, Huang, Li, Language Models are Super Mario, arXiv 2311.03099).
+"""Merge by DARE and TIES: drop entries of task vectors at random and rescale the rest, then trim whole task vectors
+and elect signs (Yu, Yu, Yu, Huang, Li, Language Models are Super Mario, arXiv 2311.03099).
 
-What is dropped is what `dare` drops with the same seed.
+`dare` with the same seed drops the same entries.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Iso-C: the summed task matrices with all singular values equal to their mean (Marczak, Magistri, Cygert, Twardowski,
-Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
+"""Merge by Iso-C: set all singular values of the summed task matrices to their mean (Marczak, Magistri, Cygert,
+Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
 
-The sum is that of Task Arithmetic. What is no matrix is averaged. The paper tunes the scale alpha; 1 where none is
-given, as in FusionBench. The method is meant for experts that were fine-tuned in full: of low-rank updates it lifts
-what rounding adds to the strength of the rest.
+The sum is that of Task Arithmetic. Other tensors are averaged. The paper tunes the scale alpha; 1 where none is given,
+as in FusionBench. The method is meant for experts that were fine-tuned in full: of low-rank updates it lifts what
+rounding adds to the strength of the rest.
 """
 
 from __future__ import annotations
@@ -29,4 +29,5 @@ class IsoC(MatrixMerger):
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
         """Return mean(S) U V^T of sum_i tau_i = U S V^T."""
         u, s, vh = top(sum(changes[1:], changes[0]))
+        # The sum of nothing is 0: of matrices that no expert changed there is no direction.
         return s.sum() / max(1, len(s)) * (u @ vh)

@@ -1,8 +1,8 @@
-"""Iso-CTS: Iso-C in which the weakest directions of the sum make room for directions of single tasks (Marczak,
+"""Merge by Iso-CTS: Iso-C in which the weakest directions of the sum give way to directions of single tasks (Marczak,
 Magistri, Cygert, Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
 
 The strongest directions of the summed task matrices are the common space; every task adds the strongest ones of what it
-has outside of it. All are made orthonormal, and their singular values become equal to their mean. What is no matrix is
+has outside of it. All are made orthonormal, and their singular values become equal to their mean. Other tensors are
 averaged. Scale and experts as in Iso-C.
 """
 
@@ -33,15 +33,17 @@ class IsoCts(MatrixMerger):
         shared, each = _directions(min(changes[0].shape), len(changes), self.common)
         u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
         for change in changes:
+            # The common space is projected out first, so a task adds only what it has outside of it.
             own = top(change - u[0] @ (u[0].T @ change), each)
             for held, found in zip((u, s, vh), own, strict=True):
                 held.append(found)
         values = torch.cat(s)
+        # Directions of different tasks still overlap: orthonormal only after all stand side by side.
         return values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh)))
 
 
 def _directions(rank: int, tasks: int, common: float) -> tuple[int, int]:
-    """Numbers of common directions and of those of each task; together they are `rank`.
+    """Return the numbers of common directions and of those of each task; together they are `rank`.
 
     >>> _directions(768, 8, 0.8)
     (616, 19)

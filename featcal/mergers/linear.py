@@ -1,4 +1,5 @@
-"""Weighted average of the experts (model soups): theta = sum_i w_i theta_i / sum_i w_i; the base is not part of it."""
+"""Take the weighted mean of the experts (model soups): theta = sum_i w_i theta_i / sum_i w_i; the base is not part of
+it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Model Stock: the average of the experts, interpolated with the base by the angle between the task vectors (Jang, Yun,
-Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
+"""Merge by Model Stock: interpolate the average of the experts with the base by the angle between task vectors (Jang,
+Yun, Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
 
 Layer-wise, as in the paper: every tensor has its own angle and its own t. Of more than two experts cos is the mean over
-all pairs, for which the paper says nothing else. The paper merges models of *one* task, whose angles are acute; a mean
-cosine below 0 counts as 0 here, which gives the base, since t would leave the segment between base and average. The
-cosine with an expert that left a tensor as it was is 0.
+all pairs; the paper says nothing else of them. The paper merges models of *one* task, whose angles are acute; a mean
+cosine below 0 counts as 0 here, which gives the base. The cosine with an expert that left a tensor as it was is 0.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ class ModelStock(Merger):
             for i, (part, unit) in enumerate(zip(given.split(change), given.split(units), strict=True)):
                 norm = part.norm()
                 if norm > 0:
+                    # Unit vectors are summed, not compared in pairs, so that one expert at a time is in memory.
                     unit += part / norm
                     moved[i] += 1
         merged = given.base.clone()
@@ -45,11 +45,12 @@ class ModelStock(Merger):
 
 
 def ratio(cosine: float, count: int) -> float:
-    """t: how far of the way from the base to the average of `count` experts.
+    """Return t, the share of the way from the base to the average of `count` experts.
 
     >>> ratio(1.0, 4), ratio(0.0, 4), ratio(0.5, 2)
     (1.0, 0.0, 0.6666666666666666)
     """
+    # Below 0, t would leave the segment between base and average.
     acute = min(max(cosine, 0.0), 1.0)
     return count * acute / (1 + (count - 1) * acute)
 

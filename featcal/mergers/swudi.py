@@ -1,9 +1,9 @@
-"""The way from the sum of the task matrices to the one that interferes least with them (WUDI's loss, see `wudi`), in
-closed form and not to its end: our reconstruction of SWUDI (arXiv 2606.07289) from its abstract.
+"""Follow the way from the sum of the task matrices to the one that interferes least with them (WUDI's loss, see
+`wudi`), in closed form and not to its end: our reconstruction of SWUDI (arXiv 2606.07289) from its abstract.
 
 WUDI's loss has the gradient 2 (t A - B), so the flow dt/ds = B - t A from t_0, the sum of the task matrices, is
 t(s) = t_0 + (B A^+ - t_0) V (1 - e^(-s L)) V^T with A = V L V^T: strong directions of A arrive at once, weak ones
-hardly leave t_0. What is no matrix is averaged. There is no scale.
+hardly leave t_0. Other tensors are averaged. There is no scale.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Swudi(MatrixMerger):
 
 
 def follow_flow(changes: Sequence[Tensor], time: float, share: float) -> Tensor:
-    """t at a time of the gradient flow from the sum of the task matrices, in the strongest directions alone, `[m, d]`.
+    """Return t `[m, d]` at a time of the gradient flow from the sum of the task matrices, in the strongest directions.
 
     With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the
     largest are taken for 0: there the flow stands still.
@@ -50,8 +50,10 @@ def follow_flow(changes: Sequence[Tensor], time: float, share: float) -> Tensor:
     values, vectors = torch.linalg.eigh(a)
     kept = round(len(values) * share)
     seen = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
+    # `eigh` gives eigenvalues in ascending order.
     seen[: len(values) - kept] = False
     q, strength = vectors[:, seen], values[seen]
+    # Of a weak direction 1 - e^(-s l) is tiny: `expm1` keeps its digits.
     moved = -torch.expm1(-strength * time) / strength
     step: Tensor = ((start @ a - b) @ q * moved) @ q.T
     return start - step

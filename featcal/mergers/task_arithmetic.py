@@ -1,4 +1,4 @@
-"""Task Arithmetic: theta = theta_0 + s * sum_i w_i (theta_i - theta_0) (Ilharco et al., arXiv 2212.04089).
+"""Merge by Task Arithmetic: theta = theta_0 + s * sum_i w_i (theta_i - theta_0) (Ilharco et al., arXiv 2212.04089).
 
 With scale 0 it is the base, with 1/N Simple Averaging, with one expert and scale 1 that expert.
 """

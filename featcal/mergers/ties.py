@@ -1,5 +1,5 @@
-"""TIES: task vectors are trimmed to their largest entries, a sign is elected for every entry, and what agrees with it
-is averaged (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
+"""Merge by TIES: trim task vectors to their largest entries, elect a sign for every entry, and average what agrees with
+it (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
 
 The largest entries are those of the *whole* task vector, over all tensors that are merged. Where the cut lies is found
 before anything is merged, in passes over every expert that hold a part of it at a time (`largest`). mergekit's `ties`
@@ -68,27 +68,28 @@ def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) 
     """
     trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
     plus, minus, plus_count, minus_count = votes(like, trimmed)
+    # Algorithm 1, step 2: the sign of the sum; step 3: the mean of the entries that have it.
     total = plus + minus
     elected = torch.where(total > 0, plus / plus_count.clamp(min=1), minus / minus_count.clamp(min=1))
+    # sgn(0) = 0: where trimmed values cancel, the entry stays the base's.
     return elected.masked_fill(total == 0, 0)
 
 
 def trim(vector: Tensor, threshold: float) -> Tensor:
-    """`vector` with the entries of magnitude below `threshold` set to 0."""
+    """Set the entries of magnitude below `threshold` to 0."""
     return vector.masked_fill(vector.abs() < threshold, 0)
 
 
 def kept_count(entries: int, density: float) -> int:
-    """How many of a task vector's entries stay: `density` of them, rounded down, and at least one."""
+    """Count the entries of a task vector that stay: `density` of them, rounded down, and at least one."""
     return max(1, int(density * entries))
 
 
 def largest(parts: Callable[[], Iterable[Tensor]], k: int) -> float:
-    """The k-th largest magnitude of a vector that is never in memory as a whole, with 1 <= k <= entries; at least `k`
-    entries are not smaller. Exact, by refining a histogram of bits.
+    """Return the k-th largest magnitude, exactly, of a vector that is never in memory as a whole; 1 <= k <= entries.
 
-    Magnitudes in float64 are ordered as their bits are, read as a whole number: a pass counts one digit of those that
-    agree with the digits found so far, and the next digit is where the count from above reaches `k`.
+    Every pass counts one digit of the bits of those magnitudes that agree with the digits found so far; the next digit
+    is where the count from above reaches `k`.
 
     Args:
         parts: gives the vector's parts anew, in float64; called three times.
@@ -100,11 +101,13 @@ def largest(parts: Callable[[], Iterable[Tensor]], k: int) -> float:
     for shift in range(63 - _DIGIT, -1, -_DIGIT):
         counts = torch.zeros(2**_DIGIT, dtype=torch.int64)
         for part in parts():
+            # Without a sign, floating-point numbers are ordered as their bits are, read as a whole number.
             bits = part.abs().view(torch.int64)
             inside = bits[bits >> (shift + _DIGIT) == found]
             counts += torch.bincount((inside >> shift) & (2**_DIGIT - 1), minlength=2**_DIGIT).cpu()
         from_above = counts.flip(0).cumsum(0)
         place = int(torch.searchsorted(from_above, k))
+        # Those above the digit are settled: what is left is the rank among those that have it.
         k -= int(from_above[place - 1]) if place else 0
         found = found << _DIGIT | 2**_DIGIT - 1 - place
     return torch.tensor(found).view(torch.float64).item()

@@ -1,5 +1,5 @@
-"""TIES trimmed tensor by tensor, as mergekit's `ties` is: task vectors are trimmed to their largest entries, a sign is
-elected for every entry, and what agrees with it is averaged.
+"""Merge by TIES as mergekit's `ties` does: trim task vectors tensor by tensor to their largest entries, elect a sign
+for every entry, and average what agrees with it.
 
 Two rules differ from the published method (`ties`, Yadav et al., arXiv 2306.01708): the largest entries are those of
 each *tensor*, where the paper trims the task vector of the whole model at once, and the experts have weights. Numbers
@@ -21,7 +21,7 @@ from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 _SMALLEST_MASS = 1e-8
-"""Where weights of both signs cancel below this, the sum is not divided."""
+"""Sum of weights below which, since their signs cancel, nothing is divided."""
 
 
 @register_method(
@@ -45,6 +45,7 @@ class TiesPerTensor(Merger):
         sizes, densities = list(given.parts.values()), given.values_per_expert(self.density)
         trimmed = (trim(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
         plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(self.weights))
+        # mergekit elects plus where the sum is 0; the published TIES leaves such an entry the base's.
         elected = plus + minus >= 0
         merged = torch.where(elected, plus, minus)
         if self.normalize:
@@ -54,10 +55,7 @@ class TiesPerTensor(Merger):
 
 
 def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
-    """`vector` with all but its largest entries by magnitude set to 0.
-
-    As many entries stay as `ties.kept_count` says. Where entries at the edge are equal, as they often are
-    between models in half precision, `torch.topk` decides: it does in mergekit too.
+    """Set all but the largest entries by magnitude to 0; as many stay as `ties.kept_count` says.
 
     >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
     [0.0, -3.0, 0.0, 2.0]
@@ -65,6 +63,7 @@ def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> 
     trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
     split = list(sizes or [vector.numel()])
     for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
+        # Equal magnitudes at the edge are frequent in half precision: `topk` decides, as in mergekit.
         largest = part.abs().topk(kept_count(len(part), density), sorted=False).indices
         target[largest] = part[largest]
     return trimmed

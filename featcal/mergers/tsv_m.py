@@ -1,8 +1,8 @@
-"""TSV-Merge: the strongest singular components of every task matrix, made orthogonal to those of the other tasks
+"""Merge by TSV-Merge: take the strongest singular components of every task matrix, orthogonal to those of other tasks
 (Gargiulo, Crisostomi, Bucarelli, Scardapane, Silvestri, Rodola, Task Singular Vectors, arXiv 2412.00081).
 
 Of r = min(m, d) components every one of N tasks keeps its r / N largest; U and V of all tasks side by side are each
-replaced by the nearest orthonormal matrix (orthogonal Procrustes, equal to whitening). What is no matrix is averaged.
+replaced by the nearest orthonormal matrix (orthogonal Procrustes, equal to whitening). Other tensors are averaged.
 alpha is 1 in the paper.
 """
 

@@ -1,5 +1,5 @@
-"""WUDI-Merging: the task matrix whose differences from those of the experts act least on what these read (Cheng, Xiong,
-Wei, Zhu, Yuan, Whoever Started the Interference Should End It, arXiv 2503.08099).
+"""Merge by WUDI-Merging: the task matrix whose differences from the experts' act least on what these read (Cheng,
+Xiong, Wei, Zhu, Yuan, Whoever Started the Interference Should End It, arXiv 2503.08099).
 
 For every matrix, minimise over t in R^{m x d}, with tau_i = theta_i - theta_0,
 
@@ -10,7 +10,7 @@ published method takes steps of Adam from t = sum_i tau_i. It is defined by wher
 about steps * 1e-5, which leaves it between Task Arithmetic at scale 1 and the minimiser, and close to the former where
 the experts moved much farther than that. The minimiser itself is another merge with other numbers, `wudi_optimum`.
 
-What is no matrix is averaged, as in FusionBench; the authors' code leaves it, and every matrix outside of attention and
+Other tensors are averaged, as in FusionBench; the authors' code leaves it, and every matrix outside of attention and
 MLP, as in the base. There is no scale.
 """
 
@@ -42,16 +42,18 @@ class Wudi(MatrixMerger):
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
         """Return t after the steps at rate 1e-5 from the sum of the task matrices."""
         a, b = normal_equations(changes)
+        # Of a single expert the sum is its own tensor, which Adam would change in place.
         t = sum(changes[1:], changes[0].clone())
         adam = torch.optim.Adam([t], lr=RATE)
         for _ in range(self.steps):
+            # The gradient in closed form: nothing has to be differentiated.
             t.grad = 2 * (t @ a - b)
             adam.step()
         return t
 
 
 def normal_equations(changes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """A `[d, d]` and B `[m, d]`; a task matrix that is 0 asks for nothing."""
+    """Return A `[d, d]` and B `[m, d]`; a task matrix that is 0 adds nothing to them."""
     m, d = changes[0].shape
     a, b = changes[0].new_zeros(d, d), changes[0].new_zeros(m, d)
     for change in changes:

@@ -1,7 +1,8 @@
-"""The minimiser of WUDI's loss in closed form (see `wudi`): RegMean of the task matrices with their own Gram matrices.
+"""Solve for the minimiser of WUDI's loss in closed form (see `wudi`): RegMean of the task matrices with their own Gram
+matrices.
 
 It is where the flow of `swudi` ends: in directions in which no task matrix reads anything, the loss does not depend on
-t, and the sum of the task matrices stays. What is no matrix is averaged. There is no scale.
+t, and the sum of the task matrices stays. Other tensors are averaged. There is no scale.
 """
 
 from __future__ import annotations

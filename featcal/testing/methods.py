@@ -1,4 +1,4 @@
-"""What must hold for every method: mergers on tensors in memory, others on tiny models of a folder."""
+"""Check every method: mergers on tensors in memory, others on tiny models of a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featcal.system.errors import InputError
 from featcal.testing.trial import TASKS, Trial
 
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
-"""Matrices, what is none, and a table of a vocabulary."""
+"""Shapes of matrices, of other tensors, and of a table of a vocabulary."""
 FEW = {"samples": 3, "steps": 2, "batch": 2}
 """Options that keep a method cheap, for those that have them."""
 NEAR = 1e-9
@@ -51,6 +51,7 @@ class MergerTrial:
     @cached_property
     def experts(self) -> dict[str, InMemory]:
         drawn = {task: _draw(task, i + 1) for i, task in enumerate(("one", "two", "three"))}
+        # Near the base, as fine-tuned experts are: methods that assume so are tried where they belong.
         near = {
             task: {n: self.base.tensors[n] + 0.3 * t for n, t in one.tensors.items()} for task, one in drawn.items()
         }
@@ -74,7 +75,7 @@ def check_description(kind: type[Method], **few: Any) -> None:
     said = model_name(kind(**few).name)
     names = [one.name for one in options_of_class(kind) if one.default is not None]
     _hold(said.kind == kind.kind and [name for name, _ in said.options] == names, f"read as {said}")
-    _hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field is no option()")
+    _hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()")
     _hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
 
 
@@ -112,6 +113,7 @@ def check_parts(trial: MergerTrial) -> None:
     together, apart = trial.open(), trial.open()
     whole = together.read(SHAPES)
     _same({name: apart.read([name])[name] for name in SHAPES}, whole, NEAR, "tensors read one by one")
+    # To the bit: a merge is computed when it is read, and may be read again.
     _same(trial.merge(), whole, 0.0, "a second merge")
     for task, tensors in before.items():
         _same(trial.experts[task].tensors, tensors, 0.0, f"expert {task} after the merge")
@@ -158,7 +160,7 @@ class BaselineTrial:
 
     @property
     def few(self) -> dict[str, Any]:
-        """Options that keep it cheap."""
+        """Return the options that keep it cheap."""
         own = {one.name for one in options_of_class(self.kind)}
         return {name: value for name, value in FEW.items() if name in own}
 
@@ -169,7 +171,7 @@ class BaselineTrial:
         return fit(family or self.family, self.options(**said))
 
     def tensors(self, made: Fitted) -> Tensors:
-        """The model's tensors, and what its maps of final features make of some samples."""
+        """Return the model's tensors, and the final features of some samples behind its maps."""
         family, found = self.family, made.weights.read(self.family.adapter.tower)
         for task in TASKS:
             inputs = [self.trial.padded_inputs(task)]
@@ -215,6 +217,7 @@ def check_merged_model(trial: BaselineTrial) -> None:
     """Check that another merged model makes a difference to a method that acts on one, and to no other."""
     family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
     changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
+    # A method that ignores the merged model must not be listed as acting on one, nor the reverse.
     _hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
 
 

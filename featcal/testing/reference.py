@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 Sample = Mapping[str, Tensor]
 """Keyword inputs of the model for one sample: batch size 1, no padding."""
 Rows = tuple[Tensor, Tensor]
-"""Inputs of one module for all tokens of a task `[n, d]`, and the weights of the tokens `[n]`, which sum to 1."""
+"""Inputs of one module for all tokens of a task `[n, d]`, and the tokens' weights `[n]`, which sum to 1."""
 TokenWeights = Callable[[Sample, str, int], Tensor]
 """Weights `[tokens]` of a sample's tokens in the module of that name."""
 
@@ -119,8 +119,8 @@ def refine(
 def inputs(
     model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, head_axis: int = 1
 ) -> dict[str, Rows]:
-    """Return what every module inside the blocks is given when the whole model runs on every sample; for a norm over
-    heads, every head's part is a row that weighs what its token does."""
+    """Return the inputs of every module inside the blocks when the whole model runs on every sample; for a norm over
+    heads, every head's part is a row with the weight of its token."""
     rows: dict[str, list[Tensor]] = {}
     found_inside = {name: module for block in blocks for name, module, kinds in modules_inside(model, block) if kinds}
     handles = [
@@ -155,8 +155,8 @@ def modules_inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
 
 
 def _single_sample(given: Tensor) -> Tensor:
-    """Return what a module is given of the only sample; a vision tower may have all its patches, which are not indices,
-    in one row."""
+    """Return a module's input of the only sample, which may come without a batch axis."""
+    # A vision tower may have all its patches in one row; token ids `[1, tokens]` are no such row.
     return given if given.ndim == 2 and given.is_floating_point() else given[0]
 
 
@@ -168,7 +168,7 @@ def weigh_features(
 
     Args:
         models: student, base, and experts by task.
-        rows: by task and module what the student and what the expert gives it.
+        rows: inputs by task and module, the student's and the expert's.
     """
     (student, base, experts), (deployed, own), module = models, rows, models[0].get_submodule(name)
     some = next(iter(deployed.values()))
@@ -222,6 +222,7 @@ def linear(
         expert = experts[task].get_submodule(name)
         target = o.alpha * x_expert + (1 - o.alpha) * x
         gram, cross = x.T @ torch.diag(w) @ x, target.T @ torch.diag(w) @ x
+        # Eq. (14).
         omega = 1 / max(float(torch.linalg.matrix_norm(gram)), o.eps)
         more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), len(matrix(merged)), dtype=torch.float64)
         left, right = left + omega * gram, right + omega * (matrix(expert) @ cross + more.T @ torch.diag(w) @ x)
@@ -335,7 +336,7 @@ def _halves(
 
 
 def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
-    """Return what the last map of an expert of a mixture is given."""
+    """Return the input of the last map of an expert of a mixture."""
     gate, up = (x @ half.T for half in experts.gate_up_proj[place].chunk(2))
     made: Tensor = experts.act_fn(gate) * up
     return made
@@ -350,6 +351,7 @@ def norm(
     left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
     for task, ((x, w), _) in features.items():
         z = normalise(x, merged)
+        # Eqs. (57), (58): moments of the student's own z alone, without omega.
         second = torch.einsum("n,ndk,ndl->dkl", w, z, z)
         left, right = left + second, right + (second @ affine(experts[task].get_submodule(name), o)[..., None])[..., 0]
     solved = torch.linalg.solve(left, right)
@@ -367,7 +369,7 @@ def affine(module: Any, o: Options) -> Tensor:
 
 
 def normalise(x: Tensor, module: Any) -> Tensor:
-    """Return what a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
+    """Return the factors of a norm's scale and, if there is one, of its shift: `[n, d, 1 or 2]`."""
     if isinstance(module, nn.LayerNorm):
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
         return torch.stack([z, torch.ones_like(z)], dim=2)

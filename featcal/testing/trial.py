@@ -133,7 +133,7 @@ class Trial:
         return adapter.output(compute.place(model.read(adapter.scoring)), features)
 
     def token_weights(self, config: CalibrationConfig) -> TokenWeights:
-        """Return how tokens count in a module, for the reference; a sample has no padding."""
+        """Return the weights of tokens by module, for the reference; a sample has no padding."""
         keys, last = getattr(self.facts, "keys", ()), self.blocks[-1]
         if not self.family.adapter.class_token:
             return every_token
@@ -147,11 +147,12 @@ class Trial:
         return weights
 
     def config(self, **options: Any) -> CalibrationConfig:
-        """Return options with a ridge that is not tiny; all samples, in batches that do not divide them."""
+        """Return options with a ridge that is not tiny, for all samples in uneven batches."""
+        # A tiny ridge would magnify rounding; with uneven batches a mean over batches is not that over samples.
         return config_for(self.family, **{"lam": 0.05, "rho": 1.5, "alpha": 0.3, "batch_size": 4, **options})
 
     def options(self, config: CalibrationConfig) -> Options:
-        """Return a calibration's options as the reference takes them."""
+        """Return a calibration's options in the form of the reference."""
         stage = self.family.adapter.stages[0]
         kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + (
             (stage.norm,) if config.rmsnorms and stage.norm else ()
@@ -161,7 +162,7 @@ class Trial:
         return replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
-        """Return what is fitted together, in order, with the module that is given the stream which it writes into."""
+        """Return the modules that are fitted together, in order, each with the one that is given its stream."""
         if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]
         found: list[Piece] = []
@@ -198,7 +199,7 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
 
 
 def _mixture_facts(facts: Facts) -> ExpertFacts | None:
-    """Return what the facts say of the experts of a mixture; None if there is none."""
+    """Return the facts about the experts of a mixture; None if there is none."""
     return None if isinstance(facts, EncoderFacts) else facts.experts
 
 

@@ -1,1 +1,1 @@
-"""What methods beside calibration have in common: what they are handed, what they give, and parts of them."""
+"""Hand methods beside calibration their input, take their model, and share parts of them."""

@@ -1,4 +1,4 @@
-"""The mean of the experts, or of their changes: what baselines leave where they have nothing to say."""
+"""Take the mean of the experts, or of their changes: what baselines leave where they have nothing to say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from featcal.suite.recipe import MergeRecipe
 
 
 def average_experts(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
-    """Simple Averaging of the experts; of the base the dtype counts."""
+    """Return the mean of the experts; of the base the dtype alone counts."""
     models = {task: one.weights for task, one in experts.items()}
     recipe = MergeRecipe(method="simple-averaging")
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)
 
 
 def average_changes(run: Run, experts: Mapping[str, ExpertPass], scale: float) -> RecipeWeights:
-    """The base plus `scale` times the mean of the experts' changes."""
+    """Return the base plus `scale` times the mean of the experts' changes."""
     models = {task: one.weights for task, one in experts.items()}
+    # Task Arithmetic sums; the mean of T tasks is the sum at scale / T.
     recipe = MergeRecipe.model_validate({"method": "task-arithmetic", "scale": scale / len(experts)})
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)

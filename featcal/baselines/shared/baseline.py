@@ -1,4 +1,4 @@
-"""What a method beside calibration is: options, and a function from a suite and its samples to a model."""
+"""Describe a method beside calibration: options, and a function from a suite and its samples to a model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from featcal.suite.name_grammar import ModelName, known_option, value_of
 from featcal.suite.options import option, options_of_class, type_of
 
 Made = tuple[Weights, Mapping[str, Any]]
-"""A model, and what its method has to say of it in the record."""
+"""Model, and the part of its record that its method writes."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a method makes a model of."""
+    """Input of a method: the suite with its models, and the samples."""
 
     run: Run
     family: Family
-    """Its merged model is what a method acts on that acts on one."""
+    """Its merged model is the one that methods that act on a model change."""
     experts: Mapping[str, ExpertPass]
     """One expert pass per task, whose batches are the samples; empty where the method sees none."""
 
@@ -59,7 +59,7 @@ class Sampled(Baseline):
     samples: int = option(256, "calibration samples per task; a task that has fewer gives all it has", least=1)
     seed: int = option(42, "together with the task's name it decides which samples are drawn")
     split: ClassVar[str] = "calibration"
-    """Where the samples are from."""
+    """Split of the samples."""
 
     @classmethod
     def defaults(cls, family: Family) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Sampled(Baseline):
 
     @property
     def counting(self) -> CalibrationConfig:
-        """A calibration on the same samples, in which every token but padding counts alike."""
+        """Return a calibration on the same samples, in which every token but padding counts alike."""
         return CalibrationConfig(samples=self.samples, seed=self.seed, patch_weight=1.0)
 
 

@@ -1,4 +1,4 @@
-"""From the options of a baseline to its model."""
+"""Fit the model that the options of a baseline stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a baseline gives: a model and the account of how it was made."""
+"""Write the model of a baseline with the account of how it was made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAMED = "calibration"
-"""The samples that say what classes are called, where the suite file does not."""
+"""Split whose samples name the classes where the suite file does not."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fitted:
     """A model that a baseline made of a suite."""
 
     family: Family
-    """Its merged model is what was acted on by a method that acts on one."""
+    """Its merged model is the one that was changed by a method that acts on a model."""
     options: Baseline
     weights: Weights
     """Accepted wherever a model is."""
@@ -43,7 +43,7 @@ class Fitted:
 
     @property
     def _container(self) -> Located:
-        """Whose layout and files beside the weights a written model has."""
+        """Return the files whose layout and companions a written model takes over."""
         return self.family.container if self.options.on_another else self.family.origin
 
     def to_model(self) -> PreTrainedModel:
@@ -66,7 +66,8 @@ class Fitted:
 
         Raises:
             InputError: `out` exists or cannot be written, an expert that does not come from the base, or a model that
-                is more than its weights and such maps; a `task` of a model without maps, or as `locate_task`.
+                is more than its weights and such maps; a `task` of a model without maps, or whose expert has no folder
+                with a head of its own.
             NumericalError: the folder does not load back to the same model.
         """
         mapped = foldable(self.weights)

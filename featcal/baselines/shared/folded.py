@@ -1,4 +1,4 @@
-"""Maps of final features that are multiplied into what stands behind them, so that ordinary files hold them.
+"""Fold maps of final features into what stands behind them, so that ordinary files hold them.
 
 Behind f' = A f + b the first map of a head, W f' + c, is (W A) f + (W b + c): exactly the same scores, and no module.
 
@@ -47,11 +47,11 @@ _DENSE = "linear"
 
 
 def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
-    """The head that says of features what `head` says of them behind a map; of class prompts up to a factor, which is
-    positive and the same for all classes of a sample.
+    """Return the head that gives features the scores that `head` gives them behind a map; of class prompts up to a
+    factor, which is positive and the same for all classes of a sample.
 
     Raises:
-        InputError: a head that begins with no linear map.
+        InputError: a head that does not begin with a linear map.
 
     >>> half = AffineMap(torch.eye(2) / 2, torch.ones(2))
     >>> found = fold_head(ClassificationHead(torch.tensor([[4.0, 0.0], [0.0, 2.0]])), half)
@@ -63,12 +63,14 @@ def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
             weight, bias = _compose(one, head.weight, head.bias)
             return replace(head, weight=weight, bias=bias)
         case CosineHead():
+            # Cosine scores divide by the norm of f', which is one factor for all classes of a sample.
             return ClassificationHead(*_compose(one, head.scale * head.prompts, None), head.classes)
     raise InputError(f"a map of final features cannot be multiplied into a {type(head).__name__}")
 
 
 def _compose(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """W A and W b + c, in the dtype of W."""
+    """Return W A and W b + c, in the dtype of W."""
+    # The product is rounded once, to the dtype of the file.
     wide, turn = weight.double(), one.weight.to(weight.device, torch.float64)
     shift = None if one.bias is None else wide @ one.bias.to(wide)
     if bias is not None:
@@ -77,19 +79,19 @@ def _compose(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def foldable(model: Weights) -> Model | None:
-    """The model, where all that it has beside its weights can be multiplied into heads; else None."""
+    """Return the model if everything beside its weights can be multiplied into heads, else None."""
     affine = isinstance(model, Model) and all(isinstance(one, AffineMap) for one in model.maps.values())
     return model if isinstance(model, Model) and affine and model.maps and not model.heads else None
 
 
 def fold_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
-    """Multiply the map of every task into its head, where final features are not embeddings; return these heads.
+    """Fold the map of every task into its head, where final features are not embeddings; return these heads.
 
     Args:
         split: whose class names are those of the task, where the suite file has none.
 
     Raises:
-        InputError: a task without a head, or as `fold_head`.
+        InputError: a task without a head, or whose head does not begin with a linear map.
     """
     shared = scoring_heads(family, split, dict.fromkeys(model.maps, model))
     return {
@@ -104,7 +106,7 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     None where there are no scores.
 
     Raises:
-        InputError: as `fold_heads`, or the disk refuses.
+        InputError: a task whose head cannot take the map, or the disk refuses.
     """
     if family.adapter.embeds:
         for task, one in model.maps.items():
@@ -133,12 +135,11 @@ class _Headed(Overlay):
 
 
 def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
-    """The files of a task's expert with the task's head in the place of their own: what a model is written into that
-    does this task alone.
+    """Return the files of a task's expert with the task's head in place of their own, for a model of this task alone.
 
     Raises:
-        InputError: no such task, or an expert whose files are not a folder with a head of its own; else as
-            `fold_heads`.
+        InputError: no such task, an expert whose files are not a folder with a head of its own, or a head that cannot
+            take the map.
     """
     spec, names = family.suite.task(task), family.adapter.classifier
     if not names:
@@ -176,8 +177,8 @@ def describe_heads(family: Family) -> str:
 
 
 def with_heads(family: Family, model: Weights, folder: Path) -> Weights:
-    """A model of a folder with the heads and maps that were written beside it, of tasks of the suite; the model itself
-    where there are none.
+    """Return a model of a folder with the heads and maps that were written beside it, of tasks of the suite; the model
+    itself where there are none.
 
     Raises:
         InputError: files that cannot be read.
@@ -205,7 +206,7 @@ def with_heads(family: Family, model: Weights, folder: Path) -> Weights:
 
 
 def _tensors(family: Family, task: str, head: ClassificationHead | PooledHead) -> dict[str, Tensor]:
-    """The tensors of a head by the names that files have for them."""
+    """Return the tensors of a head by the names that files have for them."""
     maps = [head, head.head] if isinstance(head, PooledHead) else [head]
     names = family.adapter.classifier or _TABLE
     if len(names) != len(maps):
@@ -227,7 +228,7 @@ def _write_dense(folder: Path, one: AffineMap) -> None:
 
 
 def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
-    """The tensors of a file.
+    """Read the tensors of a file.
 
     Raises:
         InputError: it cannot be read, or lacks some that are needed.

@@ -1,7 +1,6 @@
-"""Whole forwards that gradients flow through, on samples one by one or in batches of one shape.
+"""Run whole forwards that gradients flow through, on samples one by one or in batches of one shape.
 
-A gradient passes through all layers, so the whole tower is in memory: no method that needs one can do with a block at
-a time.
+A gradient passes through all layers, so the whole tower is in memory, not one block at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from featcal.models.lane import ExpertPass, run_block
 from featcal.models.model import Head, own_head
 
 TOGETHER = 64
-"""Samples that go through a model together."""
+"""Largest number of samples that go through a model together."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ S = TypeVar("S", bound=Sample)
 
 
 def samples_of(one: ExpertPass) -> list[Sample]:
-    """Every sample of a task, in order."""
+    """Return every sample of a task, in order."""
     return [
         Sample(one.task, {name: tensor[i : i + 1] for name, tensor in batch.items()})
         for batch in one.batches
@@ -48,8 +47,8 @@ def samples_of(one: ExpertPass) -> list[Sample]:
 
 
 def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> Iterator[list[Sequence[S]]]:
-    """For every step some samples of every task, `batch` at most, in an order that the seed decides: all of a task's
-    before one comes again."""
+    """Yield some samples of every task for each step, `batch` at most, in an order that the seed decides: all of a
+    task's before one comes again."""
     generator = torch.Generator().manual_seed(seed)
     waiting: list[list[int]] = [[] for _ in tasks]
     for _ in range(steps):
@@ -62,9 +61,10 @@ def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int
 
 
 def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
-    """Samples of inputs of one shape, `TOGETHER` of them at most, with the batch that they make."""
+    """Yield batches of inputs of one shape, of `TOGETHER` samples at most, with these samples."""
     groups: dict[Hashable, list[S]] = {}
     for one in samples:
+        # By shape: padding would put tokens into a sample that it does not have.
         groups.setdefault(tuple((name, tensor.shape) for name, tensor in one.inputs.items()), []).append(one)
     for own in groups.values():
         for start in range(0, len(own), TOGETHER):
@@ -73,7 +73,7 @@ def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
 
 
 def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "b k"]:
-    """Final features of one batch, with what their gradient needs where gradients are enabled."""
+    """Return the final features of one batch, with what their gradient needs where gradients are enabled."""
     adapter, call = run.adapter, None
     for stage in adapter.stages:
         call = stage.first_call({name: tensors[name] for name in stage.outer}, batch, call)
@@ -84,8 +84,8 @@ def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor
 
 
 def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[str, Head | None]:
-    """By task what turns a model's features into scores without labels; None for its own vocabulary, which is a part of
-    the tower.
+    """Return by task the head that turns a model's features into scores without labels; None for its own vocabulary,
+    which is a part of the tower.
 
     Args:
         models: by task.
@@ -106,6 +106,6 @@ def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[
 def log_probabilities(
     run: Run, tensors: Mapping[str, Tensor], features: Float[Tensor, "b k"], head: Head | None
 ) -> Float[Tensor, "b c"]:
-    """log p(y | x) of every class; of text, of every first token of the answer."""
+    """Return log p(y | x) of every class; of text, of every first token of the answer."""
     scores = run.adapter.output(tensors, features) if head is None else head.scores(features)
     return torch.log_softmax(scores, 1)

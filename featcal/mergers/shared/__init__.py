@@ -1,1 +1,1 @@
-"""What mergers have in common: how they are handed tensors, and parts of their mathematics."""
+"""Hand tensors to mergers, and share parts of their mathematics."""

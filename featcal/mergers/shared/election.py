@@ -1,4 +1,4 @@
-"""Sums of task vectors by the sign of their entries: what TIES elects a sign from, and what it then averages."""
+"""Sum task vectors by the sign of their entries, from which TIES elects a sign and takes the mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Votes(NamedTuple):
-    """Per entry: the sum of the positive and of the negative values, and the weights of each."""
+    """Sums of the positive and of the negative values, entry by entry, and the weights of each."""
 
     plus: Tensor
     minus: Tensor
@@ -19,7 +19,7 @@ class Votes(NamedTuple):
 
 
 def votes(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float] | None = None) -> Votes:
-    """The votes of task vectors, each times its weight (all 1 when None), taken one at a time and in order.
+    """Count the votes of task vectors, each times its weight (all 1 when None), taken one at a time and in order.
 
     Of `like` only shape and dtype count. Zeros have no vote.
     """
@@ -29,6 +29,7 @@ def votes(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float] | No
         weighted = vector * weight
         plus += weighted.clamp(min=0)
         minus += weighted.clamp(max=0)
+        # The sign of the weighted entry: a negative weight turns the vote.
         plus_mass.add_(weighted > 0, alpha=weight)
         minus_mass.add_(weighted < 0, alpha=weight)
     return Votes(plus, minus, plus_mass, minus_mass)

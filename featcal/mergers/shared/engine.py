@@ -1,4 +1,4 @@
-"""A merge recipe as a model: tensors are merged when they are read, from one expert after the other."""
+"""Read a merge recipe as a model: tensors are merged when they are read, from one expert after the other."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ class RecipeWeights:
     """The merged model of a recipe, computed in float64 and given in the base's dtype, or in the recipe's.
 
     Memory holds some tensors of the base, of the sums and of one or two experts, whatever the number of experts.
-    Methods that take a matrix as a whole (`MatrixMerger`) need it of all experts at once, in float64, and average what
-    is no matrix; what they give is computed once, when it is read for the first time, and kept in files, since
-    decompositions take long and a model is read several times.
+    Methods that take a matrix as a whole (`MatrixMerger`) need it of all experts at once, in float64, and average
+    other tensors; what they give is computed once, when it is read for the first time, and kept in files.
     """
 
     recipe: MergeRecipe
@@ -81,11 +80,11 @@ class RecipeWeights:
     whole: Sequence[str]
     """The tensors that a task vector consists of, for methods that look at all of it: the tower that is merged."""
     tables: Sequence[str] = ()
-    """Matrices that are no linear maps, with a row per token of the vocabulary."""
+    """Matrices that are not linear maps, with a row per token of the vocabulary."""
     transposed: Collection[str] = ()
     """Linear maps that are stored `[inputs, outputs]`; methods that take a matrix as a whole are given `[m, d]`."""
     device: torch.device = _CPU
-    """Where it is merged; tensors are read from and given to the CPU."""
+    """Device of the merge; tensors are read from and given to the CPU."""
     _computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
     @property
@@ -95,7 +94,7 @@ class RecipeWeights:
 
     @cached_property
     def merger(self) -> Merger:
-        """The method with all its options."""
+        """Return the method with all its options."""
         return cast(Merger, self.recipe.options())
 
     @property
@@ -105,6 +104,7 @@ class RecipeWeights:
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
         whole = {name: size for name, size in sizes.items() if self._is_whole(name)}
+        # Decompositions take long and a model is read several times, so matrices are computed once.
         missing = {name: size for name, size in whole.items() if name not in self._computed}
         for group in group_by_size(missing, VALUES_AT_ONCE // len(self.experts)):
             self._computed.put(self._merge_matrices(group))
@@ -114,7 +114,7 @@ class RecipeWeights:
         return {name: merged[name] for name in sizes}
 
     def _is_whole(self, name: str) -> bool:
-        """Whether the method takes this tensor as a matrix."""
+        """Say whether the method takes this tensor as a matrix."""
         own = self.base.info.get(name)
         return (
             isinstance(self.merger, MatrixMerger)
@@ -133,12 +133,13 @@ class RecipeWeights:
         merged: dict[str, Tensor] = {}
         for name in names:
             turn = name in self.transposed
+            # Every paper writes W `[m, d]`; Conv1D stores `[d, m]`, and the merge is not the same transposed.
             change = self._merge_matrix([c.mT if turn else c for c in changes.pop(name)], name)
             merged[name] = self._cast(self._place(base[name]) + (change.mT if turn else change), name, base[name].dtype)
         return merged
 
     def _merge_matrix(self, changes: Sequence[Tensor], name: str) -> Tensor:
-        """What the merge adds to the base's matrix.
+        """Return the merged task matrix of a tensor, its factor included.
 
         Raises:
             NumericalError: a decomposition does not converge.
@@ -160,20 +161,21 @@ class RecipeWeights:
         }
 
     def _cast(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
-        """A copy of a merged tensor in the dtype that the model has."""
+        """Copy a merged tensor in the dtype that the model has."""
         dtype = self._dtype(of_base)
+        # A part of a larger vector would keep all of it alive.
         stored = merged.to("cpu", dtype, copy=True)
         check_finite(stored, f"{self.label}: tensor '{name}' in {dtype}", _SMALLER)
         return stored
 
     @cached_property
     def _preparation(self) -> Any:
-        """What the merger has to know of whole task vectors: found once, where a tensor is read for the first time."""
+        """Return what the merger has to know of whole task vectors, found once."""
         entries = sum(prod(self.base.info[name].shape) for name in self.whole)
         return self.merger.prepare(Whole([*self.experts], entries, self._task_vector))
 
     def _task_vector(self, task: str) -> Iterator[tuple[Tensor, Mapping[str, int]]]:
-        """The task vector of an expert, some tensors at a time, with their sizes."""
+        """Yield the task vector of an expert, some tensors at a time, with their sizes."""
         sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
         for group in group_by_size(sizes, VALUES_AT_ONCE):
             vector = self._concat(self.experts[task].read(group), group) - self._concat(self.base.read(group), group)
@@ -184,8 +186,9 @@ class RecipeWeights:
         return wanted
 
     def _concat(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-        """The named tensors one after the other."""
+        """Lay the named tensors one after the other."""
         return torch.cat([self._place(tensors[name]).flatten() for name in names])
 
     def _place(self, tensor: Tensor) -> Tensor:
+        # In half precision a task vector would be a difference of nearly equal numbers.
         return tensor.to(self.device, torch.float64)

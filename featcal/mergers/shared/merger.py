@@ -1,4 +1,4 @@
-"""What a merger is: options, and a function from the base's tensors and the experts' to merged ones, in float64."""
+"""Describe a merger: options, and a function from the base's tensors and the experts' to merged ones, in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tensors:
     parts: Mapping[str, int]
     """Name and number of entries of every tensor, in order."""
     prepared: Any = None
-    """What the merger's `prepare` gave."""
+    """Result of the merger's `prepare`."""
 
     def vectors(self) -> Iterator[Tensor]:
         """Yield the task vectors theta_i - theta_0, one at a time."""
@@ -50,7 +50,7 @@ class Whole:
 
     tasks: Sequence[str]
     entries: int
-    """Of a task vector."""
+    """Number of a task vector's entries."""
     vector: Callable[[str], Iterator[tuple[Tensor, Mapping[str, int]]]]
     """Reads the task vector of a task anew: some tensors at a time, one after the other, with their names and sizes."""
 
@@ -61,7 +61,7 @@ class Merger(Method):
 
     role: ClassVar[str] = MERGER
     symmetric: ClassVar[bool] = True
-    """Whether experts in another order give the same, rounding aside."""
+    """True if experts in another order give the same, rounding aside."""
 
     def prepare(self, whole: Whole) -> Any:
         """Return what `merge` needs of all tensors at once; called once, before the first tensor is merged."""
@@ -74,7 +74,7 @@ class Merger(Method):
 
 @dataclass(frozen=True)
 class MatrixMerger(Merger):
-    """A merger that takes a task matrix as a whole, of all experts at once; what is no matrix is averaged.
+    """A merger that takes a task matrix as a whole, of all experts at once; other tensors are averaged.
 
     One matrix of every expert is in memory, in float64, with what its decomposition takes: more than a block of each
     model where an expert's matrices are a third of a block. Of eight B/32 experts Iso-C takes 0.24 GB, TSV-M 0.5,
@@ -91,7 +91,7 @@ class MatrixMerger(Merger):
 
     @property
     def factor(self) -> float:
-        """What the merged task matrix, and the mean change of what is no matrix, is multiplied by."""
+        """Return the factor of the merged task matrix, and of the mean change of other tensors."""
         scale: float = getattr(self, "scale", 1.0)
         return scale
 
@@ -116,5 +116,6 @@ def weighted_sum(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[floa
 def require_divisor(weights: Mapping[str, float] | None, normalize: bool) -> None:
     """Raise InputError where a sum is to be divided by weights that cancel."""
     values = list((weights or {}).values())
+    # Relative to their size: weights that cancel rarely sum to exactly 0 in floating point.
     if normalize and values and abs(sum(values)) <= 1e-9 * sum(map(abs, values)):
         raise InputError("'weights' sum to 0, so they cannot be normalized; change them or set 'normalize: false'")
