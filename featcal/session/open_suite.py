@@ -1,4 +1,4 @@
-"""The models and samples of one suite that is open, and the cache and the lock of everything computed of it."""
+"""Hold the models and samples of one suite that is open, and the cache and the lock of everything computed of it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class OpenSuite:
         self._passes: Results[Hashable] = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self.first_block = None if self._one_shot else FirstBlock()
         self.released = False
+        # Reentrant: what makes one result asks for others.
         self._lock = threading.RLock()
 
     @property
@@ -80,12 +81,12 @@ class OpenSuite:
 
     @property
     def split(self) -> str:
-        """Where models are measured unless a view says otherwise."""
+        """Return the split that models are measured on unless a view says otherwise."""
         return self.family.suite.measured_split
 
     @property
     def is_text(self) -> bool:
-        """Whether the models read text and answer in words."""
+        """Say whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
     def resolve(self, model: ModelId) -> ModelRef:
@@ -97,11 +98,11 @@ class OpenSuite:
         return resolve_model(model, self.family)
 
     def key(self, view: EvaluationSamples) -> tuple[int | None, str, int]:
-        """Count, split and seed of a view."""
+        """Return count, split and seed of a view."""
         return view.samples, view.split or self.split, view.seed
 
     def samples(self, view: EvaluationSamples) -> dict[str, Samples]:
-        """The samples of every task."""
+        """Return the samples of every task."""
         count, split, seed = self.key(view)
 
         def make() -> dict[str, Samples]:
@@ -110,7 +111,7 @@ class OpenSuite:
         return make() if self._one_shot else self.get_or_make(_SAMPLES, (count, split, seed), make)
 
     def counts(self, view: EvaluationSamples) -> dict[str, int]:
-        """How many samples of every task there are; tasks can have fewer than a view asks for."""
+        """Return the number of samples of every task; tasks can have fewer than a view asks for."""
 
         def make() -> dict[str, int]:
             return {task: len(self.viewable_samples(task, view)) for task in self.tasks}
@@ -118,13 +119,13 @@ class OpenSuite:
         return self.get_or_make(_COUNTS, self.key(view), make)
 
     def viewable_samples(self, task: str, view: EvaluationSamples) -> Samples:
-        """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
+        """Return a task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         return self.get_or_make(_VIEWABLE, key, lambda: self.family.viewable_samples(task, split, count, seed))
 
     def parts(self, task: str, view: EvaluationSamples) -> Iterator[Samples]:
-        """Give a task's samples part by part, to be scored; a split that is small enough stays for the next model."""
+        """Yield a task's samples part by part, to be scored; a split that is small enough stays for the next model."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         if self.has(_SAMPLES, (count, split, seed)):
@@ -139,8 +140,9 @@ class OpenSuite:
                 yield part
 
     def calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
-        """Every expert on the samples that its task is calibrated on with these options."""
+        """Return the pass of every expert over the samples that its task is calibrated on with these options."""
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
+        # Of all tasks, so that a calibration on some finds the passes of one on all.
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
             return self._passes.get_or_make(
@@ -148,7 +150,7 @@ class OpenSuite:
             )
 
     def measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
-        """Every expert on the samples that models are measured on.
+        """Return the pass of every expert over the samples that models are measured on.
 
         Args:
             drawn: the samples of the view, by task.
@@ -189,6 +191,7 @@ class OpenSuite:
         `open_session` opens another."""
         with self._lock:
             self.released = True
+            # Whoever still holds the session reads the same numbers from the files.
             self.family = self.family.with_stored_tensors()
             for kept in (self._results, self._passes):
                 kept.clear()
