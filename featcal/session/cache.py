@@ -70,8 +70,7 @@ class Results(Generic[K]):
 
 
 def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
-    """Count the bytes that a thing holds: of tensors, arrays and words in it, through data classes, dictionaries and
-    sequences.
+    """Count the bytes of tensors, arrays and words in a thing, through data classes, dictionaries and sequences.
 
     What is there twice counts once; of a view counts all that it keeps alive. Other objects count as themselves,
     without what hangs on them: so do mappings that are not dictionaries.

@@ -1,5 +1,4 @@
-"""Set features of the experts and of models side by side: behind every layer how far apart they are, and where they lie
-on a map."""
+"""Set features of the experts and of models side by side, behind every layer: how far apart, and where on a map."""
 
 from __future__ import annotations
 
@@ -178,8 +177,7 @@ def visible_layers(session: Session) -> list[str]:
 
 
 def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Return, per model `[n]` and in float64, the cosine to the expert's feature and the distance of the two when each
-    has unit norm."""
+    """Return cosine to the expert's feature, and distance of the two at unit norm, per model: `[n]`, in float64."""
     unit = {name: normalize(own.double(), dim=1) for name, own in features.items()}
     expert = unit[EXPERT]
     return (

@@ -62,7 +62,7 @@ class ModelRef:
             return Same(self.given)
         options = self.config or self.baseline
         if options is not None and self.of is not None:
-            # Bare options are the key that `calibrate` by options has, so both find the same result.
+            # `Fits.adopt_calibration` keeps results under the options alone.
             return options if self.of.kind == "merged" else (options, self.of.key)
         reference = reference_in(self.name)
         # A relative reference means another folder elsewhere, so where the process stands is a part of the key.

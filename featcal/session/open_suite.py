@@ -32,8 +32,7 @@ SMALL_SPLIT = 2**25
 
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[T]):
-    """One kind of result that is kept of a suite. It equals itself alone, so that nobody finds results of a kind but
-    through the module that has it.
+    """One kind of result that is kept of a suite. It equals itself alone, so its module alone finds the results.
 
     Args:
         name: for people who debug; it tells nothing from anything.
@@ -49,8 +48,7 @@ _SPLIT = Kind[Samples]("split")
 
 
 class OpenSuite:
-    """The family and the samples of one suite, and the results that are kept of it: what `Session` adds its questions
-    to.
+    """The family and the samples of one suite, and the results that are kept of it: the base of `Session`.
 
     One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
 
@@ -164,8 +162,8 @@ class OpenSuite:
             return self._passes.get_or_make(("measured", *self.key(view)), make)
 
     def get_or_make(self, kind: Kind[T], key: Hashable, make: Callable[[], T]) -> T:
-        """Return the kept result of a kind with this key, or what `make` gives if there is none; for whatever depends
-        on nothing but this suite and the key."""
+        """Return the kept result of a kind with this key, or what `make` gives of nothing but this suite and the key.
+        """
         with self._lock:
             return self._results.get_or_make((kind, key), make)
 
@@ -187,8 +185,7 @@ class OpenSuite:
 
     def release(self) -> None:
         """Give back the memory of everything that is kept, tensors of models included, once nothing is being computed,
-        and keep nothing from now on. Whoever still holds the session gets the same numbers from it, from the files;
-        `open_session` opens another."""
+        and keep nothing from now on. `open_session` opens another session."""
         with self._lock:
             self.released = True
             # Whoever still holds the session reads the same numbers from the files.

@@ -19,8 +19,7 @@ SEED = 42
 
 
 def draw_points(count: int, clouds: int) -> list[int]:
-    """Return which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS`
-    leaves, drawn with `SEED`.
+    """Return which of `count` samples are on a map of so many clouds, in order: all, or what `MOST_POINTS` leaves.
 
     >>> draw_points(3, 4), len(draw_points(1000, 40))
     ([0, 1, 2], 500)

@@ -16,8 +16,7 @@ from featcal.suite.schema import Suite, load_suite
 
 
 class Session(OpenSuite):
-    """One opened suite and what was computed of it: `measure` has what is measured of models, `fit` what is made of
-    them.
+    """One opened suite and what was computed of it: `measure` measures its models, `fit` makes models of them.
 
     Results are told by names and options, never by the content of arrays; a model that is given as an object is told by
     that very object, a checkpoint by its files. Moving lam, rho or alpha computes the model anew and nothing of the
@@ -50,8 +49,7 @@ class Session(OpenSuite):
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
-    """Return a suite's session: the very same one as long as somebody holds it and every file of the suite is as it
-    was.
+    """Return a suite's session: the very same one while somebody holds it and no file of the suite has changed.
 
     Args:
         suite: opened, or an embedded name or the path of a suite file.

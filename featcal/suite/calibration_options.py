@@ -197,8 +197,7 @@ class CalibrationConfig:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
 
     def settings(self) -> dict[str, Any]:
-        """Return every option by name as tables and model cards show it: chosen parts as one text, and none that were
-        not chosen."""
+        """Return every option by name as tables and model cards show it: chosen parts as one text, if there are any."""
         own = asdict(self)
         parts = {name: ", ".join(own.pop(name) or ()) for name in PARTIAL}
         return own | {name: chosen for name, chosen in parts.items() if chosen}

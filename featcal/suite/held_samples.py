@@ -1,5 +1,4 @@
-"""Describe samples that Python code gives, arrays, tensors, data sets, lists of texts, pictures or rows, as sources of
-a suite."""
+"""Describe samples of Python code (arrays, tensors, data sets, lists of texts or rows) as sources of a suite."""
 
 from __future__ import annotations
 

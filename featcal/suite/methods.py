@@ -1,5 +1,4 @@
-"""Find the methods that make a model of a suite's experts. Each is one class, and whoever knows of methods reads them
-here.
+"""Find the methods that make a model of a suite's experts; each is one class.
 
 A method is a frozen dataclass whose fields are its options, under `register_method`. featcal's own are files: the one
 called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Packages bring

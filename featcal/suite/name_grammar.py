@@ -19,7 +19,7 @@ word for all of them, where a suite recommends some."""
 _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
 """Signs of the grammar in the name of a part."""
 REFERENCE = "reference"
-"""Kind of every text that is none of the names: a folder or Hub id."""
+"""Kind of every text that is not one of the names: a folder or Hub id."""
 
 
 def grammar() -> str:

@@ -54,8 +54,7 @@ class SuiteObjects(SuiteOptions, total=False):
 
 
 def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the content of a suite file for some objects, described at `Suite.of`, and what must be held for as long
-    as that suite is used.
+    """Return the content of a suite file for some objects (`Suite.of`), and what to hold while that suite is used.
 
     Raises:
         InputError: objects of another kind.

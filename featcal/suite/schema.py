@@ -239,8 +239,7 @@ class Suite(Strict):
 
     @property
     def measured_split(self) -> str:
-        """Return the split that models are measured on by default: "validation" where every task has it, else
-        "calibration"."""
+        """Return the default split to measure on: "validation" where every task has it, else "calibration"."""
         # Validation samples are those that calibration never sees.
         return "validation" if "validation" in self.splits() else "calibration"
 

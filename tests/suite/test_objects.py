@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "ragged": (
         lambda o: {**o, "samples": {"pets": {"input_ids": [[1], [1, 2]]}}},
-        "input_ids: these numbers make no t",
+        "input_ids: these numbers do not make a t",
     ),
     "splits": (
         lambda o: {**o, "samples": {"pets": {"train": PICTURES, "dev": PICTURES}}},
