@@ -72,7 +72,7 @@ class Point:
     """Name of the way in which it is made, if not as everywhere; then `make` does it."""
     make: Make | None = None
     beside: Beside | None = None
-    """Measures more of it; `made` is to tell that too."""
+    """Function that measures more of it; `made` is to tell that too."""
 
 
 @dataclass(frozen=True)
