@@ -162,8 +162,7 @@ class OpenSuite:
             return self._passes.get_or_make(("measured", *self.key(view)), make)
 
     def get_or_make(self, kind: Kind[T], key: Hashable, make: Callable[[], T]) -> T:
-        """Return the kept result of a kind with this key, or what `make` gives of nothing but this suite and the key.
-        """
+        """Return the kept result of a kind with this key, or what `make` gives of this suite and the key alone."""
         with self._lock:
             return self._results.get_or_make((kind, key), make)
 
