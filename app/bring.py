@@ -1,4 +1,4 @@
-"""The steps to one's own suite: what it is made of, the suite file, what `featcal check` says of it, where it goes."""
+"""Lead to one's own suite: what it is made of, the suite file, what `featcal check` says of it, where it goes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HELP = {
 
 
 def upload() -> None:
-    """A file to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
+    """Offer a file to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
     given = st.file_uploader(
         "Start from a suite file, a mergekit configuration or a FusionBench model pool (YAML)", type=["yaml", "yml"]
     )
@@ -57,7 +57,7 @@ def upload() -> None:
 
 
 def form() -> None:
-    """Fields for models and tasks; a button makes the suite file of them."""
+    """Draw fields for models and tasks; a button makes the suite file of them."""
     left, middle, right = st.columns(3)
     name = _field(left.text_input, "name", "my-suite", "Name of the suite")
     base = _field(middle.text_input, "base", "", "Base model", placeholder="folder or Hub id")
@@ -81,13 +81,13 @@ def form() -> None:
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, str]]:
-    """Lines of the form as text; cells that were never filled in are empty."""
+    """Return the lines of the form as text; cells that were never filled in are empty."""
     filled = table.astype(object).where(table.notna(), "")
     return [{name: str(row.get(name, "")).strip() for name in FIELDS} for row in filled.to_dict("records")]
 
 
 def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any:
-    """A widget whose value stays while the visitor is on another page."""
+    """Draw a widget whose value stays while the visitor is on another page."""
     kept, key = st.session_state.setdefault(_FORM, {}), f"draft-{name}"
     if key not in st.session_state:
         st.session_state[key] = kept.get(name, default)
@@ -96,7 +96,7 @@ def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def suite_text() -> str:
-    """The suite file, to be completed by hand; "" where nothing was begun."""
+    """Show the suite file, to be completed by hand, and return it; "" where nothing was begun."""
     text: str = st.session_state.get(_TEXT, "")
     if not text:
         return ""
@@ -110,14 +110,14 @@ def suite_text() -> str:
 
 
 def _require_short(text: str) -> None:
-    """Raises InputError: a text that visitors of a shared server may not have it read."""
+    """Raise InputError for a text that visitors of a shared server may not have it read."""
     rules = server_rules()
     if rules is not None and len(text.encode(errors="replace")) > rules.text:
         raise InputError(f"draft: longer than the {readable(rules.text)} that this server reads; shorten it")
 
 
 def place(text: str) -> Path | None:
-    """The file that a draft is to become, from whose folder its relative paths start; None for no possible name."""
+    """Ask for the file that a draft is to become, whose folder anchors its paths; return None for a bad name."""
     try:
         _require_short(text)
         name = read_draft(text, Path()).name
@@ -132,7 +132,7 @@ def place(text: str) -> Path | None:
 
 
 def verdict(text: str, file: Path) -> Suite | None:
-    """What is wrong with the draft and what it would take, written to a file; the suite where it can be opened."""
+    """Say what is wrong with the draft and what it would take; return the suite where it can be opened."""
     try:
         _require_short(text)
         suite = read_draft(text, file)
@@ -152,7 +152,7 @@ def _check(files: Stamp, _suite: Suite) -> Preflight:
 
 
 def write(text: str, file: Path) -> None:
-    """One button that writes the file and opens it here, and the command line for it."""
+    """Draw a button that writes the file and opens it here, and the command line for it."""
     if st.button("Write and open it", type="primary", icon=":material/save:"):
         try:
             write_draft(text, file)

@@ -226,8 +226,7 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
 
 
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    """Return ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED`
-    at most; points of lines have none.
+    """Return ids of the samples among the points of a click or a lasso, in order, `MOST_PICKED` at most.
 
     >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
     (3, 7)

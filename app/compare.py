@@ -1,4 +1,4 @@
-"""The two models that a session looks at: chosen in the sidebar of every page, the same on all of them."""
+"""Choose the two models that a session looks at, in the sidebar of every page, the same on all of them."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ class Compared:
 
     @property
     def b(self) -> str | None:
-        """The second model; None where one is looked at alone."""
+        """Return the second model; None where one is looked at alone."""
         return next(iter([*self.models][1:]), None)
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """Both models, where there are two."""
+        """Return both models, where there are two."""
         return None if self.b is None else (self.a, self.b)
 
     @property
     def calibration(self) -> CalibrationConfig | None:
-        """The options of the second model, else of the first, where they are calibrated here."""
+        """Return the options of the second model, else of the first, where they are calibrated here."""
         found = [model.calibration for model in self.models.values() if model.calibration is not None]
         return found[-1] if found else None
 
 
 def choose_in_sidebar(session: Session) -> Compared:
-    """Both models chosen in the sidebar, with the controls of the calibrated one; calibrated models are there when
-    this returns."""
+    """Choose both models in the sidebar, with the controls of the calibrated one, and make the calibrated ones."""
     with st.sidebar:
         offered = names(session)
         for field, label, first in (("a", "Model A", []), ("b", "Model B", [NOTHING])):
@@ -68,7 +67,7 @@ def choose_in_sidebar(session: Session) -> Compared:
 
 
 def with_calibrated(session: Session) -> Compared:
-    """Model A (the merged one where that is the calibrated one), and the one of the controls, whatever B is."""
+    """Return model A (the merged one where that is the calibrated one), and the one of the controls, whatever B is."""
     a = state.selection().a
     with st.sidebar:
         offered = [name for name in names(session) if name != CALIBRATED]
@@ -80,12 +79,12 @@ def with_calibrated(session: Session) -> Compared:
 
 
 def make_chosen(session: Session) -> Compared:
-    """What the selection names, made where it is a calibration; the page ends where a name stands for nothing."""
+    """Return what the selection names, made where it is a calibration; end the page where a name stands for nothing."""
     return _make(session, _chosen_names())
 
 
 def resolve_chosen(session: Session) -> dict[str, ModelRef]:
-    """What the selection names, not made.
+    """Return what the selection names, not made.
 
     Raises:
         InputError: a name that stands for nothing.
@@ -118,14 +117,14 @@ def _make(session: Session, texts: list[str]) -> Compared:
 
 
 def names(session: Session) -> list[str]:
-    """Names of models that any suite has."""
+    """Return the names of models that any suite has."""
     rho = exactly(opening.defaults(session).rho)
     experts = [f"expert:{task}" for task in session.tasks]
     return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *merger_names(), *experts]
 
 
 def settings(session: Session, compared: Compared) -> None:
-    """One line for every model that needs one: what exactly it is."""
+    """Return one line for every model that needs one: what exactly it is."""
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
             if model.calibration is not None:

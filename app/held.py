@@ -109,7 +109,7 @@ class Held:
 
 
 def _release(suites: Sequence[_Open]) -> None:
-    """Empty sessions that were dropped, and give their memory back."""
+    """Release sessions that were dropped, and give their memory back."""
     for one in suites:
         # A page that is open in a browser still refers to its session, so dropping it would not do.
         one.session.release()

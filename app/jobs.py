@@ -175,8 +175,7 @@ def has_scores_job(session: Session, model: ModelRef, view: EvaluationSamples) -
 
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:
-    """Say whether there is a job for this on the selected suite, or was one, however it ended; False where jobs cannot
-    be kept."""
+    """Say whether there is or was a job for this on the selected suite; False where jobs cannot be kept."""
     wanted = order(kind, state.reference(), args, state.opened_files()[1])
     try:
         return Queue().find(wanted) is not None

@@ -151,7 +151,7 @@ class MapWorker:
 
 
 def _run() -> None:
-    """Compile on a small cloud, then serve until the app is gone; whatever libraries print goes to stderr."""
+    """Warm up on a small cloud, then serve until the app is gone; whatever libraries print goes to stderr."""
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     with suppress(OSError):  # a courtesy that some systems refuse
         if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all

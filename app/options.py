@@ -1,4 +1,4 @@
-"""The controls of a calibration: in the body of the Calibrate page, in the sidebar of pages that compare."""
+"""Draw the controls of a calibration: in the body of the Calibrate page, in the sidebar of pages that compare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featcal.system.formatting import exactly
 
 
 def controls_on_page(session: Session) -> None:
-    """All controls in the body of a page."""
+    """Draw all controls in the body of a page."""
     _recipe(session, st)
     switches = len(_switches(session))
     first = st.columns(len(_sliders(session)))
@@ -42,13 +42,13 @@ def controls_on_page(session: Session) -> None:
 
 
 def controls_in_sidebar(session: Session) -> None:
-    """The same in the sidebar."""
+    """Draw all controls in the sidebar."""
     _recipe(session, st.sidebar)
     _controls(session, [st.sidebar] * (len(_sliders(session)) + len(_switches(session))))
 
 
 def describe(config: CalibrationConfig, session: Session) -> str:
-    """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+    """Return λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     defaults = opening.defaults(session)
     numbers = [] if config.recipe == PAPER else [config.recipe]
     numbers += [
@@ -69,7 +69,7 @@ def offer(session: Session, what: str) -> None:
 
 
 def chosen_config(session: Session) -> CalibrationConfig:
-    """The suite's defaults with what was chosen in their place; ends the page where an option is outside its range."""
+    """Return the suite's defaults with what was chosen in their place; end the page where an option is out of range."""
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
@@ -82,7 +82,7 @@ def chosen_config(session: Session) -> CalibrationConfig:
 
 
 def recipe_defaults(session: Session) -> CalibrationConfig:
-    """Of the recipe and the number of samples that are chosen.
+    """Return the defaults of the recipe and the number of samples that are chosen.
 
     Raises:
         InputError: there is no such recipe, or no such number.
@@ -169,7 +169,7 @@ def _limit(one: Option, value: float | None) -> float | None:
 
 
 def _step_name(step: float | str) -> str:
-    """A step as its slider names it; of one that is not offered any more streamlit hands back the name."""
+    """Return a step as its slider names it; of one that is not offered any more streamlit hands back the name."""
     return step if isinstance(step, str) else exactly(step)
 
 

@@ -44,7 +44,7 @@ class Previewed:
 
 
 def preview(session: Session, on: EvaluationSamples) -> Previewed:
-    """Preview the chosen block with the options as they are now, all in front as the last exact run left it."""
+    """Show a preview of the chosen block with the options as they are now, behind blocks of the last exact run."""
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
     left, right = st.columns([1, 3], vertical_alignment="bottom")

@@ -71,8 +71,7 @@ def choose(run_id: str) -> None:
 
 
 def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
-    """Return what to select to have a run as model B: the options of a calibration on the sliders where they can show
-    it, else its name."""
+    """Return the selection that makes a run model B: its options on the sliders if they can show it, else its name."""
     if run.model == "expert":  # every page has them beside its models already
         return {}
     if not run.options:

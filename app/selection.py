@@ -1,4 +1,4 @@
-"""What a session looks at: one frozen value for all pages, and its form in the address bar. No streamlit in here."""
+"""Hold what a session looks at: one frozen value for all pages, and its form in the address bar. No streamlit here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _Chosen: Any = make_dataclass("_Chosen", [(name, _field_type(one), None) for nam
 
 @dataclass(frozen=True)
 class Selection(_Chosen):  # type: ignore[misc]
-    """Everything that was chosen, `OPTIONS` among it. A field is its name in the address too; None leaves it to the
-    suite."""
+    """Everything that was chosen, `OPTIONS` among it; None leaves a field to the suite. Fields are names in the
+    address."""
 
     suite: str = HOME_SUITE
     """An embedded name, or the path of a suite file."""
@@ -65,15 +65,15 @@ class Selection(_Chosen):  # type: ignore[misc]
     tokens: str | None = None
     sources: bool = False
     booked: bool = False
-    """Whether the change of attribution is shown."""
+    """True to show the change of attribution."""
     conditioning: bool = False
     spread: bool = False
-    """Whether three calibration seeds are compared."""
+    """True to compare three calibration seeds."""
     map: str | None = None
     colour: str | None = None
     frame: str | None = None
     every: bool = False
-    """Whether the small map of every task is shown."""
+    """True to show the small map of every task."""
     distance: str | None = None
     sweep_lam: str | None = None
     """Values of a sweep, as they were typed."""
@@ -87,7 +87,7 @@ class Selection(_Chosen):  # type: ignore[misc]
     sort: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """The options of a calibration that were chosen."""
+        """Return the options of a calibration that were chosen."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
     @property
@@ -96,8 +96,8 @@ class Selection(_Chosen):  # type: ignore[misc]
         return {"alpha": self.alpha, "beta": self.beta} == CAUTIOUS
 
     def change(self, **changed: Any) -> Selection:
-        """The selection with other values; a new suite forgets what meant something in the old one alone, a new recipe
-        the numbers of the one before. `cautious` is on or off: its numbers, or those that were before."""
+        """Return the selection with other values; a new suite forgets what meant something in the old one alone, a new
+        recipe the numbers of the one before. `cautious` is on or off: its numbers, or those that were before."""
         if "cautious" in changed:
             changed |= CAUTIOUS if changed.pop("cautious") else dict.fromkeys(CAUTIOUS)
         if changed.get("suite", self.suite) != self.suite:
@@ -112,21 +112,21 @@ class Selection(_Chosen):  # type: ignore[misc]
 
     @property
     def calibrates(self) -> bool:
-        """Whether one of the two models is the one of the options."""
+        """Say whether one of the two models is the one of the options."""
         return CALIBRATED in (self.a, self.b)
 
     def to_query(self) -> dict[str, str]:
-        """What the address bar shows: every field that is not at its default."""
+        """Return what the address bar shows: every field that is not at its default."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _format_value(value) for name, value in named.items() if value != getattr(HOME, name)}
 
 
 HOME = Selection()
-"""What the app opens on."""
+"""Selection that the app opens on."""
 
 
 def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
-    """The selection that an address asks for, and one sentence for every part of it that says nothing usable.
+    """Read the selection that an address asks for, and one sentence for every part of it that says nothing usable.
 
     Names that are not fields are somebody else's and passed over.
     """
@@ -147,7 +147,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
 
 
 def file_words(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
-    """What a calibrated model was made with, for the name of a file or folder: numbers, and switches that were turned.
+    """Return words for the name of a file or folder of a calibrated model: numbers, and switches that were turned.
 
     >>> from featcal.suite.calibration_options import CalibrationConfig
     >>> own = CalibrationConfig(lam=0.05, rho=2.1, alpha=0.3, samples=64)
@@ -170,12 +170,12 @@ def file_words(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
 
 
 def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:
-    """The blocks, kinds of maps and tasks that were chosen, where not all are calibrated."""
+    """Return the blocks, kinds of maps and tasks that were chosen, where not all are calibrated."""
     return {name: tuple(getattr(config, name)) for name in PARTIAL if getattr(config, name) is not None}
 
 
 def turned_switches(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
-    """The switches that differ from the suite's defaults, as options of the command line.
+    """Return the switches that differ from the suite's defaults, as options of the command line.
 
     >>> from featcal.suite.calibration_options import CalibrationConfig
     >>> turned_switches(CalibrationConfig(biases=False, completion_only=True), CalibrationConfig())
@@ -217,7 +217,7 @@ def _parse_picked(text: str) -> tuple[int, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """As they were written: what the commas between them are is for those to say who know the names."""
+    """Return names as they were written: what the commas between them are is for those to say who know the names."""
     if not text.strip():
         raise ValueError(text)
     return (text,)
@@ -231,4 +231,4 @@ _READ: Mapping[Any, Callable[[str], Any]] = {
     tuple[int, ...]: _parse_picked,
     tuple[str, ...]: _names,
 }
-"""Kind of a field → its value from text; ValueError if the text is none."""
+"""Kind of a field → its value from text; ValueError if the text does not hold one."""

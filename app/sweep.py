@@ -45,7 +45,7 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
 
 
 def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelRef]) -> None:
-    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+    """Draw values to try, a button that tries them, and the chart of everything that was tried on the same samples.
 
     Args:
         models: what the other pages look at; found again in the chart.

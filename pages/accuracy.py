@@ -1,4 +1,4 @@
-"""The final report: scores of base, both models and experts on the test split, and what flipped."""
+"""Show the final report: scores of base, both models and experts on the test split, and what flipped."""
 
 import streamlit as st
 
@@ -18,7 +18,10 @@ task = view.task_selector(session)
 compared = compare.choose_in_sidebar(session)
 models = {compare.BASE: BASE, **compared.models, compare.EXPERT: EXPERT}
 known = {
-    shown: model for shown, model in models.items() if model.name in USUAL or jobs.has_scores_job(session, model, WHOLE)
+    # Other models are scored on demand alone: every score on the test split is a look, and counted.
+    shown: model
+    for shown, model in models.items()
+    if model.name in USUAL or jobs.has_scores_job(session, model, WHOLE)
 }
 try:
     with runs.count_looks(session, known.values(), WHOLE), state.progress() as report:
@@ -29,6 +32,7 @@ except FeatcalError as error:
     stopped.end_page()
 
 scores = {shown: one for shown, one in found.items() if one is not None}
+# A job still scores one of them; the page is drawn again when it is done.
 if len(scores) < len(known):
     stopped.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
@@ -43,6 +47,7 @@ if unscored and st.button(
     with runs.count_looks(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
             jobs.scores(session, model, WHOLE, report, at_once=True)
+    # The bars above are drawn with all models then.
     st.rerun()
 
 pair = compared.pair if compared.pair and not unscored else None

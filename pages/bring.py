@@ -1,4 +1,4 @@
-"""One's own models and data: fields or an uploaded file, checked while they are filled in, to a suite file."""
+"""Bring one's own models and data: fields or an uploaded file, checked while they are filled in, to a suite file."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""Repair the merged model in closed form: move a slider, get the exact result, write the checkpoint."""
+"""Show the repair in closed form: move a slider, get the exact result, write the checkpoint."""
 
 from functools import partial
 
@@ -22,6 +22,7 @@ config = compared.calibration
 assert config is not None  # that of the controls
 with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
+# Once the exact run is done, the preview is held against it.
 repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
@@ -95,6 +96,7 @@ view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 features = {a: before, b: after}
 repair.where_it_helps(session, compared, features, on)
+# Nobody waits for these, so the browser asks for them once the exact charts stand.
 afterwards.draw_later(
     "the rest",
     repr((state.reference(), compared, previewed.layer, on)),

@@ -1,4 +1,4 @@
-"""How close features and weights come to the experts': the four panels of the paper's Fig. 2."""
+"""Show how close features and weights come to the experts': the four panels of the paper's Fig. 2."""
 
 from dataclasses import replace
 
@@ -72,6 +72,7 @@ with left:
 with right:
     st.subheader("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
+    # Task vectors are of weights alone: a file that named samples would claim what it does not hold.
     without_samples = replace(origin, counts={})
     weights = Numbers(
         "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"

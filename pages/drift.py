@@ -1,4 +1,4 @@
-"""Where the merged model went wrong: the drift ledger, layer by layer; a click on a layer moves every panel."""
+"""Show where the merged model went wrong: the drift ledger, layer by layer; a click on a layer moves every panel."""
 
 import streamlit as st
 
@@ -10,7 +10,7 @@ from featcal.suite.views import DriftOptions
 
 
 def choose_layer() -> None:
-    """A click on a bar selects its layer."""
+    """Select the layer whose bar was clicked."""
     points = st.session_state["drift-layers"].selection.points
     if points:
         state.select(layer=points[0]["x"])
@@ -19,6 +19,7 @@ def choose_layer() -> None:
 st.header("Where did the merged model go wrong?")
 session = view.open_or_explain()
 averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
+# Drawn though it has no effect, so that nothing in the sidebar jumps when the mean is taken.
 task = view.task_selector(session, disabled=averaged)
 over = tables.ALL_TASKS if averaged else task
 on = view.sample_selector(session)
@@ -35,6 +36,7 @@ runs.keep(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 first = next(iter(models))
 layers = list(dict.fromkeys(drift[first]["layer"]))
+# The last block by default: behind it there is the head alone. A layer of another suite may still be chosen.
 layer = view.one_of(layers, state.selection().layer, -2)
 state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", layers)
 
@@ -47,6 +49,7 @@ said = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown,
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
+    # A callback runs before the page is drawn again, so every panel has the new layer at once.
     on_select=choose_layer,
     selection_mode="points",
     config=view.plotly(per_layer.name),

@@ -1,4 +1,4 @@
-"""Maps of features through depth: expert and the models that are looked at, in the same coordinates."""
+"""Map features through depth: expert and the models that are looked at, in the same coordinates."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""Long work: what is running and in line, how far it is, how it ended."""
+"""Show long work: what is running and in line, how far it is, how it ended."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""What other methods give, at what cost: tables that were measured, and beside them those of the paper."""
+"""Show what other methods give, at what cost: tables that were measured, and beside them those of the paper."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""What was tried, by hand and by sweeps: mean against worst task, and the list of every run."""
+"""List what was tried, by hand and by sweeps: mean against worst task, and every run."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""What is loaded, whether it fits together, and what the tasks look like."""
+"""Show what is loaded, whether it fits together, and what the tasks look like."""
 
 import streamlit as st
 
@@ -9,6 +9,7 @@ from featcal.system.errors import FeatcalError
 
 st.header("What is loaded?")
 try:
+    # The suite file alone: what is wrong with a model is a finding below, and does not end the page here.
     suite, _ = state.opened_files()
 except FeatcalError as error:
     view.problem(error)

@@ -1,4 +1,4 @@
-"""The public measurements of a suite: one question to its session each."""
+"""Offer the public measurements of a suite: one question to its session each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_drift(
     progress: Progress = silent,
     **options: Unpack[DriftKeywords],
 ) -> DriftLedger:
-    """Decompose the drift of a model of the suite, layer by layer and task by task.
+    """Measure the drift of a model of the suite from its experts, layer by layer and task by task.
 
     Args:
         suite: a session keeps the result; of a suite or a family nothing stays.
@@ -43,7 +43,8 @@ def measure_drift(
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
     Raises:
-        InputError, NumericalError: as `Measurements.drift`.
+        InputError: the model does not fit the suite, or samples, labels or heads that are needed are missing.
+        NumericalError: final features are not finite.
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
@@ -68,7 +69,8 @@ def evaluate(
         samples: per task; None takes the whole split.
 
     Raises:
-        InputError, NumericalError: as `Measurements.scores`.
+        InputError: there is no such split, no labels, answers or class names, or no text tower in the base.
+        NumericalError: features are not finite.
     """
     session = _session(suite, device)
     return session.measure.scores(session.resolve(model), EvaluationSamples(samples, split, seed), progress)
@@ -89,8 +91,8 @@ def calibrate(
             `merge` gives.
         config: left out, the options that the suite recommends, else the paper's for the architecture.
         device: "auto", "cpu" or "cuda", for a suite; an opened one stays where it is.
-        objects: what `Suite.of` takes beside the merged model; with a suite none, but what
-            `featcal.calibration.calibrate.calibrate` takes beside it.
+        objects: keywords of `Suite.of` beside the merged model; with a suite, those of
+            `featcal.calibration.calibrate.calibrate`.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -101,7 +103,7 @@ def calibrate(
     if not {"base", "experts"} <= objects.keys():
         what = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
         raise InputError(
-            f"calibrate: {shorten(what)} is no suite; read one with featcal.load_suite, or give a merged model with "
+            f"calibrate: {shorten(what)} is not a suite; read one with featcal.load_suite, or give a merged model with "
             "base=, experts= and samples="
         )
     suite = Suite.of(**{**objects, "merged": model})
@@ -125,21 +127,21 @@ def compare(
         on: samples per task (None takes all), split and seed.
 
     Raises:
-        InputError, NumericalError: as `Measurements.scores`.
+        InputError, NumericalError: a model cannot be scored; `evaluate` lists the reasons.
     """
     session = _session(suite, device)
     return session.measure.compare(session.resolve(a), session.resolve(b), on, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
-    """The session itself, or one for a single measurement."""
+    """Return the session itself, or one for a single measurement."""
     if isinstance(suite, Session):
         if max_memory is not None:
             raise InputError("max_memory: an open session has a limit of its own; open it with one")
         return suite
     if not isinstance(suite, Suite | Family):
         raise InputError(
-            f"suite: a {type(suite).__name__} is none; read one with featcal.load_suite, or make one of your models "
-            "and samples with featcal.Suite.of"
+            f"suite: a {type(suite).__name__} is not a suite; read one with featcal.load_suite, or make one of your "
+            "models and samples with featcal.Suite.of"
         )
     return Session(ensure_family(suite, device), one_shot=True, max_memory=max_memory)

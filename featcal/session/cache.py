@@ -1,4 +1,4 @@
-"""What is kept of what was computed."""
+"""Keep results that were computed, within a budget."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Results(Generic[K]):
         self._kept: OrderedDict[K, tuple[Any, int]] = OrderedDict()
 
     def get_or_make(self, key: K, make: Callable[[], T]) -> T:
-        """The kept result, or else what `make` gives, to be kept. Where it raises, nothing is kept."""
+        """Return the kept result, or else what `make` gives, to be kept. Where it raises, nothing is kept."""
         if key not in self._kept:
+            # Before anything is kept, so that a failure or an ended piece of work leaves no trace.
             made = make()
             self.keep(key, made)
             return made
@@ -64,15 +65,15 @@ class Results(Generic[K]):
         return key in self._kept
 
     def __iter__(self) -> Iterator[K]:
-        """The keys, least recently used first."""
+        """Yield the keys, least recently used first."""
         return iter(self._kept)
 
 
 def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
-    """Bytes that a thing holds: of tensors, arrays and words in it, through data classes, dictionaries and sequences.
+    """Count the bytes of tensors, arrays and words in a thing, through data classes, dictionaries and sequences.
 
     What is there twice counts once; of a view counts all that it keeps alive. Other objects count as themselves,
-    without what hangs on them: so do mappings that are no dictionaries, which read what is looked up.
+    without what hangs on them: so do mappings that are not dictionaries.
 
     Args:
         beside: what somebody else holds, such as the models of a suite; it does not count, nor what it holds.
@@ -92,10 +93,12 @@ def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
         seen[id(one)] = one
         if isinstance(one, Tensor):
             storage = one.untyped_storage()
+            # A view keeps the whole of its storage alive, and several tensors may share one.
             total += 0 if storage.data_ptr() in storages else storage.nbytes()
             storages.add(storage.data_ptr())
         elif isinstance(one, np.ndarray):
             total += one.nbytes
+        # Other mappings may read from disk what is looked up, so their values are left alone.
         elif isinstance(one, dict):
             todo += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set | frozenset):

@@ -1,5 +1,4 @@
-"""Features of the experts and of models side by side: behind every layer how far apart they are, and where they lie on
-a map."""
+"""Set features of the experts and of models side by side, behind every layer: how far apart, and where on a map."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class FeatureMaps:
 
     @staticmethod
     def from_names(session: Session, names: Sequence[str], on: EvaluationSamples = _VIEW) -> FeatureMaps:
-        """Of the expert and the models with these names.
+        """Make the maps of the expert and the models with these names.
 
         Raises:
             InputError: no model beside the expert, or a name that stands for nothing.
@@ -58,18 +57,18 @@ class FeatureMaps:
         return FeatureMaps(session, {name: session.resolve(name) for name in (EXPERT, *others)}, on)
 
     def map_layers(self, layer: str) -> list[str]:
-        """The layers that share a map with this one, in forward order."""
+        """Return the layers that share a map with this one, in forward order."""
         return [LAST_LAYER] if layer == LAST_LAYER else visible_layers(self.session)[:-1]
 
     def key(self, *more: Hashable) -> Hashable:
-        """Tells features of these models from others of the session."""
+        """Return a key that tells features of these models from others of the session."""
         return (*(model.key for model in self.models.values()), self.on, *more)
 
     def features(self, task: str, layer: str, progress: Progress = silent) -> dict[str, dict[str, Tensor]]:
-        """Features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
+        """Return features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
 
         Raises:
-            InputError: as `Measurements.layer_features`.
+            InputError: a model or the samples cannot be used.
             NumericalError: a feature that is zero or not finite.
         """
         if layer != LAST_LAYER:
@@ -82,12 +81,13 @@ class FeatureMaps:
         last = {
             name: self.session.measure.features(model, self.on, progress).tasks[task] for name, model in others.items()
         }
+        # A walk of any model has the features of its experts beside its own, so "expert" costs none.
         expert = next(iter(last.values())).expert_features
         return _sound({LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}, task)
 
     def cloud(self, task: str, layer: str, alone: bool = False) -> tuple[list[int], Points]:
-        """Ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model by model,
-        sample by sample; zeros behind those of layers that are narrower than others.
+        """Return the ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model
+        by model, sample by sample; zeros behind those of layers that are narrower than others.
 
         Args:
             alone: the map is of this layer alone, one of many small ones, a task each.
@@ -95,6 +95,7 @@ class FeatureMaps:
 
         def make() -> tuple[list[int], Points]:
             layers = [layer] if alone else self.map_layers(layer)
+            # `MOST_POINTS` is for what one page shows: one map of all layers, or a small one of each task.
             together = (len(self.session.tasks) if alone else len(layers)) * len(self.models)
             ids = draw_points(len(self.session.viewable_samples(task, self.on)), together)
             found = self.features(task, layer)
@@ -107,7 +108,7 @@ class FeatureMaps:
         return self.session.get_or_make(_CLOUD, self._key_of_map(task, layer, alone), make)
 
     def pca(self, task: str, layer: str, alone: bool = False) -> Points:
-        """`[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
+        """Return `[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
         key = self._key_of_map(task, layer, alone)
         return self.session.get_or_make(_PCA, key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
 
@@ -120,9 +121,9 @@ class FeatureMaps:
         pooled: bool = False,
         progress: Progress = silent,
     ) -> pd.DataFrame:
-        """One row per task, layer, model and sample, in the order in which a map takes them: `task`, `layer`, `model`,
-        `sample`, place on the PCA map (`x`, `y`; missing where the sample is not on it), `cosine` to the expert's
-        feature, and `distance` of the two when each has unit norm.
+        """Return one row per task, layer, model and sample, in the order in which a map takes them: `task`, `layer`,
+        `model`, `sample`, place on the PCA map (`x`, `y`; missing where it is not on it), `cosine` to the expert's
+        feature, and `distance` of the two at unit norm.
 
         Args:
             tasks, layers: by name, a block by the prefix of its tensors too; none are all of them (`visible_layers`).
@@ -130,7 +131,7 @@ class FeatureMaps:
             pooled: a last column `feature`: the feature itself, of unit norm.
 
         Raises:
-            InputError: no such task or layer, or as `Measurements.layer_features`.
+            InputError: there is no such task or layer, or a model or the samples cannot be used.
             NumericalError: a feature that is zero or not finite.
         """
         names = self.session.family.adapter.block_names()
@@ -147,7 +148,7 @@ class FeatureMaps:
     def _layer_frame(
         self, task: str, layer: str, features: Mapping[str, Tensor], alone: bool, pooled: bool
     ) -> pd.DataFrame:
-        """The rows of one task behind one layer."""
+        """Return the rows of one task behind one layer."""
         layers = [layer] if alone else self.map_layers(layer)
         ids, _ = self.cloud(task, layer, alone)
         flat = self.pca(task, layer, alone).reshape(len(layers), len(self.models), -1, 2)[layers.index(layer)]
@@ -168,14 +169,15 @@ class FeatureMaps:
 
 
 def visible_layers(session: Session) -> list[str]:
-    """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
+    """Return the layers whose features can be shown: all that differ from sample to sample."""
     adapter = session.family.adapter
+    # In front of the blocks a class token is the same for every sample, so all points would lie on one.
     same = adapter.class_token_layers()
     return [layer for layer in adapter.layers() if layer not in same]
 
 
 def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Per model `[n]`: cosine to the expert's feature, and distance of the two when each has unit norm; in float64."""
+    """Return cosine to the expert's feature, and distance of the two at unit norm, per model: `[n]`, in float64."""
     unit = {name: normalize(own.double(), dim=1) for name, own in features.items()}
     expert = unit[EXPERT]
     return (
@@ -185,7 +187,7 @@ def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Value
 
 
 def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
-    """The public document of `featcal study features --json`: rows of `FeatureMaps.to_frame`, by task and layer."""
+    """Return the public document of `featcal study features --json`: `FeatureMaps.to_frame` by task and layer."""
     tasks: dict[str, Any] = {}
     for (task, layer), rows in frame.groupby(["task", "layer"], sort=False):
         entry = tasks.setdefault(str(task), {"samples": int(rows["sample"].max()) + 1, "layers": []})
@@ -197,13 +199,13 @@ def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _point(row: Mapping[Hashable, Any]) -> dict[str, Any]:
-    """A sample as the document has it; without a place on the map where it has none."""
+    """Return a sample as the document has it; without a place on the map where it has none."""
     here = {str(name): None if name in ("x", "y") and np.isnan(value) else value for name, value in row.items()}
     return here | {"feature": row["feature"].tolist()} if "feature" in row else here
 
 
 def _select_known(what: str, asked: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Those of the known names that were asked for, in their own order; all where none were.
+    """Return those of the known names that were asked for, in their own order; all where none were.
 
     Raises:
         InputError: another name.
@@ -215,7 +217,7 @@ def _select_known(what: str, asked: Sequence[str], known: Sequence[str]) -> list
 
 
 def _sound(found: dict[str, dict[str, Tensor]], task: str) -> dict[str, dict[str, Tensor]]:
-    """The features, if every one has a direction.
+    """Return the features, if every one has a direction.
 
     Raises:
         NumericalError: one is zero or not finite.

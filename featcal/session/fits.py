@@ -1,4 +1,4 @@
-"""What is made of the models of an open suite: calibrations, baselines, and what a calibration costs and depends on."""
+"""Make models out of those of an open suite, calibrations and baselines, and measure what calibrations depend on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Fits:
         """
         one = self.suite.resolve(model)
         if one.config is None:
-            raise InputError(f"model '{one.name}' is no calibration; write calibrated:lam=0.05,rho=2@{one.name}")
+            raise InputError(f"model '{one.name}' is not a calibration; write calibrated:lam=0.05,rho=2@{one.name}")
         config = one.config
         return self._calibrate(one, lambda: self.suite.calibration_passes(config), progress)
 
@@ -75,7 +75,7 @@ class Fits:
         return self.suite.get_or_make(_CALIBRATED, config, make)
 
     def family_with(self, model: ModelId) -> Family:
-        """The suite with a model in the place of its merged one: what is calibrated then.
+        """Return the suite with a model in the place of its merged one, to calibrate that.
 
         Raises:
             InputError: no such model, or one that is more than its weights.
@@ -88,11 +88,11 @@ class Fits:
         return self.suite.family.with_merged(weights, one.name)
 
     def baseline(self, model: ModelId, progress: Progress = silent) -> Fitted:
-        """The model that a baseline makes of the suite.
+        """Return the model that a baseline makes of the suite.
 
         Raises:
             InputError: a model of another kind, or an option that is unknown or outside its range.
-            NumericalError: as `fit`.
+            NumericalError: the fit has no trustworthy solution.
         """
         one = self.suite.resolve(model)
         options, of = one.baseline, one.of
@@ -105,16 +105,17 @@ class Fits:
                 family = family.with_merged(self.weights(of), of.name)
             if isinstance(options, Sampled):
                 passes = self.suite.calibration_passes(options.counting, options.split)
+            # The expert passes are those of calibrations with the same samples, so experts run once for both.
             found = fit(family, options, experts=passes, progress=progress)
             return replace(found, record={**found.record, "model": one.name})
 
         return self.suite.get_or_make(_FITTED, (options, of.key), make)
 
     def weights(self, model: ModelId) -> Weights:
-        """The tensors of a model, calibrated or fitted where it is of that kind.
+        """Return the tensors of a model, calibrated or fitted where it is of that kind.
 
         Raises:
-            InputError: as `Family.model`.
+            InputError: there is no such model, or it does not fit the suite.
         """
         one = self.suite.resolve(model)
         if one.given is not None:
@@ -126,14 +127,14 @@ class Fits:
         return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, self.suite.family))
 
     def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
-        """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
+        """Measure what fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
 
         Args:
             model: options to calibrate with, a calibration by its name, or the folder of a calibrated checkpoint, whose
                 own options are used. What was calibrated stands in the place of the merged model.
 
         Raises:
-            InputError: a model that is neither: a folder that holds no record of a calibration among them.
+            InputError: a model of another kind, or a folder that holds no record of a calibration.
         """
 
         one = self.suite.resolve(model)
@@ -150,13 +151,13 @@ class Fits:
         return self.suite.get_or_make(_SOURCES, one.key, make)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
-        """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
+        """Measure how well every linear system of a calibration is posed; takes a calibration and its decompositions.
 
         Args:
             model: as in `sources`.
 
         Raises:
-            InputError: a model that is none of a calibration, or as `calibrate`.
+            InputError: a model that is not a calibration, or options that are unknown or outside their range.
         """
 
         one = self.suite.resolve(model)
@@ -171,7 +172,7 @@ class Fits:
     def preview(
         self, of: CalibrationConfig, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> Preview:
-        """What previews of one block of a calibration need; that of the last one alone is kept.
+        """Return what previews of one block of a calibration need.
 
         Args:
             of: the exact run that everything in front of the block is left as.
@@ -191,17 +192,18 @@ class Fits:
             weights = self._calibrate(self.suite.resolve(of), lambda: fitted, progress).weights
             return hold(run, of, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
 
+        # Statistics of a whole block are large, so that of the last block alone is kept.
         return self.suite.get_or_replace(_PREVIEW, key, make)
 
     def has_preview(self, of: CalibrationConfig, layer: str, view: EvaluationSamples) -> bool:
-        """Whether `preview` would cost nothing."""
+        """Say whether `preview` would cost nothing."""
         return self.suite.has(_PREVIEW, (of, layer, *self.suite.key(view)))
 
     def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
-        """The options of a calibration, and the model that is calibrated.
+        """Return the options of a calibration, and the model that is calibrated.
 
         Raises:
-            InputError: a model that is none, or a folder that holds no record of one.
+            InputError: the model is not a calibration, or its folder holds no record of one.
         """
         if model.config is not None and model.of is not None:
             return model.config, model.of
@@ -209,7 +211,7 @@ class Fits:
             raise InputError(f"'{model.label}' is an object; give the options of a calibration, its name or its folder")
         if model.kind != REFERENCE:
             raise InputError(
-                f"'{model.name}' is no calibration; give its options, as calibrated:lam=0.05,rho=2@{model.name}"
+                f"'{model.name}' is not a calibration; give its options, as calibrated:lam=0.05,rho=2@{model.name}"
             )
         config, of = recorded_calibration(Path(model.name))
         return config, self.suite.resolve(of)
@@ -227,5 +229,5 @@ class Fits:
         return self.suite.get_or_make(_CALIBRATED, model.key, make)
 
     def _first_block(self, of: ModelRef) -> FirstBlock | None:
-        """What calibrations of the suite's own merged model share in their first block."""
+        """Return what calibrations of the suite's own merged model share in their first block, else None."""
         return self.suite.first_block if of.kind == "merged" else None

@@ -1,4 +1,4 @@
-"""What is measured of the models of an open suite: drift, features, scores, and what follows from them."""
+"""Measure the models of an open suite: drift, features, scores, and what follows from them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Measurements:
 
     @property
     def fit(self) -> Fits:
-        """What makes the models that are measured."""
+        """Return what makes the models that are measured."""
         return Fits(self.suite)
 
     def features(self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Features:
-        """How far a model's features drift from the experts', not why: half the cost of `drift`. For "expert", whose
-        own features stand beside any model's, those of the merged one."""
+        """Measure how far a model's features drift from the experts', not why: half the cost of `drift`. For "expert"
+        those of the merged model, which has the experts' own beside them."""
         one = _walked_model(self.suite.resolve(model))
         count, split, seed = self.suite.key(view)
         apart = DriftOptions(count, split, seed)
@@ -76,7 +76,7 @@ class Measurements:
         return self.suite.get_or_make(_FEATURES, (one.key, count, split, seed), make)
 
     def drift(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
-        """A model's drift from the experts, layer by layer and task by task.
+        """Measure a model's drift from the experts, layer by layer and task by task.
 
         Raises:
             InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
@@ -112,8 +112,8 @@ class Measurements:
     def layer_features(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, Tensor]:
-        """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
-        token or mean over tokens but padding, and last the final features."""
+        """Return a model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the
+        class token or mean over tokens but padding, and last the final features."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
@@ -125,14 +125,14 @@ class Measurements:
         return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
-        """Cosine of the model's task vector to each expert's."""
+        """Return the cosine of the model's task vector to each expert's."""
         one = self.suite.resolve(model)
         return self.suite.get_or_make(
             _COSINES, one.key, lambda: task_vector_cosines(self.suite.family, self.fit.weights(one))
         )
 
     def scores(self, model: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent) -> Scores:
-        """Scores on every task: accuracy of pictures, generated answers of text.
+        """Score a model on every task: accuracy of pictures, generated answers of text.
 
         Raises:
             InputError: no such split, no labels, answers or class names, or a base without a text tower.
@@ -145,6 +145,7 @@ class Measurements:
             own = None if one.is_every_expert else self.fit.weights(one)
             models = {task: own or self.suite.family.experts[task] for task in self.suite.tasks}
             needed = {task: weights for task, weights in models.items() if own_head(weights, task) is None}
+            # A model that reads prompts makes the heads itself; otherwise they are the base's, the same for all models.
             whose = one.key if self.suite.family.adapter.reads_prompts else None
             key = split, tuple(needed), whose
             heads = self.suite.get_or_make(_HEADS, key, lambda: scoring_heads(self.suite.family, split, needed))
@@ -158,7 +159,7 @@ class Measurements:
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)
 
     def quick_scores(self, model: ModelId, view: EvaluationSamples) -> Scores:
-        """Scores off the features that drift is measured on, so that they cost nothing.
+        """Score a model off the features that drift is measured on, so that it costs nothing.
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
@@ -176,8 +177,8 @@ class Measurements:
         return self.suite.get_or_make(_QUICK, (one.key, *self.suite.key(view)), make)
 
     def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
-        """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
-        sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
+        """Return, by task, `[n]`: the lead of a model's first over its second class, or first token of an answer,
+        sample by sample (mu of Eq. (44)), off the features that drift is measured on."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
@@ -186,8 +187,7 @@ class Measurements:
         return self.suite.get_or_make(_MARGINS, (one.key, *self.suite.key(view)), make)
 
     def judges(self, model: ModelId, view: EvaluationSamples) -> Judges:
-        """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
-        them of class names.
+        """Return what turns features into scores.
 
         Raises:
             InputError: labels, answers, class names, a text tower or a head are missing.
@@ -197,10 +197,10 @@ class Measurements:
     def compare(
         self, a: ModelId, b: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent
     ) -> Comparison:
-        """What B is better or worse than A on the same samples, with intervals, tests and flips.
+        """Measure how much better B is than A on the same samples, with intervals, tests and flips.
 
         Raises:
-            InputError, NumericalError: as `scores`.
+            InputError, NumericalError: a model cannot be scored; `scores` lists the reasons.
         """
 
         one, other = self.suite.resolve(a), self.suite.resolve(b)
@@ -214,7 +214,7 @@ class Measurements:
     def canary(
         self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
     ) -> Canary:
-        """Whether a model still generates; as `featcal.evaluation.generation_check.canary`."""
+        """Check whether a model still generates (`featcal.evaluation.generation_check.canary`)."""
         one, other = self.suite.resolve(model), self.suite.resolve(against)
 
         def make() -> Canary:
@@ -232,30 +232,31 @@ class Measurements:
         split, tasks = view.split or self.suite.split, list(self.suite.tasks)
         if (scores.split, list(scores.tasks)) != (split, tasks):
             raise InputError(
-                f"scores of the {scores.split} split for {', '.join(scores.tasks)} are none of the {split} split for "
-                f"{', '.join(tasks)}"
+                f"scores of the {scores.split} split for {', '.join(scores.tasks)} are not those of the {split} split "
+                f"for {', '.join(tasks)}"
             )
         one = self.suite.resolve(model)
         own = replace(scores, model=one.label)
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), lambda: own)
 
     def has_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
-        """Whether `scores` would cost nothing."""
+        """Say whether `scores` would cost nothing."""
         return self.suite.has(_SCORES, (self.suite.resolve(model).key, *self.suite.key(view)))
 
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
-        """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
+        """Say whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self.suite.key(view)
         kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
 
     def _run(self, model: Weights, progress: Progress) -> Run:
-        """For a measurement of a model, once its samples are there: they count as well.
+        """Return the run for a measurement of a model, once its samples are there.
 
         Raises:
             InputError: one block of expert and model needs more than `max_memory`.
         """
+        # Asked for late: resident memory, which the samples have a part in by now, decides how much room is left.
         limit, adapter = self.suite.max_memory, self.suite.family.adapter
         return self.suite.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
 
@@ -266,12 +267,13 @@ class Measurements:
             return judges(self.suite.family, model, drawn())
 
         shared = self.suite.family.adapter.scores_with == "prompts" and not self.suite.family.adapter.reads_prompts
+        # The base's text tower makes heads of class names alone, so models that bring none share them.
         if shared and not any(own_head(one, task) for one in models for task in self.suite.tasks):
             return self.suite.get_or_make(_JUDGES, self.suite.key(view), make)
         return make()  # nothing to keep but the models, which read their heads when they are asked
 
     def _iterate_scores(self, model: ModelRef, view: EvaluationSamples) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
+        """Yield task, scores `[n, c]` and the right class or first token of every sample."""
         features, judged = self.features(model, view), self.judges(_walked_model(model), view)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
@@ -281,5 +283,6 @@ class Measurements:
 
 
 def _walked_model(model: ModelRef) -> ModelRef:
-    """Whose walk has a model's features: that of any model has those of "expert" too, so the merged one's."""
+    """Return the model whose walk has a model's features."""
+    # Every walk has the experts' features beside the model's; the merged one's is the likeliest to be kept.
     return MERGED if model.is_every_expert else model

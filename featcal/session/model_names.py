@@ -1,4 +1,4 @@
-"""What a model of a suite may be named by, and what tells it from others."""
+"""Read the names of a suite's models, and write the names that tell them from others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def name_calibration(config: CalibrationConfig, family: Family) -> str:
 def calibrate_command(
     suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str, model: str = "merged"
 ) -> str:
-    """The `featcal calibrate` line with these options.
+    """Return the `featcal calibrate` line with these options.
 
     Args:
         suite: its name or its file.
@@ -113,7 +113,7 @@ def _format_value(value: Any) -> str:
 
 
 def weights_of(model: str, family: Family) -> Weights:
-    """The tensors of a model that is named, but for calibrated ones and baselines.
+    """Return the tensors of a model that is named, but for calibrated ones and baselines.
 
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
@@ -131,8 +131,9 @@ def weights_of(model: str, family: Family) -> Weights:
 
 
 def read_name(model: str) -> ModelName:
-    """The parts of a name that can mean one thing alone."""
+    """Split a name that can mean one thing alone into its parts."""
     name = model_name(model)
+    # Neither is taken silently: a folder that is made later would change what a printed command means.
     if takes_options(model) and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
         if is_method(model):
@@ -163,7 +164,7 @@ def _rho(name: ModelName, model: str) -> float:
 
 
 def recorded_config(folder: Path) -> CalibrationConfig:
-    """The options of the calibration that wrote a folder.
+    """Return the options of the calibration that wrote a folder.
 
     Raises:
         InputError: it holds no record of one.
@@ -172,7 +173,7 @@ def recorded_config(folder: Path) -> CalibrationConfig:
 
 
 def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
-    """The options of the calibration that wrote a folder, and the name of the model that it calibrated.
+    """Return the options of the calibration that wrote a folder, and the name of the model that it calibrated.
 
     Raises:
         InputError: it holds no record of one.

@@ -1,4 +1,4 @@
-"""One model of a suite, whatever a caller has named it by: a name, options, weights or a calibration's result."""
+"""Resolve a model of a suite, whatever a caller has named it by: a name, options, weights or a calibration's result."""
 
 from __future__ import annotations
 
@@ -46,31 +46,33 @@ class ModelRef:
 
     @property
     def calibration(self) -> CalibrationConfig | None:
-        """The options of a calibration of the suite's own merged model; None of every other model."""
+        """Return the options of a calibration of the suite's own merged model; None of every other model."""
         return self.config if self.of is not None and self.of.kind == "merged" else None
 
     @property
     def is_every_expert(self) -> bool:
-        """Whether it is every expert on its own task, where models are scored or pooled."""
+        """Say whether it is every expert on its own task, where models are scored or pooled."""
         return self.name == "expert"
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same model of one suite: a name, options, a checkpoint while its files are as they are now, an
-        object that is the very same."""
+        """Return what is equal for the same model of one suite: a name, options, a checkpoint while its files are as
+        they are now, an object that is the very same."""
         if self.given is not None:
             return Same(self.given)
         options = self.config or self.baseline
         if options is not None and self.of is not None:
+            # `Fits.adopt_calibration` keeps results under the options alone.
             return options if self.of.kind == "merged" else (options, self.of.key)
         reference = reference_in(self.name)
+        # A relative reference means another folder elsewhere, so where the process stands is a part of the key.
         return self.name if reference is None else (self.name, Path.cwd(), model_stamp(reference, Path.cwd()))
 
 
 BASE, MERGED, EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", "expert"))
 """Models that every suite has; the last is every expert on its own task."""
 ModelId = str | CalibrationConfig | Weights | Calibrated | ModelRef
-"""What a caller may name a model by: a name (`suite.name_grammar`), the options it is calibrated with, weights, a
+"""All that a caller may name a model by: a name (`suite.name_grammar`), the options it is calibrated with, weights, a
 calibration's result, or what `resolve_model` has made of one of them."""
 
 
@@ -113,6 +115,7 @@ class Same:
     """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
 
     def __init__(self, thing: object) -> None:
+        # A weak reference, since a key must not keep a model in memory; the id may be given again once it is gone.
         self._id, self._thing = id(thing), ref(thing)
 
     def __hash__(self) -> int:

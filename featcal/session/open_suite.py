@@ -1,4 +1,4 @@
-"""The models and samples of one suite that is open, and the cache and the lock of everything computed of it."""
+"""Hold the models and samples of one suite that is open, and the cache and the lock of everything computed of it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ SMALL_SPLIT = 2**25
 
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[T]):
-    """One kind of result that is kept of a suite. It equals itself alone, so that nobody finds results of a kind but
-    through the module that has it.
+    """One kind of result that is kept of a suite. It equals itself alone, so its module alone finds the results.
 
     Args:
         name: for people who debug; it tells nothing from anything.
@@ -49,8 +48,7 @@ _SPLIT = Kind[Samples]("split")
 
 
 class OpenSuite:
-    """The family and the samples of one suite, and the results that are kept of it: what `Session` adds its questions
-    to.
+    """The family and the samples of one suite, and the results that are kept of it: the base of `Session`.
 
     One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
 
@@ -72,6 +70,7 @@ class OpenSuite:
         self._passes: Results[Hashable] = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self.first_block = None if self._one_shot else FirstBlock()
         self.released = False
+        # Reentrant: what makes one result asks for others.
         self._lock = threading.RLock()
 
     @property
@@ -80,12 +79,12 @@ class OpenSuite:
 
     @property
     def split(self) -> str:
-        """Where models are measured unless a view says otherwise."""
+        """Return the split that models are measured on unless a view says otherwise."""
         return self.family.suite.measured_split
 
     @property
     def is_text(self) -> bool:
-        """Whether the models read text and answer in words."""
+        """Say whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
     def resolve(self, model: ModelId) -> ModelRef:
@@ -97,11 +96,11 @@ class OpenSuite:
         return resolve_model(model, self.family)
 
     def key(self, view: EvaluationSamples) -> tuple[int | None, str, int]:
-        """Count, split and seed of a view."""
+        """Return count, split and seed of a view."""
         return view.samples, view.split or self.split, view.seed
 
     def samples(self, view: EvaluationSamples) -> dict[str, Samples]:
-        """The samples of every task."""
+        """Return the samples of every task."""
         count, split, seed = self.key(view)
 
         def make() -> dict[str, Samples]:
@@ -110,7 +109,7 @@ class OpenSuite:
         return make() if self._one_shot else self.get_or_make(_SAMPLES, (count, split, seed), make)
 
     def counts(self, view: EvaluationSamples) -> dict[str, int]:
-        """How many samples of every task there are; tasks can have fewer than a view asks for."""
+        """Return the number of samples of every task; tasks can have fewer than a view asks for."""
 
         def make() -> dict[str, int]:
             return {task: len(self.viewable_samples(task, view)) for task in self.tasks}
@@ -118,13 +117,13 @@ class OpenSuite:
         return self.get_or_make(_COUNTS, self.key(view), make)
 
     def viewable_samples(self, task: str, view: EvaluationSamples) -> Samples:
-        """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
+        """Return a task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         return self.get_or_make(_VIEWABLE, key, lambda: self.family.viewable_samples(task, split, count, seed))
 
     def parts(self, task: str, view: EvaluationSamples) -> Iterator[Samples]:
-        """Give a task's samples part by part, to be scored; a split that is small enough stays for the next model."""
+        """Yield a task's samples part by part, to be scored; a split that is small enough stays for the next model."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         if self.has(_SAMPLES, (count, split, seed)):
@@ -139,8 +138,9 @@ class OpenSuite:
                 yield part
 
     def calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
-        """Every expert on the samples that its task is calibrated on with these options."""
+        """Return the pass of every expert over the samples that its task is calibrated on with these options."""
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
+        # Of all tasks, so that a calibration on some finds the passes of one on all.
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
             return self._passes.get_or_make(
@@ -148,7 +148,7 @@ class OpenSuite:
             )
 
     def measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
-        """Every expert on the samples that models are measured on.
+        """Return the pass of every expert over the samples that models are measured on.
 
         Args:
             drawn: the samples of the view, by task.
@@ -162,8 +162,7 @@ class OpenSuite:
             return self._passes.get_or_make(("measured", *self.key(view)), make)
 
     def get_or_make(self, kind: Kind[T], key: Hashable, make: Callable[[], T]) -> T:
-        """Return the kept result of a kind with this key, or what `make` gives if there is none; for whatever depends
-        on nothing but this suite and the key."""
+        """Return the kept result of a kind with this key, or what `make` gives of this suite and the key alone."""
         with self._lock:
             return self._results.get_or_make((kind, key), make)
 
@@ -185,10 +184,10 @@ class OpenSuite:
 
     def release(self) -> None:
         """Give back the memory of everything that is kept, tensors of models included, once nothing is being computed,
-        and keep nothing from now on. Whoever still holds the session gets the same numbers from it, from the files;
-        `open_session` opens another."""
+        and keep nothing from now on. `open_session` opens another session."""
         with self._lock:
             self.released = True
+            # Whoever still holds the session reads the same numbers from the files.
             self.family = self.family.with_stored_tensors()
             for kept in (self._results, self._passes):
                 kept.clear()

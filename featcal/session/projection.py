@@ -1,4 +1,4 @@
-"""Two-dimensional maps of feature clouds that need no library of their own."""
+"""Draw two-dimensional maps of feature clouds that need no library of their own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ SEED = 42
 
 
 def draw_points(count: int, clouds: int) -> list[int]:
-    """Which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS` leaves,
-    drawn with `SEED`.
+    """Return which of `count` samples are on a map of so many clouds, in order: all, or what `MOST_POINTS` leaves.
 
     >>> draw_points(3, 4), len(draw_points(1000, 40))
     ([0, 1, 2], 500)
@@ -32,7 +31,7 @@ def draw_points(count: int, clouds: int) -> list[int]:
 
 
 def pca_map(features: Points) -> Points:
-    """`[n, k]` → `[n, 2]`: the two directions of largest variance."""
+    """Turn features `[n, k]` into places `[n, 2]` along the two directions of largest variance."""
     centred = features - features.mean(0)
     n, k = centred.shape
     if n > 2 * k:  # what is decomposed is the smaller one
@@ -45,6 +44,6 @@ def pca_map(features: Points) -> Points:
 
 
 def pool_models(models: Mapping[str, torch.Tensor]) -> Points:
-    """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
+    """Stack the features of several models, each divided by its norm: `[models * n, k]` float32."""
     clouds = [features.float().numpy() for features in models.values()]
     return np.concatenate([cloud / np.linalg.norm(cloud, axis=1, keepdims=True) for cloud in clouds])

@@ -1,4 +1,4 @@
-"""A suite opened once and everything computed of it once, for app, command line, public functions and studies."""
+"""Open a suite once and compute everything of it once, for app, command line, public functions and studies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from featcal.suite.schema import Suite, load_suite
 
 
 class Session(OpenSuite):
-    """One opened suite and what was computed of it: `measure` has what is measured of models, `fit` what is made of
-    them.
+    """One opened suite and what was computed of it: `measure` measures its models, `fit` makes models of them.
 
     Results are told by names and options, never by the content of arrays; a model that is given as an object is told by
     that very object, a checkpoint by its files. Moving lam, rho or alpha computes the model anew and nothing of the
@@ -40,24 +39,24 @@ class Session(OpenSuite):
     # session that nobody holds would wait for the collector.
     @property
     def measure(self) -> Measurements:
-        """Drift, features and scores of the suite's models."""
+        """Return the measurements of the suite's models: drift, features and scores."""
         return Measurements(self)
 
     @property
     def fit(self) -> Fits:
-        """Calibrations, baselines, and the tensors of any model of the suite."""
+        """Return the fits of the suite: calibrations, baselines, and the tensors of any model."""
         return Fits(self)
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
-    """A suite's session: the very same one as long as somebody holds it and every file of the suite is as it was.
+    """Return a suite's session: the very same one while somebody holds it and no file of the suite has changed.
 
     Args:
         suite: opened, or an embedded name or the path of a suite file.
         resident: every tensor stays in memory, for interactive work.
 
     Raises:
-        InputError: what `load_suite` says of the file and `open_family` of the models.
+        InputError: the suite file is not valid, or its models do not fit together.
     """
     loaded = suite if isinstance(suite, Suite) else load_suite(suite)
     key = suite_stamp(loaded), device, resident  # before anything is read, so that a change meanwhile shows
@@ -71,6 +70,7 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
         return session
 
 
+# Weak, so that a session goes with the last page that holds it, and a turn with the last that waits for it.
 _open: WeakValueDictionary[Hashable, Session] = WeakValueDictionary()
 _turns: WeakValueDictionary[Hashable, threading.Lock] = WeakValueDictionary()
 _guard = threading.Lock()

@@ -1,4 +1,4 @@
-"""What parts of a calibration are worth: the same calibration without one of them."""
+"""Study what parts of a calibration are worth: the same calibration without one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RM
 
 
 def ablate(session: Session, plan: Plan) -> Study:
-    """Every recipe whole, then without one of their parts; the plan's own methods come first."""
+    """Measure every recipe whole, then without one of its parts; the plan's own methods come first."""
     points = plan.points([EXPERT, *plan.methods])
     for recipe in RECIPES:
         for part, name in variants(session, recipe):
@@ -27,7 +27,7 @@ def ablate(session: Session, plan: Plan) -> Study:
 
 
 def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
-    """What is changed of a recipe's defaults for the suite, and the name of the model.
+    """Return what is changed of a recipe's defaults for the suite, and the name of the model.
 
     Token weights are those of the last block's patch tokens; RMSNorm scales are our extension, off by default.
     """
@@ -36,6 +36,7 @@ def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
     changed: list[tuple[str, dict[str, str]]] = [("whole", {})]
     for what, option in _SWITCHED:
         before = getattr(own, option)
+        # A switch that this architecture does not have, or that is turned already, would make the whole recipe again.
         if option not in idle and before == (option != "rmsnorms"):
             changed.append((what, {option: str(not before).lower()}))
     if "patch_weight" not in idle:
@@ -53,7 +54,8 @@ def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
 
 
 def _without_alpha(recipe: str) -> dict[str, str]:
-    """Beta needs features of the experts."""
+    """Return the options that leave out the experts' features."""
+    # Beta above 0 needs features of the experts.
     return {"alpha": "0", **({"beta": "0"} if "beta" in NUMBERS[recipe] else {})}
 
 

@@ -1,4 +1,4 @@
-"""How many calibration samples a method needs: Fig. 3 and Table 12 of the paper."""
+"""Study how many calibration samples a method needs: Fig. 3 and Table 12 of the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = (
 
 
 def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Study:
-    """Every method with every number of samples per task; a task that has fewer gives all it has.
+    """Measure every method with every number of samples per task; a task that has fewer gives all it has.
 
     Raises:
         InputError: no number, one below 1, or a name that cannot be read or says its own number of samples.

@@ -1,4 +1,4 @@
-"""The method table of a suite: every method on the same samples, with what it costs and what it needs."""
+"""Measure the method table of a suite: every method on the same samples, with what it costs and what it needs."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def named_methods(session: Session, names: Sequence[str]) -> list[str]:
 
 
 def every_method(session: Session) -> list[str]:
-    """Names of all methods at their defaults for a suite."""
+    """Return the names of all methods at their defaults for a suite."""
     return everything(config_for(session.family).rho)

@@ -1,4 +1,4 @@
-"""What calibration on corrupted pictures costs: Table 6 and Fig. 4 of the paper. Test pictures stay clean."""
+"""Study what calibration on corrupted pictures costs: Table 6 and Fig. 4 of the paper. Test pictures stay clean."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ CLEAN = "clean"
 def corrupt(
     session: Session, plan: Plan, kinds: Sequence[str] = CORRUPTIONS, severities: Sequence[int] = SEVERITIES
 ) -> Study:
-    """Every method on clean calibration pictures, then on every kind of corruption at every severity.
+    """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples that are no pictures as people see them, or no such kind or severity.
+        InputError: samples are not pictures as people see them, or there is no such kind or severity.
     """
     points = place_points(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
     seeing, modality = plan.points(), session.family.adapter.modality
     for kind, severity in product(kinds, severities):
         family = replace(session.family, suite=corrupt_suite(session.family.suite, kind, severity))
+        # Its hash is another, since the corruption is a part of the suite file, so its rows are kept apart.
         other = Session(family, one_shot=True)
         points += [
+            # A method that reads no samples makes one and the same model: its clean row is found again.
             replace(point, of=other) if SAMPLES in needs(point.model, modality) else point
             for point in place_points(seeing, corruption=kind, severity=severity)
         ]
@@ -45,10 +47,10 @@ def corrupt(
 
 
 def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
-    """The same suite with its calibration pictures corrupted.
+    """Return the suite with its calibration pictures corrupted.
 
     Raises:
-        InputError: as `corrupt`.
+        InputError: a task's samples are not pictures as people see them, or there is no such kind or severity.
     """
     if kind not in CORRUPTIONS or severity not in range(1, 6):
         raise InputError(f"{kind}, severity {severity}: kinds are {', '.join(CORRUPTIONS)}, severities 1 to 5")

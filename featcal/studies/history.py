@@ -1,4 +1,4 @@
-"""The history: every model that was measured, in a folder of records that sessions, processes and restarts share.
+"""Keep the history: every model that was measured, in a folder of records that sessions, processes and restarts share.
 
 Nothing is ever rewritten, so nobody waits for a lock: a run is one file, every measurement of it is another, and so is
 every mark that a person sets (name, notes, pinned). A file appears whole or not at all.
@@ -52,7 +52,7 @@ class TaskValue:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a run on some samples; the same of the same run whenever it is measured again."""
+    """A measurement of a run on some samples; equal whenever the same run is measured again."""
 
     how: How
     split: str
@@ -64,37 +64,37 @@ class Measured:
     drift: Mapping[str, FiniteFloat]
     """By task: mean norm of the final drift over that of the expert's features. Empty where it was not measured."""
     seconds: FiniteFloat | None = None
-    """What the calibration took, where it was made for this measurement."""
+    """Duration of the calibration, where it was made for this measurement."""
 
     @property
     def samples_key(self) -> tuple[str, str, int | None, int]:
-        """Equal for measurements that can be compared."""
+        """Return what is equal for measurements that can be compared."""
         return self.how, self.split, self.samples, self.seed
 
     @property
     def mean(self) -> float:
-        """Unweighted mean score over tasks, 0-1; NaN without scores."""
+        """Return the unweighted mean score over tasks, 0-1; NaN without scores."""
         return _mean([one.value for one in self.scores.values()])
 
     @property
     def worst(self) -> float:
-        """Score of the task with the lowest one; NaN without scores."""
+        """Return the score of the task with the lowest one; NaN without scores."""
         return min((one.value for one in self.scores.values()), default=float("nan"))
 
     @property
     def worst_task(self) -> str:
-        """The first of the tasks with the lowest score; "" without scores."""
+        """Return the first of the tasks with the lowest score; "" without scores."""
         return min(self.scores, key=lambda task: self.scores[task].value, default="")
 
     @property
     def mean_drift(self) -> float:
-        """Mean over tasks of the relative final drift; NaN where it was not measured."""
+        """Return the mean over tasks of the relative final drift; NaN where it was not measured."""
         return _mean(list(self.drift.values()))
 
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A model of a suite: what it is, what was measured of it, and what a person said of it."""
+    """A model of a suite, what was measured of it, and what a person said of it."""
 
     id: str
     """16 hexadecimal digits; the same for the same model of the same suite, made by the same versions."""
@@ -114,16 +114,16 @@ class HistoryEntry:
     pinned: bool = False
 
     def find_measured(self, how: How, split: str, samples: int | None, seed: int) -> Measured | None:
-        """What was measured on these samples, if it was."""
+        """Return what was measured on these samples, if it was."""
         return next((one for one in self.measured if one.samples_key == (how, split, samples, seed)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `featcal history list --json`."""
+        """Return one entry of `featcal history list --json`."""
         return asdict(self)
 
 
 class Looks(NamedTuple):
-    """How often scores on a suite's test split were computed, and of how many different models."""
+    """Number of times that scores on a suite's test split were computed, and of different models among them."""
 
     times: int
     models: int
@@ -139,7 +139,7 @@ class _Look:
 class History:
     """Runs in a folder. Several processes may write at once.
 
-    A history that cannot be written or read is no failure of the work that it records: `problems` then says what is
+    A history that cannot be written or read does not fail the work that it records: `problems` then says what is
     wrong, and nothing else happens. Files that hold no record are named there, passed over, and never touched.
 
     Args:
@@ -151,7 +151,7 @@ class History:
         self.problems: list[str] = []
 
     def add(self, run: HistoryEntry, measured: Measured | None = None) -> bool:
-        """Record a run, and a measurement of it; what is recorded already stays as it is. False if it is not kept."""
+        """Record a run, and a measurement of it; what is recorded already stays. Return False if it is not kept."""
         place = self.folder / run.suite_hash
         kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
         files = {f"{run.id}.json": kept}
@@ -161,14 +161,14 @@ class History:
         return all(self._write(place / name, _text(content)) for name, content in files.items())
 
     def runs(self, suite_hash: str | None = None) -> list[HistoryEntry]:
-        """Runs of a suite, or of all, the newest first."""
+        """Return the runs of a suite, or of all, the newest first."""
         found: list[HistoryEntry] = []
         for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
             found += self._read(str(place), "")
         return sorted(found, key=lambda run: run.time, reverse=True)
 
     def get(self, run_id: str) -> HistoryEntry:
-        """One run.
+        """Return one run.
 
         Raises:
             InputError: there is none.
@@ -185,6 +185,7 @@ class History:
             InputError: no such run, a name or note that is too long or holds control characters, or a folder that
                 cannot be written.
         """
+        # A file of its own: rewriting the record would need a lock against everybody else who writes.
         file = self._home(run_id) / f"{run_id}.{mark}"
         said = value if isinstance(value, str) else "yes" if value else ""
         if len(said) > LONGEST or not said.replace("\n", "").isprintable():
@@ -207,13 +208,14 @@ class History:
         if (place / f"{run_id}.pinned").exists():
             raise InputError(f"run {run_id} is pinned; unpin it first")
         try:
+            # The record itself goes last: what is stopped half-way is still a run that can be deleted.
             for file in sorted(place.glob(f"{run_id}.*"), key=lambda file: file.name == f"{run_id}.json"):
                 file.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"{place} cannot be written: {error.strerror}") from error
 
     def look(self, suite_hash: str, model: str, place: str) -> bool:
-        """Record that scores of a model on the test split were computed; False if it is not kept.
+        """Record that scores of a model on the test split were computed; return False if it is not kept.
 
         Args:
             place: where they are shown, such as "featcal evaluate".
@@ -222,7 +224,7 @@ class History:
         return self._write(self.folder / suite_hash / f"look-{uuid4().hex}.json", _text(look))
 
     def looks(self, suite_hash: str) -> Looks:
-        """Looks at the test split of a suite so far."""
+        """Count the looks at the test split of a suite so far."""
         place = str(self.folder / suite_hash)
         files = (f"{place}/{name}" for name in self._names(place) if name.startswith("look-"))
         found = [look for file in files if (look := self._load(file, _Look)) is not None]
@@ -232,7 +234,7 @@ class History:
         return [place for name in self._names(str(self.folder)) if (place := self.folder / name).is_dir()]
 
     def _names(self, place: str) -> list[str]:
-        """What lies in a folder, but for files that are being written."""
+        """Return the names of what lies in a folder, but for files that are being written."""
         try:
             return sorted(name for name in os.listdir(place) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
@@ -249,7 +251,7 @@ class History:
         raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal history list` lists them")
 
     def _read(self, place: str, prefix: str) -> Iterator[HistoryEntry]:
-        """The runs of one folder whose ids begin so."""
+        """Yield the runs of one folder whose ids begin so."""
         beside: dict[str, list[str]] = {}
         for name in self._names(place):
             run_id, _, rest = name.partition(".")
@@ -272,7 +274,7 @@ class History:
             )
 
     def _load(self, file: str, kind: type[T]) -> T | None:
-        """What a file records, or None and a problem."""
+        """Return what a file records, or None and a problem."""
         try:
             state = os.stat(file)
             found: T = _record(kind.__name__, file, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
@@ -302,25 +304,26 @@ class History:
 
 
 def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> HistoryEntry:
-    """A run that was not measured yet.
+    """Return a run that was not measured yet.
 
     Args:
         suite: its name and its hash.
         model: its text; it tells runs apart only where there are no options.
     """
     identity = [suite[1], dict(options) or model, dict(made_by)]
+    # Versions and device are a part of it: they move the last digits of what is measured.
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return HistoryEntry(digest[:16], *suite, model, options, made_by, _timestamp())
 
 
 def looks(suite_hash: str) -> Looks:
-    """Looks at the test split of a suite, in the user's history."""
+    """Count the looks at the test split of a suite, in the user's history."""
     return History().looks(suite_hash)
 
 
 def suite_hash(suite: Suite) -> str:
-    """16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not its
-    description or the options it recommends), and the files of its models and samples.
+    """Return 16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not
+    its description or the options it recommends), and the files of its models and samples.
 
     Of files that are `WHOLE` bytes together at most it is the content, so a copy elsewhere has the same history; of
     larger ones path, size and times, as `suite_stamp` has them. Models and samples on the Hub count by their names, and
@@ -332,6 +335,7 @@ def suite_hash(suite: Suite) -> str:
     from featcal.session.fingerprint import suite_stamp
 
     stamps = suite_stamp(suite)[2]
+    # Content, so that a copy elsewhere has the same history; of gigabytes the state must do.
     small = sum(size for _, size, _, _ in stamps) <= WHOLE
     files = [(_relative_path(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
     said = suite.model_dump_json(exclude={"description", "calibration"})
@@ -339,13 +343,13 @@ def suite_hash(suite: Suite) -> str:
 
 
 def _relative_path(file: Path, root: Path) -> str:
-    """A path as the suite file sees it."""
+    """Return a path as the suite file sees it."""
     return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
 
 
 @cache
 def _digest(path: str, *stamp: int) -> str:
-    """SHA-256 of a file in this state."""
+    """Return the SHA-256 of a file in this state."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
@@ -353,7 +357,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 
 def current_maker(device: str) -> dict[str, str]:
-    """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
+    """Return who makes a run here: a run of other versions, or on another kind of device, is another run."""
     return versions(TELLING) | {"device": device}
 
 
@@ -370,9 +374,10 @@ _RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
 _READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (HistoryEntry, Measured, _Look)}
 
 
+# Pages list the history anew whenever they are drawn, so thousands of files must not be parsed each time.
 @lru_cache(maxsize=2**16)
 def _record(kind: str, path: str, state: tuple[int, ...]) -> Any:
-    """What a file in this state records: pages list the history anew whenever they are drawn.
+    """Return what a file in this state records.
 
     Raises:
         OSError, ValidationError: it cannot be read, or records nothing of this kind.

@@ -1,4 +1,4 @@
-"""Finished studies: those that come with featcal, and the user's own."""
+"""Keep and find finished studies: those that come with featcal, and the user's own."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ KINDS: Mapping[str, str] = {
 
 
 def keep(study: Study) -> str:
-    """Put a finished study where pages look for it, in place of an earlier one with the same rows; why it is not
-    kept, or ""."""
+    """Put a finished study where pages look for it, in place of one with the same rows; return why it cannot, or ""."""
     rows = [[row.point.model, row.point.made, dict(row.point.at)] for row in study.rows]
     identity = json.dumps([study.kind, study.suite_hash, study.on, rows], sort_keys=True)
     file = _folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
@@ -38,13 +37,13 @@ def keep(study: Study) -> str:
 
 
 def shipped_studies() -> list[Study]:
-    """Studies of the embedded suites, as they came with featcal; method tables first."""
+    """Return the studies of the embedded suites, as they came with featcal; method tables first."""
     files = [file.with_name(f"{kind}.json") for kind in KINDS for file in embedded_suites().values()]
     return [read_study(file) for file in files if file.is_file()]
 
 
 def own() -> tuple[list[Study], list[str]]:
-    """The user's own studies, the newest first, and what is wrong with files that are none."""
+    """Return the user's own studies, the newest first, and what is wrong with files that hold none."""
     found, problems = [], []
     for file in sorted(_folder().glob("[!.]*.json"), key=_age):
         try:

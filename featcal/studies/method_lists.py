@@ -1,4 +1,4 @@
-"""Names of the models that studies measure: lists of them, and their samples and seeds."""
+"""List the names of the models that studies measure, with their samples and seeds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ANCHORS = ("tsv-m", "wudi-optimum")
 
 
 def everything(anchor: float) -> list[str]:
-    """Every method that is recommended, at its defaults or as it says itself (`About.compared`): experts and base,
-    mergers, what else makes a model of the experts, calibrations, then what acts on another model.
+    """Return the name of every method that is recommended, at its defaults or as its `About.compared` has it: experts
+    and base, mergers, what else makes a model of the experts, calibrations, then what acts on another model.
 
     Args:
         anchor: rho of the calibration's anchor, which needs no data.
@@ -34,7 +34,7 @@ def _models_of(kind: type[Method]) -> tuple[str, ...]:
 
 
 def parse_methods(text: str) -> list[str]:
-    """The names in a list with commas between, which stand between options as well.
+    """Return the names in a list with commas between, which stand between options as well.
 
     Raises:
         InputError: no name at all.
@@ -45,6 +45,7 @@ def parse_methods(text: str) -> list[str]:
     names: list[str] = []
     for part in (one.strip() for one in text.split(",")):
         before, equals, _ = part.partition("=")
+        # A part such as density=0.2 goes on with the name before; a new name has one of these signs before its first =.
         if names and equals and not {":", "@", "/"} & {*before}:
             names[-1] += f",{part}"
         elif part:
@@ -55,7 +56,7 @@ def parse_methods(text: str) -> list[str]:
 
 
 def seeds(text: str) -> tuple[int, ...]:
-    """The seeds in a list with commas between, each once.
+    """Return the seeds in a list with commas between, each once.
 
     Raises:
         InputError: something else than whole numbers from 0 on.
@@ -70,8 +71,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def with_samples(model: str, samples: int, seed: int) -> str:
-    """The name with these calibration samples and this seed wherever it has an option for them and does not say it,
-    also of the model that it is made of.
+    """Return the name with these samples and this seed wherever it, or the model below it, leaves such an option out.
 
     Raises:
         InputError: a name that cannot be read.
@@ -103,6 +103,6 @@ def takes_samples(model: str) -> bool:
 
 
 def _draws(kind: str) -> tuple[str, ...]:
-    """Which of samples and seed are options of a kind of model."""
+    """Return those of samples and seed that are options of a kind of model."""
     own = [one.name for one in options_of_class(method(kind))] if is_method(kind) else []
     return ("samples", "seed") if kind == "calibrated" else tuple(one for one in ("samples", "seed") if one in own)

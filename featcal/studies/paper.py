@@ -1,4 +1,4 @@
-"""What the paper printed: facts of its tables, to stand beside what is measured and never in one table with it."""
+"""Read what the paper printed: facts of its tables, to stand beside what is measured and never in one table with it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PaperRow:
     deviations: tuple[float | None, ...] = ()
     """Over seeds, where the paper has them."""
     probable: tuple[float | None, ...] = ()
-    """What was probably meant, where cells stand in an impossible order."""
+    """Values that were probably meant, where cells stand in an impossible order."""
     notes: tuple[str, ...] = ()
-    """What is wrong or odd about it."""
+    """Remarks on what is wrong or odd about it."""
 
     @property
     def mean(self) -> float | None:
-        """Of the cells as printed."""
+        """Return the mean of the cells as printed."""
         known = [one for one in self.values if one is not None]
         return sum(known) / len(known) if known and self.average is not None else None
 
@@ -54,7 +54,7 @@ class PaperTable:
 
 @cache
 def paper_tables() -> tuple[PaperTable, ...]:
-    """Every table, in the paper's order."""
+    """Return every table, in the paper's order."""
     return _FILE.validate_json(data_path("paper.json").read_bytes()).tables
 
 

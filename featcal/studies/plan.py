@@ -1,4 +1,4 @@
-"""What every study is told: which methods, seeds and samples, and where rows are kept."""
+"""Define what every study is told: methods, seeds and samples, and where rows are kept."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """How a study is made.
+    """A plan of a study.
 
     Args:
         methods: names of models; what a name does not say of samples and seed is `samples` and each of `seeds`.
         on: the samples that models are measured on.
         rows: where finished rows are kept and found again; left out, in the user's cache folder.
-        progress: told the rows that are done.
+        progress: is told the rows that are done.
 
     Raises:
         InputError: no method, no seed, or samples below 1.
@@ -47,7 +47,7 @@ class Plan:
             raise InputError(f"samples is {self.samples}; at least one is needed")
 
     def points(self, methods: Sequence[str] | None = None, samples: int | None = None) -> list[Point]:
-        """Methods with every seed; one point of a method in which no seed has a part.
+        """Return methods with every seed; one point of a method in which no seed has a part.
 
         Args:
             methods, samples: in place of the plan's own.
@@ -65,18 +65,19 @@ class Plan:
 
 
 def points_of(method: str, samples: int, seeds: Sequence[int]) -> list[Point]:
-    """A method with every seed; one point where no seed has a part in it.
+    """Return a method with every seed; one point where no seed has a part in it.
 
     Raises:
         InputError: a name that cannot be read.
     """
+    # A name that a seed does not change stands for one model, which is not measured three times.
     if with_samples(method, samples, 0) == with_samples(method, samples, 1):
         return [Point(method, with_samples(method, samples, 0))]
     return [Point(method, with_samples(method, samples, seed), seed) for seed in seeds]
 
 
 def views(samples: int | None, split: str = "test") -> Views:
-    """Scores on so many samples of a split (None: all), features where a suite measures them.
+    """Return views: scores on so many samples of a split (None: all), features where a suite measures them.
 
     >>> views(None).scores.split
     'test'

@@ -1,4 +1,4 @@
-"""From a session to the history: which run a model is, and what the session measured of it."""
+"""Record in the history what a session measured of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, hi
         Why it is not kept, or "".
 
     Raises:
-        FeatcalError: as `Measurements.features`. A history that cannot be written says so itself.
+        FeatcalError: the model cannot be measured; a history that cannot be written does not raise.
     """
 
     def make() -> str:
@@ -34,7 +34,7 @@ def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, hi
 
     key = str(history.folder), model, on
     problem = session.get_or_make(_RECORDED, key, make)
-    if problem:  # which may be over when somebody asks again
+    if problem:  # a full disk may have room when somebody asks again
         session.forget(_RECORDED, key)
     return problem
 
@@ -45,11 +45,10 @@ def count_looks(
 ) -> Iterator[None]:
     """Count a look at the test split for each of the models that the body of the `with` scores on it.
 
-    What the session has scored before is no other look.
-
     Args:
         place: where the scores are shown, such as "featcal evaluate".
     """
+    # What the session has scored before is shown again, which is not another look.
     new = [model for model in models if not session.measure.has_scores(model, on)]
     try:
         yield
@@ -60,25 +59,27 @@ def count_looks(
 
 
 def hash_of(session: Session) -> str:
-    """The suite's hash, as it was when the session first asked."""
+    """Return the suite's hash, as it was when the session first asked."""
+    # Files that change meanwhile are another suite's, for another session: this one has read those before.
     return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite))
 
 
 def run_of(session: Session, model: ModelId) -> HistoryEntry:
-    """The run that a model of the suite is, given by its name or by the options of its calibration."""
+    """Return the run that a model of the suite is, given by its name or by the options of its calibration."""
     one = session.resolve(model)
     config = {} if one.calibration is None else asdict(one.calibration)
+    # A batch size changes nothing but time and memory, so it does not make another run.
     options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
     return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
 
 
 def measure(session: Session, model: ModelId, on: EvaluationSamples) -> Measured:
-    """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
+    """Measure a model's drift, and its scores off the same features; without scores where there can be none.
 
     Raises:
-        InputError: as `Measurements.features` and `Measurements.quick_scores`.
-        NumericalError: a drift that is not finite, whose record would be no number.
+        InputError: the model does not fit the suite, or the samples cannot be used.
+        NumericalError: a drift is not finite.
     """
     one = session.resolve(model)
     try:

@@ -1,4 +1,4 @@
-"""What a method needs beside the models: told by the name of a model alone."""
+"""Tell what a method needs beside the models, by the name of a model alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN: Mapping[str, tuple[str, ...]] = {
 
 
 def needs(model: str, modality: Modality) -> tuple[str, ...]:
-    """What a model needs, with what it is made of: some of `NEEDS`, in that order.
+    """Return what a model needs, with what it is made of: some of `NEEDS`, in that order.
 
     Language models read the answers of calibration samples as tokens, so where samples are needed these are too; no
     method compares with them. Classifiers of text read none.

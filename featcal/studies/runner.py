@@ -1,4 +1,4 @@
-"""Measures models of a suite alike, one after the other; what was measured before is not measured again."""
+"""Measure models of a suite alike, one after the other; what was measured before is not measured again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rs
 EXPERT = "expert"
 """Every expert on its own task: what scores are a share of."""
 _OF_ALL = ("total", "samples")
-"""Stages of a record that are no part of it, or that a session has taken out of it."""
+"""Stages of a record that are not a part of it, or that a session has taken out of it."""
 Make = Callable[[Session, CalibrationConfig], Weights]
 Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 
@@ -59,20 +59,20 @@ class Point:
     """One model of a study."""
 
     method: str
-    """What it is called whatever its samples and seed are."""
+    """Name of the method, whatever its samples and seed are."""
     model: str
     """Its whole name, as `--model` takes it."""
     seed: int | None = None
     """None where none has a part in it."""
     at: Mapping[str, str | int | float] = field(default_factory=dict)
-    """Where in the study it stands, such as 8 samples."""
+    """Place in the study, such as 8 samples."""
     of: Session | None = None
     """The suite that it is made of, if not the one that it is measured on."""
     made: str = ""
-    """How it is made of its name, if not as everywhere; then `make` does it."""
+    """Name of the way in which it is made, if not as everywhere; then `make` does it."""
     make: Make | None = None
     beside: Beside | None = None
-    """What else is measured of it; `made` is to tell that too."""
+    """Function that measures more of it; `made` is to tell that too."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Unweighted mean score over tasks, 0-1; NaN without scores."""
+        """Return the unweighted mean score over tasks, 0-1; NaN without scores."""
         return _mean([one.value for one in self.found.scores.values()])
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `rows` in the document of a study."""
+        """Return one entry of `rows` in the document of a study."""
         point = self.point
         said = {"method": point.method, "model": point.model, "seed": point.seed, "at": dict(point.at)}
         return {**said, "needs": list(self.needs), **asdict(self.found)}
@@ -115,7 +115,7 @@ def run(
     Args:
         rows: where finished rows are kept; left out, in the user's cache folder.
         history: counts looks at the test split; left out, the user's own.
-        progress: told the rows that are done; it may raise to end the work there.
+        progress: is told the rows that are done; it may raise to end the work there.
     """
     rows, history = rows or Rows(), history or History()
     found = []
@@ -133,6 +133,7 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
         named = of.resolve(point.model)
     except FeatcalError as error:
         return Row(point, needed, _failure(str(error)))
+    # By the resolved model, so that a default that is spelt out and one that is left out share a row.
     identity = _identity(session, point, named, on)
     known = rows.get(hash_of(session), identity)
     if known is None:
@@ -145,7 +146,7 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
 
 
 def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dict[str, Any]:
-    """Tells rows of one suite apart: the model with all its options, the samples, and who measures."""
+    """Return what tells rows of one suite apart: the model with all its options, the samples, and who measures."""
     family = (point.of or session).family
     model: Any = named.name
     if named.calibration is not None:
@@ -156,19 +157,20 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
     reference = reference_in(point.model)
     files = () if reference is None else model_stamp(reference, Path.cwd())
     said = {"model": model, "files": files, "made": point.made, "of": of, "views": views, "by": current_maker(device)}
+    # Kept rows are read from JSON, so what is asked for has to look as it does there.
     tuples_as_lists: dict[str, Any] = _plain(said)
     return tuples_as_lists
 
 
 def _measure(session: Session, point: Point, named: ModelRef, on: Views) -> tuple[Found, bool]:
-    """What there is to say of a model, and whether it will be the same the next time: of failures, where it is the
-    method's own. A disk that is full or a file that is missing may be there later."""
+    """Return what there is to say of a model, and whether it will be the same the next time."""
     try:
         weights, making, stages = _make(point.of or session, point, named)
         scores, scoring = _score(session, weights, on.scores)
         drift, cosine, walking = _measure_distance(session, weights, on.features)
         beside = _measure_beside(session, point, named)
     except FeatcalError as error:
+        # A failure of the method itself lasts. A disk that is full or a file that is missing may be there later.
         return _failure(str(error)), isinstance(error, NumericalError | NoScores)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _failure(f"it needs more memory than there is: {error}"), False
@@ -189,12 +191,13 @@ def _measure_beside(session: Session, point: Point, named: ModelRef) -> Mapping[
 
 
 def _make(of: Session, point: Point, named: ModelRef) -> tuple[ModelRef, Cost, dict[str, float]]:
-    """A model with every tensor that is computed with in memory, what that cost, and by stage where its record says."""
+    """Make a model with every tensor that is computed with in memory; return it with its cost, in all and by stage."""
     if named.is_every_expert:
         return named, Cost(), {}
     maker = Session(of.family, one_shot=True)  # which finds nothing that another model has left
     with measure_cost() as cost:
         weights, stages = _weights(maker, point, named)
+        # Read here, inside the measurement: a lazy merge would do its work when it is scored.
         held = Overlay(weights.label, weights, weights.read(of.family.adapter.tower))
     return of.resolve(held), cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
 
@@ -213,7 +216,7 @@ def _weights(maker: Session, point: Point, named: ModelRef) -> tuple[Weights, Ma
 
 
 def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
-    """Scores by task; none where the samples have no labels."""
+    """Return scores by task; none where the samples have no labels."""
     with measure_cost() as cost:
         try:
             scores = session.measure.scores(model, view).tasks
@@ -225,10 +228,10 @@ def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[
 def _measure_distance(
     session: Session, model: ModelRef, view: EvaluationSamples
 ) -> tuple[dict[str, float], dict[str, float], Cost]:
-    """Relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
+    """Return relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
 
     Raises:
-        NumericalError: a drift that is not finite.
+        NumericalError: a drift or a cosine is not finite.
     """
     if model.is_every_expert:
         return dict.fromkeys(session.tasks, 0.0), dict.fromkeys(session.tasks, 1.0), Cost()
@@ -247,6 +250,7 @@ def measure_cost() -> Iterator[Cost]:
     """Measure the body of the `with`; freed memory is given back before it."""
     cost = Cost()
     release_memory()
+    # The system's peak counts from the start of the process unless it is told to begin anew.
     held, counts = rss_bytes(), _forget_peak()
     started, busy = time.perf_counter(), time.process_time()
     try:
@@ -268,7 +272,7 @@ def _forget_peak() -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, so that what is written and what is asked for are the same."""
+    """Return a value as JSON has it."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -279,5 +283,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def place_points(points: Sequence[Point], **place: str | int | float) -> list[Point]:
-    """The same points somewhere else in a study."""
+    """Return the points at another place in a study."""
     return [replace(point, at={**point.at, **place}) for point in points]

@@ -1,9 +1,8 @@
-"""What the forward order is worth: the same closed form on features that are not those of the deployed model.
+"""Study what the forward order is worth: the same closed form on features that are not those of the deployed model.
 
 Forward order is Algorithm 1. "stale" fits every block behind a block that is still the merged one, "parallel" fits all
 blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
-(`Fits.sources`); here whole models are made of it and scored, and that excess stands beside them. It is defined for
-the paper's recipe alone.
+(`Fits.sources`); here whole models are made of it and scored, and that excess stands beside them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _SOURCE = {STALE: "stale", PARALLEL: "merged"}
 
 
 def schedule(session: Session, plan: Plan) -> Study:
-    """Every calibration in every order.
+    """Measure every calibration in every order.
 
     Raises:
-        InputError: a method that is no calibration of the suite's merged model.
+        InputError: a method is not a calibration of the suite's merged model.
     """
     others = [name for name in plan.methods if model_name(name).kind != "calibrated"]
     if others:
-        raise InputError(f"methods: {', '.join(others)} is no calibration; orders are of calibrated:OPTIONS alone")
+        raise InputError(f"methods: {', '.join(others)} is not a calibration; orders are of calibrated:OPTIONS alone")
     if elsewhere := [name for name in plan.methods if model_name(name).of != "merged"]:
         raise InputError(
             f"methods: {', '.join(elsewhere)} calibrates another model than the suite's merged one; orders are of that "
@@ -57,25 +56,27 @@ def _order_point(point: Point, order: str) -> Point:
         return calibrate_behind(session, config, 1 if order == STALE else len(session.family.adapter.blocks()))
 
     def measure_beside(session: Session, config: CalibrationConfig) -> dict[str, float]:
+        # Prop. 8 is about the objective of the paper's recipe alone.
         return {} if config.recipe != PAPER else {EXCESS: excess(session, config, _SOURCE[order])}
 
     return replace(point, made=order, make=make, beside=measure_beside)
 
 
 def excess(session: Session, config: CalibrationConfig, source: str) -> float:
-    """What Prop. 8 says of an order before any model is made in it: excess of its feature source over the minimum of
-    the local objective, mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
+    """Return the excess of an order's feature source over the minimum of the local objective (Prop. 8), before any
+    model is made in it: mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
     found = [one.relative for one in session.fit.sources(config) if one.source == source]
     return sum(found) / len(found)
 
 
 def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:
-    """The merged model with every block fitted while the `lag` blocks before it are still the merged ones.
+    """Return the merged model with every block fitted while the `lag` blocks before it are still the merged ones.
 
     One block is calibrated at a time, so this takes as many calibrations as there are blocks. Lag 0 is Algorithm 1.
     """
     family = session.family
     adapter, merged = family.adapter, family.merged
+    # Once for all blocks: the experts' features do not depend on the student.
     passes = expert_passes(family, config, Kept.from_device(family.compute.device))
     blocks, layers = list(adapter.blocks()), list(adapter.block_layers())
     solved: list[Mapping[str, Tensor]] = []
@@ -83,6 +84,7 @@ def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> W
         if config.blocks is not None and layer not in config.blocks:
             solved.append({})
             continue
+        # Blocks further back than the lag are calibrated already; those within it are still the merged ones.
         before = {name: tensor for one in solved[: max(0, number - lag)] for name, tensor in one.items()}
         student = replace(family, merged=Overlay(merged.label, merged, before))
         fitted = calibrate(student, replace(config, blocks=(layer,)), experts=passes).weights

@@ -1,4 +1,4 @@
-"""What was measured of one model on one suite: a small file each, written when it is done and never again.
+"""Keep what was measured of one model on one suite: a small file each, written when it is done and never again.
 
 A study that was ended finds its finished rows here, and so does any other study that asks for the same.
 """
@@ -33,7 +33,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one model, or why nothing was."""
+    """Measurements of one model, or why there are none."""
 
     scores: Mapping[str, TaskValue]
     """By task; empty where samples have no labels."""
@@ -48,21 +48,21 @@ class Found:
     peak_bytes: int | None
     """By how much the process grew at most while the model was made."""
     beside: Mapping[str, FiniteFloat] = field(default_factory=dict)
-    """What its study measures of it alone, by name."""
+    """Measurements that its study alone makes, by name."""
     failure: str = ""
     """Why the method cannot be used here; "" where it can."""
 
 
 def round_found(found: Found) -> Found:
-    """The same with numbers as they are written, so that what was measured and what was read again are equal."""
+    """Return it with numbers as they are written, so that what was measured and what was read again are equal."""
     return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 
 def parse_found(content: Mapping[str, Any]) -> Found:
-    """What a mapping that holds a row says, whatever else is in it.
+    """Read the row that a mapping holds, whatever else is in it.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it does not hold a row.
     """
     return _FOUND.validate_python({name: content[name] for name in Found.__dataclass_fields__ if name in content})
 
@@ -77,10 +77,10 @@ class Rows:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = cache_folder() / "studies" if folder is None else folder
         self.problems: list[str] = []
-        """What could not be kept or read; the rows themselves are measured all the same."""
+        """Messages about what could not be kept or read; the rows are measured all the same."""
 
     def get(self, suite_hash: str, identity: Mapping[str, Any]) -> Found | None:
-        """What was measured of this very thing; None where nothing was, or its file is damaged."""
+        """Return what was measured of this very thing; None where nothing was, or its file is damaged."""
         file = self._file(suite_hash, identity)
         try:
             return _RECORD.validate_json(file.read_bytes()).found
@@ -97,6 +97,7 @@ class Rows:
         file = self._file(suite_hash, identity)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            # Another process has measured the same meanwhile; its row is as good.
             with suppress(FileExistsError):
                 put_new(file, json.dumps({"identity": identity, "found": asdict(found)}, allow_nan=False))
         except OSError as error:
@@ -104,6 +105,7 @@ class Rows:
 
     def _file(self, suite_hash: str, identity: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        # The name is the hash of all that tells a row, so whatever study asks for the same finds it.
         return self.folder / suite_hash / f"{digest[:24]}.json"
 
     def _tell(self, problem: str) -> None:

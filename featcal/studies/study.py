@@ -1,4 +1,4 @@
-"""A finished study: its rows, and the document that they make."""
+"""Define a finished study: its rows, and the document that they make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featcal.system.json_files import read_json
 
 @dataclass(frozen=True)
 class Study:
-    """What a study found, by measuring or in a file."""
+    """Findings of a study, measured or read from a file."""
 
     kind: str
     """Name of its command."""
@@ -33,17 +33,17 @@ class Study:
     rows: tuple[Row, ...]
 
     def summaries(self) -> list[Summary]:
-        """The table: one row per method and place in the study."""
+        """Return the table: one row per method and place in the study."""
         return summaries(self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The public document of the command."""
+        """Return the public document of the command."""
         head = {"study": self.kind, "suite": self.suite, "suite_hash": self.suite_hash, "on": self.on, "by": self.by}
         methods = [one.to_json() for one in self.summaries()]
         return {**head, "methods": methods, "rows": [row.to_json() for row in self.rows]}
 
     def text(self) -> str:
-        """The same without what rows say already, a row to a line: for a file that is kept under version control."""
+        """Return the document without what rows say already, a row to a line, to be kept under version control."""
         document = self.to_json()
         del document["methods"]
         rows = ",\n".join(json.dumps(row, allow_nan=False) for row in document.pop("rows"))
@@ -51,7 +51,7 @@ class Study:
 
 
 def study_of(kind: str, session: Session, on: Views, rows: Sequence[Row]) -> Study:
-    """A study of rows that were measured in a session."""
+    """Make the study of rows that were measured in a session."""
     samples = {
         what: {"split": view.split or session.split, "samples": view.samples, "seed": view.seed}
         for what, view in zip(("scores", "drift"), on, strict=True)
@@ -61,10 +61,10 @@ def study_of(kind: str, session: Session, on: Views, rows: Sequence[Row]) -> Stu
 
 
 def read_study(file: Path) -> Study:
-    """A study out of the file that `--out` wrote.
+    """Read a study out of the file that `--out` wrote.
 
     Raises:
-        InputError: it cannot be read, or holds no study.
+        InputError: it cannot be read, or does not hold a study.
     """
     document = read_json(file)
     try:

@@ -1,4 +1,4 @@
-"""The rows of all seeds of a method taken together."""
+"""Take the rows of all seeds of a method together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Summary:
     method: str
     at: Mapping[str, str | int | float]
     seeds: tuple[int, ...]
-    """Of the rows that are no failure; empty where none has a part in it."""
+    """Of the rows that did not fail; empty where none has a part in it."""
     average: Spread | None
     """Unweighted mean score over tasks, 0-1; None without scores."""
     normalised: float | None
@@ -47,28 +47,28 @@ class Summary:
     """Largest of all seeds."""
     needs: tuple[str, ...]
     beside: Mapping[str, float]
-    """What the study measures alone."""
+    """Measurements that this study alone makes."""
     failure: str
     """Why there is nothing, or less than was asked for."""
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `methods` in the document of a study."""
+        """Return one entry of `methods` in the document of a study."""
         return {**asdict(self), "seeds": list(self.seeds), "needs": list(self.needs)}
 
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
-    """One per method and place, in the order in which they come first; experts of the same place are what scores are
-    held against."""
+    """Return one summary per method and place, in their first order; scores are held against that place's experts."""
     groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, tuple(row.point.at.items())), []).append(row)
     experts = {place: _tasks(of) for (method, place), of in groups.items() if method == EXPERT}
+    # Experts do not depend on corruption or samples, so a study may measure them in one place alone.
     anywhere = next(iter(experts.values()), {})
     return [_summary(of, experts.get(place, anywhere)) for (_, place), of in groups.items()]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The mean of some values and the 95 % interval of it, by Student's t.
+    """Return the mean of some values and the 95 % interval of it, by Student's t.
 
     >>> found = spread([0.81, 0.82, 0.83])
     >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
@@ -92,6 +92,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
     making = [row.found.seconds["make"] for row in done]
     peaks = [row.found.peak_bytes for row in done if row.found.peak_bytes is not None]
     names = done[0].found.beside if done else ()
+    # A share of a score of 0, or of none, is not a number.
     whole = bool(tasks) and all(expert.get(task, 0) > 0 for task in tasks)
     return Summary(
         method=first.method,
@@ -114,7 +115,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
 
 
 def _tasks(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean score over seeds by task."""
+    """Return the mean score over seeds by task."""
     scored = [row.found.scores for row in rows if row.found.scores]
     return {task: sum(one[task].value for one in scored) / len(scored) for task in (scored[0] if scored else ())}
 

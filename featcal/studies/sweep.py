@@ -1,4 +1,4 @@
-"""Many calibrations of one suite, measured alike, beside what costs no calibration at all."""
+"""Sweep many calibrations of one suite, measured alike, beside what costs no calibration at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 500
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """Of Task Arithmetic, as baselines."""
 SWEEP = "sweep"
-"""What progress is called."""
+"""Label of the progress."""
 KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
 """Of the points of a sweep; a merger is another merge of the same experts."""
 _VIEW = EvaluationSamples()
@@ -32,7 +32,7 @@ _VIEW = EvaluationSamples()
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of these values, over the other options of one calibration.
+    """All combinations of these values, over the other options of one calibration.
 
     Raises:
         InputError: no value at all, one outside its range, or more than `MOST` combinations.
@@ -52,10 +52,11 @@ class Grid:
         if math.prod(sizes.values()) > MOST:
             said = " × ".join(f"{size} {name}" for name, size in sizes.items())
             raise InputError(f"{said} are more than {MOST} calibrations; give fewer values")
+        # Made once here, so that a value outside its range is an error before anything is computed.
         self.configs()
 
     def configs(self) -> list[CalibrationConfig]:
-        """One per combination, alpha fastest; a value that stands twice counts once."""
+        """Return one per combination, alpha fastest; a value that stands twice counts once."""
         values = product(*(dict.fromkeys(one) for one in (self.lam, self.rho, self.alpha)))
         return [replace(self.options, lam=lam, rho=rho, alpha=alpha) for lam, rho, alpha in values]
 
@@ -69,13 +70,13 @@ class SweepPoint:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
+        """Return one of `KINDS`."""
         kind = model_name(self.run.model).kind
         return kind if kind in KINDS else "merger"
 
 
 def numbers(text: str, name: str) -> tuple[float, ...]:
-    """The values of a list such as "0.01, 0.05".
+    """Read the values of a list such as "0.01, 0.05".
 
     Raises:
         InputError: something else than finite numbers between commas.
@@ -107,17 +108,18 @@ def run_sweep(
     these options is, to the last bit.
 
     Args:
-        progress: told the points that are done, and within one by every block, so that it may end the work there.
+        progress: is told the points that are done, and within one by every block, so that it may end the work there.
         on: the samples to measure on; validation where the suite has it. On others the numbers flatter: they are those
             that calibration saw.
         history: left out, the user's own.
 
     Raises:
-        InputError: samples without labels, or as `Measurements.quick_scores`.
-        NumericalError: as `calibrate`.
+        InputError: samples have no labels, or a model cannot be scored.
+        NumericalError: a calibration has no trustworthy solution.
     """
     history = history or History()
     models: list[ModelId] = [*baselines(grid), *grid.configs()]
+    # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
     for done, model in enumerate(models):
@@ -127,14 +129,15 @@ def run_sweep(
         if found is None:
             found = _measure(session, model, on, _report_points(progress, done, len(models)))
             history.add(run, found)
+        # The recorded run has the name and the notes that a person gave it.
         points.append(SweepPoint(known.get(run.id, run), found))
     progress(SWEEP, len(models), len(models))
     return points
 
 
 def baselines(grid: Grid) -> list[str]:
-    """What the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic at
-    other scales, and the calibration's anchors without any data."""
+    """Return what the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic
+    at other scales, and the calibration's anchors without any data."""
     anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
     return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
@@ -152,19 +155,19 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSam
 
 
 def missing(session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> int:
-    """How many calibrations of a sweep are not among these runs, measured on these samples."""
+    """Count the calibrations of a sweep that are not among these runs, measured on these samples."""
     known = {run.id: run for run in runs}
     ids = [run_of(session, config).id for config in grid.configs()]
     return sum(one not in known or _find_recorded(session, known[one], on) is None for one in ids)
 
 
 def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> list[SweepPoint]:
-    """Those runs of the suite that have scores on these samples, whoever asked for them."""
+    """Return those runs of the suite that have scores on these samples, whoever asked for them."""
     return [SweepPoint(run, found) for run in runs if (found := _find_recorded(session, run, on)) is not None]
 
 
 def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """The Pareto front of mean and worst task: those that no other point beats in one and equals in the other.
+    """Return the Pareto front of mean and worst task: those that no other point beats in one and equals in the other.
 
     Experts are left out: they are a model per task, not one for all. By rising mean; of equal points all.
     """
@@ -178,7 +181,7 @@ def _beats(one: Measured, other: Measured) -> bool:
 
 
 def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> Measured | None:
-    """What the history holds of a run on these samples, if it has scores of every task."""
+    """Return what the history holds of a run on these samples, if it has scores of every task."""
     found = run.find_measured("features", on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
@@ -197,7 +200,7 @@ def _measure(session: Session, model: ModelId, on: EvaluationSamples, progress: 
 
 
 def _report_points(progress: Progress, done: int, total: int) -> Progress:
-    """Tells the points that are done whenever work on the next one gets ahead."""
+    """Return a progress that tells the points that are done whenever work on the next one gets ahead."""
 
     def report(label: str, blocks: int, of: int) -> None:
         progress(SWEEP, done, total)

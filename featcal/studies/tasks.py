@@ -1,4 +1,4 @@
-"""How a method does with more tasks: the suite's first tasks alone, merged anew."""
+"""Study how a method does with more tasks: the suite's first tasks alone, merged anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined", "ca
 
 
 def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:
-    """Every method on the first tasks of a suite, for every number of them from 2 on.
+    """Measure every method on the first tasks of a suite, for every number of them from 2 on.
 
     Args:
         counts: numbers of tasks; left out, doubled from 2 up to all.
@@ -36,7 +36,8 @@ def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> 
 
 
 def doubling_counts(most: int) -> list[int]:
-    """
+    """Return powers of 2 from 2 on up to `most`, and `most` itself.
+
     >>> doubling_counts(8), doubling_counts(6), doubling_counts(1)
     ([2, 4, 8], [2, 4, 6], [1])
     """
@@ -44,7 +45,7 @@ def doubling_counts(most: int) -> list[int]:
 
 
 def first_tasks(family: Family, count: int) -> Family:
-    """The family with its first tasks alone, whose experts are merged by the suite's recipe.
+    """Return the family with its first tasks alone, whose experts are merged by the suite's recipe.
 
     Raises:
         InputError: the merged model is a checkpoint, or the recipe has options for every task.

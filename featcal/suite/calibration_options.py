@@ -16,7 +16,7 @@ from featcal.suite.options import OptionFacts
 from featcal.system.errors import InputError
 
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
-"""How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
+"""Ways to calibrate a block: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
 with what the experts' weights know as a prior."""
 EXACT, FAST = PRECISIONS = ("exact", "fast")
 _OWN = (REFINED, INFORMED)
@@ -24,7 +24,7 @@ _OWN = (REFINED, INFORMED)
 
 @dataclass(frozen=True, kw_only=True)
 class Option(OptionFacts):
-    """What is said of an option beside its default: everything that shows, reads or writes one asks here.
+    """Facts about an option beside its default, for everything that shows, reads or writes one.
 
     Args:
         help: what it does, in one or two sentences that `--help`, the app and docs/options.md share.
@@ -175,6 +175,7 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         OPTIONS["recipe"].check("recipe", self.recipe)
         for name in OF_A_RECIPE:
+            # A number of another recipe is 0 and not None: `resolve` fills in None alone.
             if name not in NUMBERS[self.recipe] and getattr(self, name) is None:
                 object.__setattr__(self, name, 0.0)
         for name in PARTIAL:
@@ -187,6 +188,7 @@ class CalibrationConfig:
             value = getattr(self, name)
             if value is not None:
                 known.check(name, value)
+            # 0 and off are what an option is where its recipe is another one, so they may be given with any.
             if value and self.recipe not in known.recipes:
                 theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)
                 said = name if known.kind is bool else f"{name} is {value:g}; it"
@@ -195,8 +197,7 @@ class CalibrationConfig:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
 
     def settings(self) -> dict[str, Any]:
-        """Return every option by name as tables and model cards show it: chosen parts as one text, and none that were
-        not chosen."""
+        """Return every option by name as tables and model cards show it: chosen parts as one text, if there are any."""
         own = asdict(self)
         parts = {name: ", ".join(own.pop(name) or ()) for name in PARTIAL}
         return own | {name: chosen for name, chosen in parts.items() if chosen}
@@ -219,7 +220,7 @@ OWN = tuple(name for name, one in OPTIONS.items() if one.of_recipe or one.recipe
 IDLE = tuple(name for name, one in OPTIONS.items() if one.idle)
 """Options that change nothing but time and memory."""
 CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
-"""What `cautious` stands for."""
+"""Values that `cautious` stands for."""
 SHORTHANDS: Mapping[str, Option] = {
     "cautious": Option(
         kind=bool,

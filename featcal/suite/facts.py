@@ -1,4 +1,4 @@
-"""Where a suite comes from, for records that others can read."""
+"""Say where a suite comes from, for records that others can read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from featcal.system.resources import embedded_suites, ready_suites
 
 
 def suite_facts(suite: Suite) -> dict[str, Any]:
-    """`shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts;
-    `in_memory`, which models and samples were given as Python objects, where any were.
+    """Return `shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts;
+    and `in_memory`, the models and samples that were given as Python objects, where any were.
 
     No path is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
     not of its layout: comments and the order of options change nothing.
@@ -38,6 +38,7 @@ def _parts_in_memory(suite: Suite) -> Iterator[str]:
 def _find_shipped_name(suite: Suite) -> str | None:
     for name in (suite.name, *embedded_suites(), *ready_suites()):
         file = {**ready_suites(), **embedded_suites()}.get(name)
+        # The same text in another folder is another suite: its relative paths lead elsewhere.
         if file is None or file.resolve().parent != suite.root:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Samples that Python code gives, as sources of a suite: arrays, tensors, data sets, lists of texts, pictures, rows."""
+"""Describe samples of Python code (arrays, tensors, data sets, lists of texts or rows) as sources of a suite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.formatting import some
 from featcal.system.in_memory import Holdable, hold
 
 COLUMN_OPTIONS = ("image", "label", "input", "pair", "target", "targets", "limit", "corruption")
-"""What `columns` may say of rows."""
+"""Keys of `columns`, for rows."""
 _VALUES = ("pixel_values", "input_ids")
 _TENSORS = {"attention_mask": "mask", "labels": "labels"}
 """Keys of a mapping of tensors beside its values, and the options of a source that they are."""
@@ -42,7 +42,7 @@ class HeldRows:
     """A list of mappings, or a data set of `datasets`."""
     columns: tuple[str, ...]
     features: Mapping[str, Any]
-    """Of a data set: what its columns hold."""
+    """Types of the columns of a data set."""
     sha256: str
     kind: str = "rows"
     folder: Path = Path()
@@ -115,8 +115,8 @@ def _path_source(given: str, label: str) -> dict[str, Any]:
     kinds = [kind for ending, kind in _ENDINGS.items() if given.endswith(ending)]
     if not kinds and not Path(given).expanduser().is_dir():
         raise InputError(
-            f"{label}: '{given}' is no folder of pictures and ends like none of {', '.join(_ENDINGS)}; say what it is, "
-            "as in a suite file: {'hub': 'owner/name', 'split': 'train'}"
+            f"{label}: '{given}' is not a folder of pictures and ends like none of {', '.join(_ENDINGS)}; say what "
+            "it is, as in a suite file: {'hub': 'owner/name', 'split': 'train'}"
         )
     return {kinds[0] if kinds else "imagefolder": given}
 
@@ -156,7 +156,7 @@ def _tensor(given: Any, label: str) -> Any:
     try:
         return torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{label}: these numbers make no tensor ({error}); give rows of one length") from error
+        raise InputError(f"{label}: these numbers do not make a tensor ({error}); give rows of one length") from error
 
 
 def _is_array(given: Any) -> bool:
@@ -179,12 +179,13 @@ def _rows_of(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
     if isinstance(given, str | bytes | Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
         what = f"a mapping with {some(list(given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise InputError(
-            f"{label}: {what} is no list of samples; give arrays, tensors, a data set of `datasets` (one split of it), "
-            "a list of texts, pictures or rows, or a path"
+            f"{label}: {what} is not a list of samples; give arrays, tensors, a data set of `datasets` (one split of "
+            "it), a list of texts, pictures or rows, or a path"
         )
     values = np.asarray(given) if _is_array(given) else given
     rows = [_row(values[index], label) for index in range(len(values))]
     if labels is not None:
+        # Words beside a text are its answer; words beside a picture name its class.
         name = "target" if isinstance(labels[0], str) and "input" in rows[0] else "label"
         rows = [{**row, name: _plain(one)} for row, one in zip(rows, labels, strict=True)]
     digest = hashlib.sha256()
@@ -201,7 +202,9 @@ def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldR
         raise InputError(f"{label}: the data set has the splits {some(list(given))}; give one of them")
     if labels is not None:
         raise InputError(f"{label}: a data set has its labels in a column; name it with columns={{'label': …}}")
+    # A format such as torch's would turn texts and pictures into tensors.
     plain = given.with_format(None) if hasattr(given, "with_format") else given
+    # `datasets` keeps a digest of the data and of all that was done to it, so no row has to be read.
     digest = hashlib.sha256(str(getattr(given, "_fingerprint", "")).encode())
     if not getattr(given, "_fingerprint", None):
         for index in range(len(plain)):
@@ -232,7 +235,7 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
     """Return the options of a source for rows whose columns are named as usual.
 
     Raises:
-        InputError: they are not.
+        InputError: no column has a usual name.
     """
     names = rows.columns
     text = next((name for name in ("input", "text") if name in names), None)

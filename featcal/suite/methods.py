@@ -1,4 +1,4 @@
-"""Methods that make a model of a suite's experts. Each is one class, and whoever knows of methods reads them here.
+"""Find the methods that make a model of a suite's experts; each is one class.
 
 A method is a frozen dataclass whose fields are its options, under `register_method`. featcal's own are files: the one
 called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Packages bring
@@ -42,21 +42,21 @@ _RESERVED = ("base", "merged", "expert", "calibrated", "anchor", "reference", "a
 
 
 class Method(Options):
-    """A method and its options: base class of `Merger` and `Baseline`, which say what it is handed."""
+    """A method and its options: base class of `Merger` and `Baseline`, which define what it is handed."""
 
     role: ClassVar[str]
     """`MERGER`: of tensors alone, wherever a suite is merged; or `BASELINE`, which may see samples."""
     on_another: ClassVar[bool] = False
-    """Whether it acts on a merged model, which a name may say behind an @."""
+    """True if it acts on a merged model, which a name may give behind an @."""
     about: ClassVar[About]
 
 
 @dataclass(frozen=True)
 class About:
-    """What a method says of itself beside its options."""
+    """Facts about a method beside its options."""
 
     summary: str
-    """What it does, one phrase in Markdown."""
+    """Its effect, one phrase in Markdown."""
     paper: str = ""
     """arXiv number, or an address."""
     needs: tuple[str, ...] = ()
@@ -64,13 +64,13 @@ class About:
     compared: tuple[str, ...] = ()
     """Names of its models among all that are compared; its own name where none is given."""
     note: str = ""
-    """What to know of a name that means something else elsewhere."""
+    """Warning about a name that means something else elsewhere."""
     mergekit: str = ""
     """The `merge_method` of mergekit that it is."""
 
     @property
     def link(self) -> str:
-        """The paper in Markdown; "" where there is none."""
+        """Return the paper as a link in Markdown; "" where there is none."""
         if not self.paper or "://" in self.paper:
             return self.paper and f"[paper]({self.paper})"
         return f"[arXiv {self.paper}](https://arxiv.org/abs/{self.paper})"
@@ -97,7 +97,7 @@ def register_method(
         name: small letters, digits, - and +; a second class with that name in the same module replaces the first.
 
     Raises:
-        InputError: a name that is none, or that another method has.
+        InputError: the name is not possible, or another method has it.
     """
 
     def register(kind: Kind) -> Kind:
@@ -143,6 +143,7 @@ def is_method(name: str) -> bool:
 def is_merger(name: str) -> bool:
     """Say whether that is the name of a merger; of featcal's own methods none is imported."""
     if _place_of(name) is not None:
+        # The folder tells the role, so nothing is imported: modules of methods need torch, which `--help` can spare.
         return name in _own(MERGER)
     return is_method(name) and method(name).role == MERGER
 
@@ -174,7 +175,7 @@ def _load(name: str, brought: EntryPoint) -> None:
     except Exception as error:  # code of others, which may fail in any way
         raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
     if _TOLD.get(name) is not found:
-        raise InputError(f"{whose}: {brought.value} is no class that register_method calls '{name}'")
+        raise InputError(f"{whose}: {brought.value} is not a class that register_method calls '{name}'")
 
 
 def _place_of(name: str) -> str | None:

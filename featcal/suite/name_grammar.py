@@ -1,4 +1,4 @@
-"""What a model of a suite may be called: one text for the address of a page, `--model` and Python."""
+"""Read what a model of a suite may be called: one text for the address of a page, `--model` and Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ word for all of them, where a suite recommends some."""
 _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
 """Signs of the grammar in the name of a part."""
 REFERENCE = "reference"
-"""Kind of every text that is none of the names: a folder or Hub id."""
+"""Kind of every text that is not one of the names: a folder or Hub id."""
 
 
 def grammar() -> str:
@@ -60,7 +60,7 @@ class ModelName:
 
 
 def model_name(text: str) -> ModelName:
-    """The parts of a name.
+    """Split a name into its parts.
 
     Raises:
         InputError: options that are not `name=value`, that are given twice or stand behind a comma alone, a name that
@@ -73,6 +73,7 @@ def model_name(text: str) -> ModelName:
     >>> model_name("runs/my-model").kind
     'reference'
     """
+    # Otherwise "ties,scale=1", a comma typed for the colon, would be taken for the name of a folder.
     word, _, behind = text.partition(",")
     if takes_options(word.strip()) and "=" in behind:
         raise InputError(
@@ -81,6 +82,7 @@ def model_name(text: str) -> ModelName:
         )
     own, at, below = text.partition("@")
     if not acts_on_another(own.partition(":")[0]):
+        # An @ in a reference is a revision: `owner/name@main`.
         own, at = text, ""
     if at and not below:
         raise InputError(f"model '{shorten(text)}' names no model after @; leave @ out for the merged model")
@@ -110,7 +112,7 @@ def model_name(text: str) -> ModelName:
 
 
 def reference_in(text: str) -> str | None:
-    """The folder or Hub id that a model is, or is made of; None where it is the suite's own.
+    """Return the folder or Hub id that a model is, or is made of; None where it is the suite's own.
 
     >>> reference_in("svc:alpha=0.1@runs/my-model")
     'runs/my-model'
@@ -122,7 +124,7 @@ def reference_in(text: str) -> str | None:
 
 
 def parts_of(text: str) -> tuple[str, ...] | None:
-    """The names of blocks, kinds of maps or tasks in an option's value; None for all of them.
+    """Return the names of blocks, kinds of maps or tasks in an option's value; None for all of them.
 
     >>> parts_of("block 0+a%2Bb"), parts_of("all")
     (('block 0', 'a+b'), None)
@@ -131,7 +133,7 @@ def parts_of(text: str) -> tuple[str, ...] | None:
 
 
 def format_parts(parts: Sequence[str] | None) -> str:
-    """The value that `parts_of` reads.
+    """Return the value that `parts_of` reads.
 
     >>> format_parts(["block 0", "a+b"])
     'block 0+a%2Bb'
@@ -140,10 +142,10 @@ def format_parts(parts: Sequence[str] | None) -> str:
 
 
 def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
-    """An option's value in the type that it has.
+    """Return an option's value in the type that it has.
 
     Raises:
-        InputError: it is none; the message begins with `what`.
+        InputError: the text is not of that type; the message begins with `what`.
     """
     if kind is bool:
         if text.lower() not in ("true", "false"):

@@ -1,4 +1,4 @@
-"""What a suite file would say of Python objects: models and samples in memory, or references to them."""
+"""Describe Python objects, models and samples in memory or references to them, as a suite file would."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from featcal.system.in_memory import hold
 
 DEFAULT_MERGE = "task-arithmetic"
 WHERE = "Suite.of"
-"""What messages call a suite of objects."""
+"""Name of a suite of objects in messages."""
 
 
 class SuiteOptions(TypedDict, total=False):
-    """What `Suite.of` takes beside models, samples and classes."""
+    """Keywords of `Suite.of` beside models, samples and classes."""
 
     name: str
     """Of the suite, in tables and cards; "suite" when left out."""
@@ -28,7 +28,7 @@ class SuiteOptions(TypedDict, total=False):
     validation: Mapping[str, Any] | None
     """Task → samples that models are measured on while options are chosen."""
     columns: Mapping[str, Any]
-    """What the columns of rows are, in the words of a suite file: `{"input": "Is '{text}' good?", "target":
+    """Columns of rows, in the words of a suite file: `{"input": "Is '{text}' good?", "target":
     "{answer}"}`; of single tasks by their names."""
     task_options: Mapping[str, Mapping[str, Any]]
     """Task → what else a suite file says of one: templates, metric, max_length, max_target_length."""
@@ -43,7 +43,7 @@ class SuiteOptions(TypedDict, total=False):
 
 
 class SuiteObjects(SuiteOptions, total=False):
-    """Everything that `Suite.of` takes."""
+    """All keywords of `Suite.of`."""
 
     base: Any
     experts: Mapping[str, Any]
@@ -54,8 +54,7 @@ class SuiteObjects(SuiteOptions, total=False):
 
 
 def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return what a suite file would say of some objects, and what must be held for as long as that suite is used; they
-    are as `Suite.of` describes them.
+    """Return the content of a suite file for some objects (`Suite.of`), and what to hold while that suite is used.
 
     Raises:
         InputError: objects of another kind.
@@ -97,6 +96,7 @@ def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ())
                 "them out"
             )
         return str(given)
+    # Imported here alone: the module needs torch, which reading a suite file does not.
     from featcal.formats.in_memory import HeldModel
 
     model = HeldModel(given, label, tools)
@@ -119,6 +119,7 @@ def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: l
     recipe = getattr(given, "recipe", given)
     if isinstance(recipe, MergeRecipe):
         of = {} if given is recipe else {task: spec.expert for task, spec in given.family.suite.tasks.items()}
+        # The recipe is run on the experts given here, and would make another model of others.
         if of and of != {task: spec["expert"] for task, spec in tasks.items()}:
             raise InputError(
                 f"{WHERE}: merged: it was merged of other experts ({', '.join(of)}), or they were named otherwise; "
@@ -146,7 +147,7 @@ def _known_tasks(given: Any, tasks: Mapping[str, Any], what: str) -> list[str]:
     """Return the tasks of a mapping.
 
     Raises:
-        InputError: it is none, or has tasks that no expert is for.
+        InputError: it is not a mapping, or has a task without an expert.
     """
     if given is None:
         return []
@@ -167,7 +168,7 @@ def _columns_of(given: SuiteObjects, task: str, tasks: Mapping[str, Any]) -> Map
     """Return what the columns of a task's rows are: those of all tasks, or its own.
 
     Raises:
-        InputError: an option that is none of columns.
+        InputError: columns do not have such an option.
     """
     columns = given.get("columns") or {}
     if columns and all(isinstance(one, Mapping) and name in tasks for name, one in columns.items()):

@@ -1,4 +1,4 @@
-"""The options of a method: fields of a frozen value, with default, range and help."""
+"""Define the options of a method: fields of a frozen value, with default, range and help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FACTS = "facts"
 
 @dataclass(frozen=True)
 class OptionFacts:
-    """What a method says of one of its options."""
+    """Facts about one option of a method."""
 
     help: str
     above: float | None = None
@@ -23,7 +23,7 @@ class OptionFacts:
     below: float | None = None
     most: float | None = None
     by_task: bool = False
-    """Whether a suite file may give one value per task; alone so, where the default is None."""
+    """True if a suite file may give one value per task; it must where the default is None."""
 
     def holds(self, value: float) -> bool:
         """Say whether a number is in the range, and finite."""
@@ -79,7 +79,7 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """What tells a model of a method from others of it.
+    """All that tells a model of a method from others of it.
 
     Raises:
         InputError: a value outside its range; the message names the option.
@@ -97,7 +97,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """The model's name with every option that a name can say."""
+        """Return the model's name with every option that a name can say."""
         said = [f"{option}={_format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
         return f"{self.kind}:{','.join(said)}" if said else self.kind
 

@@ -1,4 +1,4 @@
-"""What a suite file says about a merge: the method, and what differs from the method's own defaults."""
+"""Read what a suite file says about a merge: the method, and what differs from the method's own defaults."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class MergeRecipe(Strict):
             given = {k: v for k, v in (self.model_extra or {}).items() if v is not None or k not in _WRITTEN}
             _require_known(given, kind)
             read = _content_of(kind).model_validate(given).model_dump(exclude_unset=True, exclude_none=True)
+            # The model is frozen; values as the method's types read them take the place of those of YAML.
             object.__setattr__(self, "__pydantic_extra__", read)
             self.options()
         except InputError as error:
@@ -64,22 +65,23 @@ class MergeRecipe(Strict):
     @model_serializer
     def _write(self, info: SerializationInfo) -> dict[str, Any]:
         said = {name: None for name in _WRITTEN if name not in _YOUNGER} | {"method": self.method} | self.settings
+        # The order is part of the hash of a suite, by which histories find what was measured.
         order = [name for name in (*_WRITTEN, *self.settings) if name in said]
         return {name: said[name] for name in order if said[name] is not None or not info.exclude_none}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is said beside the method: of its options, and `dtype`."""
+        """Return all that is said beside the method: its options, and `dtype`."""
         return dict(self.model_extra or {})
 
     @property
     def dtype(self) -> Dtype | None:
-        """Storage dtype of the merged model; None is the base's own."""
+        """Return the storage dtype of the merged model; None is the base's own."""
         return self.settings.get(DTYPE)
 
     @property
     def options_by_task(self) -> dict[str, Mapping[str, float]]:
-        """The options that are given per task."""
+        """Return the options that are given per task."""
         return {name: value for name, value in self.settings.items() if isinstance(value, Mapping)}
 
     def options(self) -> Method:
@@ -92,7 +94,7 @@ class MergeRecipe(Strict):
 
     @property
     def notes(self) -> list[str]:
-        """What should be known of the method: of a name that means something else elsewhere."""
+        """Return warnings about the method's name where it means something else elsewhere."""
         note = method(self.method).about.note
         return [f"merged: {note}"] if note else []
 
@@ -134,7 +136,7 @@ def _require_known(given: Mapping[str, Any], kind: type[Method]) -> None:
 
 
 def _content_of(kind: type[Method]) -> type[Strict]:
-    """Return what reads the options of a method in a suite file."""
+    """Return the model that reads the options of a method in a suite file."""
     options: dict[str, Any] = {one.name: (_annotation(one), None) for one in options_of_class(kind)}
     return create_model(kind.kind, __base__=Strict, dtype=(Dtype | None, None), **options)
 

@@ -1,4 +1,4 @@
-"""A suite: one base, one merged model, the task experts and where their samples come from.
+"""Define a suite: one base, one merged model, the task experts and where their samples come from.
 
 A suite file is YAML; it is validated completely before anything is read or downloaded, unknown keys are
 refused with a suggestion, and no file may name code to run.
@@ -46,12 +46,13 @@ SPLITS = ("calibration", "validation", "test")
 
 
 class _Recommended(Strict):
-    """What a suite recommends for its calibration, by option: what `CalibrationConfig` checks the range of."""
+    """Options that a suite recommends for its calibration; `CalibrationConfig` checks their range."""
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an option that came later and is not given: a suite keeps the hash that it had."""
+        """Leave out an option that is not given and came later."""
         said: dict[str, Any] = write(self)
+        # A suite keeps the hash that it had before there was the option.
         return {name: value for name, value in said.items() if value is not None or not OPTIONS[name].later}
 
     def explicit_options(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Task(Strict):
         return self
 
     def source(self, split: str) -> Source | None:
-        """Source of `split`, one of `SPLITS`; None where the suite file gives none."""
+        """Return the source of `split`, one of `SPLITS`; None where the suite file gives none."""
         if split not in SPLITS:
             raise InputError(f"no split '{split}', only {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
         source: Source | None = getattr(self, split)
@@ -162,7 +163,7 @@ class Suite(Strict):
     every model is scored through its own; `base` leaves the base's to all."""
     _root: Path = PrivateAttr(default=Path())
     _held: tuple[Any, ...] = PrivateAttr(default=())
-    """What references to memory mean, which is there for as long as the suite is."""
+    """Objects that references to memory mean, alive for as long as the suite is."""
 
     @classmethod
     def of(
@@ -217,8 +218,9 @@ class Suite(Strict):
 
     @model_serializer(mode="wrap")
     def _omit_default(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
+        """Leave out an option that has its default and came later."""
         said: dict[str, Any] = write(self)
+        # A suite keeps the hash that it had before there was the option.
         return {name: value for name, value in said.items() if name != "text_tower" or value != "base"}
 
     @property
@@ -226,23 +228,23 @@ class Suite(Strict):
         return self._root
 
     def task(self, name: str) -> Task:
-        """The task called `name`; InputError with a suggestion if there is none."""
+        """Return the task called `name`; raise InputError with a suggestion if there is none."""
         if name not in self.tasks:
             raise InputError(f"suite '{self.name}' has no task '{name}'.{did_you_mean(name, self.tasks)}")
         return self.tasks[name]
 
     def splits(self) -> tuple[str, ...]:
-        """Splits that every task has, in the order calibration, validation, test."""
+        """Return the splits that every task has, in the order calibration, validation, test."""
         return tuple(s for s in SPLITS if all(task.source(s) for task in self.tasks.values()))
 
     @property
     def measured_split(self) -> str:
-        """Where models are measured unless somebody says otherwise: validation samples, which calibration never sees,
-        where every task has them."""
+        """Return the default split to measure on: "validation" where every task has it, else "calibration"."""
+        # Validation samples are those that calibration never sees.
         return "validation" if "validation" in self.splits() else "calibration"
 
     def unpinned_data(self) -> tuple[str, ...]:
-        """Hub data sets that are named without a revision, so that they may change under the suite."""
+        """Return the Hub data sets without a revision, which may change under the suite."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
         ids = [str(source.hub) for source in sources if source.is_unpinned]
         return tuple(dict.fromkeys(one for one in ids if not local_path(one, self.root, "hub").is_dir()))
@@ -265,7 +267,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 
 def suite_file(reference: str | Path) -> Path:
-    """The file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
+    """Return the file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
 
     Raises:
         InputError: there is none, whatever the text is; on a shared server, what lies elsewhere.
@@ -335,15 +337,15 @@ def _with_catalogue(content: dict[str, Any], label: str) -> dict[str, Any]:
 
 @cache
 def task_catalogue() -> dict[str, dict[str, Any]]:
-    """Tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
+    """Return tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
     return {name: task for file in task_files() for name, task in read_yaml(file).items()}
 
 
 def read_yaml(file: Path) -> Any:
-    """Content of a YAML file.
+    """Return the content of a YAML file.
 
     Raises:
-        InputError: it cannot be read, is no YAML, or goes beyond `MOST_BYTES`, `MOST_VALUES` or `MOST_DEEP`; the
+        InputError: it cannot be read, is not YAML, or goes beyond `MOST_BYTES`, `MOST_VALUES` or `MOST_DEEP`; the
             message says where, and quotes nothing of it.
     """
     require_plain(file, most=MOST_BYTES)
@@ -356,7 +358,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """The same of a text; `label` names it in errors."""
+    """Return the content of a YAML text, with the errors of `read_yaml`; `label` names it in them."""
     loader = None
     try:
         loader = _UniqueKeyLoader(text)
@@ -371,7 +373,7 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the words of the file that PyYAML puts between quotes."""
+    """Say what is wrong and where, without the words of the file."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f"not valid YAML: a character at position {getattr(error, 'position', 0)} that YAML does not allow"
     if error.context == "expected a single document in the stream":
@@ -380,6 +382,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
             f"a second document begins{where}; featcal reads one, so give each a file of its own (a recipe that merges "
             "the output of another one needs that output first: run it, and name its folder)"
         )
+    # PyYAML puts words of the file between quotes, which a message must not repeat.
     said = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
     mark = error.problem_mark or error.context_mark
     return "not valid YAML: " + ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
@@ -399,7 +402,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As it stands, counted: an alias counts as all that it names."""
+        """Build a node and count its values; an alias counts as all that it names."""
         aliased, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before, self._deep = self._values, self._deep + 1
         if self._deep > MOST_DEEP:
@@ -410,12 +413,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         self._values += self._sizes[id(node)] if aliased else 1
         if self._values > MOST_VALUES:
             raise yaml.MarkedYAMLError(problem=f"it holds more than {MOST_VALUES} values", problem_mark=mark)
+        # Nodes live as long as the loader, so an id belongs to one of them.
         self._sizes.setdefault(id(node), self._values - before)
         self._deep -= 1
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """As written: merging by `<<` puts keys into a node that it is then allowed to override."""
+        """Build a mapping and refuse a key that it has twice."""
+        # Here, before `<<` is resolved: that puts keys into the node which the mapping may then override.
         node = super().compose_mapping_node(anchor)
         seen: dict[str, yaml.Node] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -439,7 +444,7 @@ def _explain(error: Any) -> str:
 
 
 def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
-    """Keys that a suite file may have at the place of an unknown one."""
+    """Return the keys that a suite file may have at the place of an unknown one."""
     models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "tasks": Task}
     model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
     if model is Task and len(loc) > 3:
@@ -448,11 +453,11 @@ def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def references(suite: Suite) -> dict[str, str]:
-    """Role → reference of every model of a suite; a merge recipe has none."""
+    """Return the reference of every model of a suite by its role; a merge recipe has none."""
     merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
     return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
 
 
 def expert_role(task: str) -> str:
-    """What the expert of a task is called, in messages too."""
+    """Return the role of a task's expert, as messages name it too."""
     return f"expert '{task}'"

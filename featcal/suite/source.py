@@ -1,4 +1,4 @@
-"""What a suite file says about samples: the source of one split."""
+"""Read what a suite file says about samples: the source of one split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 SOURCE_KINDS = tuple(kind for kind in _OPTIONS if kind != "rows")
 """Those that a suite file can name."""
 _LATER = ("corruption", "pair", "self_generated", "rows")
-"""What suite files could not say at first."""
+"""Options that suite files did not have at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
 CORRUPTIONS: tuple[str, ...] = get_args(Kind)
@@ -35,7 +35,7 @@ Prompt = Annotated[str, Field(min_length=1)]
 
 
 class Corruption(Strict):
-    """How pictures are made worse before anything else is done with them."""
+    """A way to make pictures worse before anything else is done with them."""
 
     kind: Kind
     severity: Annotated[int, Field(ge=1, le=5)] = 3
@@ -45,24 +45,24 @@ class SelfGenerated(Strict):
     """Text that the task's expert writes itself."""
 
     prompts: Annotated[int, Field(gt=0)] | Annotated[tuple[Prompt, ...], Field(min_length=1)]
-    """What it goes on from, one text for each; or a number of texts, each from the start token alone."""
+    """Beginnings, one text for each; or a number of texts, each from the start token alone."""
     tokens: Annotated[int, Field(gt=0)]
     """New tokens at most."""
 
     @property
     def count(self) -> int:
-        """How many texts there are."""
+        """Return the number of texts."""
         return self.prompts if isinstance(self.prompts, int) else len(self.prompts)
 
     @property
     def description(self) -> str:
-        """How the texts were made, in words."""
+        """Describe how the texts were made, in words."""
         begun = "its start token" if isinstance(self.prompts, int) else "given prompts"
         return f"{self.count} texts that the task's expert wrote from {begun}, at most {self.tokens} new tokens each"
 
 
 class Source(Strict):
-    """Where the samples of one split come from; exactly one of the kinds is given.
+    """The place where the samples of one split come from; exactly one of the kinds is given.
 
     Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
     either). Text with `image` comes with a picture each, for models that read both.
@@ -117,7 +117,7 @@ class Source(Strict):
     limit: Annotated[int, Field(gt=0)] | None = None
     """Use only so many samples of the source, evenly spread over it."""
     corruption: Corruption | None = None
-    """Of pictures as people see them: what robustness is measured with."""
+    """Corruption of pictures as people see them, to measure robustness."""
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -183,23 +183,24 @@ class Source(Strict):
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without options that came later, where they are not given: a suite keeps the hash that it had."""
+        """Leave out options that are not given and came later."""
         said: dict[str, Any] = write(self)
+        # A suite keeps the hash that it had before there were these options.
         return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 
     @property
     def pictures(self) -> bool:
-        """Whether it holds pictures as people see them, so far as the suite file says."""
+        """Say whether it holds pictures as people see them, so far as the suite file tells."""
         return not any((self.tensors, self.jsonl, self.input, self.self_generated))
 
     @property
     def has_classes(self) -> bool:
-        """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
+        """Say whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
         return self.input is not None and self.label is not None and self.targets is None
 
     @property
     def has_pairs(self) -> bool:
-        """Whether it holds pairs of texts with a number that says how alike they are."""
+        """Say whether it holds pairs of texts with a number that says how alike they are."""
         return self.pair is not None and self.target is not None
 
     @property
@@ -208,5 +209,5 @@ class Source(Strict):
 
     @property
     def is_unpinned(self) -> bool:
-        """A Hub data set without a revision: the same suite may give other samples tomorrow."""
+        """Say whether it is a Hub data set without a revision, which may give other samples tomorrow."""
         return self.hub is not None and self.revision is None

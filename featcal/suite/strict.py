@@ -1,4 +1,4 @@
-"""What all parts of a suite file have in common."""
+"""Define what all parts of a suite file have in common."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors; values never change; true and false are no numbers."""
+    """Base of all parts: unknown keys are errors; values never change; true and false are not numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_switch(cls, value: object, info: ValidationInfo) -> object:
+        # Python's bool is an int, so pydantic would read `limit: true` as 1.
         if isinstance(value, bool) and info.field_name is not None:
             takes = _types(cls.model_fields[info.field_name].annotation)
             if takes & {int, float} and not takes & {bool, Any}:
@@ -23,5 +24,5 @@ class Strict(BaseModel):
 
 
 def _types(annotation: object) -> set[object]:
-    """A type, and those that it is made of."""
+    """Return a type together with those that it is made of."""
     return {annotation}.union(*map(_types, get_args(annotation))) if get_args(annotation) else {annotation}

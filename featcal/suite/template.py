@@ -1,4 +1,4 @@
-"""Text templates: `Given the sentence '{sentence}', ...` filled from the fields of a row.
+"""Fill text templates such as `Given the sentence '{sentence}', ...` from the fields of a row.
 
 A field is a plain name, optionally with a number format such as `{label:.1f}`; `{{` and `}}` are braces that
 stand for themselves. Attributes, indices and conversions are refused: a suite file names data, never code.
@@ -17,7 +17,7 @@ _Piece = tuple[str, str | None, str]
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """Names of the fields of a template, each once.
+    """Return the names of the fields of a template, each once.
 
     Raises:
         ValueError: braces that do not match, or a field that is more than a name and a number format.
@@ -29,7 +29,7 @@ def template_fields(template: str) -> tuple[str, ...]:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with the values of a row, which has every field.
+    """Return the template with the values of a row, which has every field.
 
     Raises:
         ValueError: a value that is neither text nor a number, or that its number format does not fit.
@@ -58,7 +58,7 @@ def _kind(value: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _pieces(template: str) -> tuple[_Piece, ...]:
-    """(text before, field or None, number format) of every part."""
+    """Return (text before, field or None, number format) of every part."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -66,8 +66,11 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     for _, field, spec, conversion in parts:
         if field is None:
             continue
+        # An attribute or an index could lead from data to code.
         if not field.strip() or conversion or any(mark in field for mark in ".[]") or field.isdigit():
-            raise ValueError(f"'{template}': '{{{field}}}' is no field; write the name of a column between the braces")
+            raise ValueError(
+                f"'{template}': '{{{field}}}' is not a field; write the name of a column between the braces"
+            )
         if not _NUMBER_FORMAT.fullmatch(spec or ""):
-            raise ValueError(f"'{template}': '{spec}' is no number format such as .1f")
+            raise ValueError(f"'{template}': '{spec}' is not a number format such as .1f")
     return tuple((before, field, spec or "") for before, field, spec, _ in parts)

@@ -1,4 +1,4 @@
-"""What a measurement looks at: samples, tokens and layers."""
+"""Define what a measurement looks at: samples, tokens and layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKENS = ("all", "class")
 
 @dataclass(frozen=True)
 class EvaluationSamples:
-    """Which samples of every task a model is measured on: how many, of which split, drawn by which seed."""
+    """Samples of every task that a model is measured on: their number, their split, and the seed that draws them."""
 
     samples: int | None = 64
     """Per task; a task that has fewer gives all it has, and None takes them all."""

@@ -163,5 +163,5 @@ def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None
         assert by_name.minimum == pytest.approx(one.minimum, rel=1e-6)
         assert in_folder.minimum == pytest.approx(one.minimum, rel=1e-4)  # the folder's weights are rounded
         assert in_folder.coupling == pytest.approx(one.coupling, rel=1e-2, abs=1e-6)
-    with pytest.raises(InputError, match="'merged' is no calibration"):
+    with pytest.raises(InputError, match="'merged' is not a calibration"):
         session.fit.sources("merged")

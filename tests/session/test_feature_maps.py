@@ -144,4 +144,4 @@ def test_conditioning_is_that_of_the_options(tiny_suite_file: Path, tiny: Family
     assert run(*given).stdout.splitlines()[0].split()[-2:] == ["condition", "effective_rank"]
     refused = run("study", "conditioning", tiny_suite_file, "--model", "merged")
     assert isinstance(refused.exception, FeatcalError)
-    assert "'merged' is no calibration" in str(refused.exception)
+    assert "'merged' is not a calibration" in str(refused.exception)

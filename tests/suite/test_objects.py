@@ -279,9 +279,15 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "classes": (lambda o: {**o, "classes": ["a"]}, "Suite.of: classes is a list; give a mapping from tasks"),
     "samples": (lambda o: {**o, "samples": PICTURES}, "Suite.of: calibration samples is a list; give a mapping"),
     "one sample": (lambda o: {**o, "samples": {"pets": [1, 2]}}, "task 'pets', calibration samples: a sample is a int"),
-    "kind": (lambda o: {**o, "samples": {"pets": 3}}, "task 'pets', calibration samples: a int is no list of samples"),
+    "kind": (
+        lambda o: {**o, "samples": {"pets": 3}},
+        "task 'pets', calibration samples: a int is not a list of samples",
+    ),
     "none": (lambda o: {**o, "samples": {"pets": []}}, "task 'pets', calibration samples: there are none"),
-    "text": (lambda o: {**o, "samples": {"pets": "nowhere"}}, "'nowhere' is no folder of pictures and ends like none"),
+    "text": (
+        lambda o: {**o, "samples": {"pets": "nowhere"}},
+        "'nowhere' is not a folder of pictures and ends like none",
+    ),
     "labels": (
         lambda o: {**o, "test": {"pets": (PIXELS, [1])}},
         "there are 1 labels, which is not one for each sample",
@@ -301,11 +307,11 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "ragged": (
         lambda o: {**o, "samples": {"pets": {"input_ids": [[1], [1, 2]]}}},
-        "input_ids: these numbers make no t",
+        "input_ids: these numbers do not make a t",
     ),
     "splits": (
         lambda o: {**o, "samples": {"pets": {"train": PICTURES, "dev": PICTURES}}},
-        "a mapping with 'train', 'dev' is no list of samples",
+        "a mapping with 'train', 'dev' is not a list of samples",
     ),
     "prepared": (
         lambda o: {**o, "columns": {"input": "{a}"}},
@@ -351,7 +357,7 @@ def test_a_merge_of_other_experts_is_told(clip: dict[str, Any]) -> None:
 def test_what_is_no_suite_is_told(clip: dict[str, Any]) -> None:
     for function in (featcal.evaluate, featcal.measure_drift):
         with pytest.raises(
-            InputError, match=r"suite: a CLIPModel is none; read one with featcal\.load_suite, or make one"
+            InputError, match=r"suite: a CLIPModel is not a suite; read one with featcal\.load_suite, or make one"
         ):
             function(clip["base"])
     with pytest.raises(InputError, match="merge: a CLIPModel is no suite; give one, or base= and experts="):
@@ -370,10 +376,10 @@ def test_a_picture_that_cannot_be_read(clip: dict[str, Any], tmp_path: Path) -> 
 
 def test_a_merged_model_alone_is_no_suite(clip: dict[str, Any]) -> None:
     with pytest.raises(
-        InputError, match=r"calibrate: 'clip-mini' is no suite; read one with featcal\.load_suite, or give"
+        InputError, match=r"calibrate: 'clip-mini' is not a suite; read one with featcal\.load_suite, or give"
     ):
         featcal.calibrate("clip-mini")
-    with pytest.raises(InputError, match="calibrate: a CLIPModel is no suite"):
+    with pytest.raises(InputError, match="calibrate: a CLIPModel is not a suite"):
         featcal.calibrate(clip["base"], base=clip["base"])
 
 

@@ -110,7 +110,10 @@ WRONG = {
     "config means nothing to a source of kind 'jsonl', which takes split, image, label": pets(
         calibration=TEXT | {"config": "sst2"}
     ),
-    "is no field": [pets(calibration=TEXT | {"input": "{a.__class__}"}), pets(calibration=TEXT | {"target": "{b!r}"})],
+    "is not a field": [
+        pets(calibration=TEXT | {"input": "{a.__class__}"}),
+        pets(calibration=TEXT | {"target": "{b!r}"}),
+    ],
     "names no field": pets(calibration=TEXT | {"input": "no field"}),
     "'yes' and 'no' in quotes": [
         pets(calibration={"jsonl": "x", "input": "{a}", "targets": targets}) for targets in ([False, True], {0: False})

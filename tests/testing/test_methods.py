@@ -226,7 +226,7 @@ def test_an_installed_package_brings_methods() -> None:
     assert method("brought").__module__ == "bringing"
     for name, said in {
         "torn": r"method 'torn' of the package bringing_none:X cannot be imported \(ModuleNotFoundError",
-        "else": "bringing:Halfway is no class that register_method calls 'else'",
+        "else": "bringing:Halfway is not a class that register_method calls 'else'",
         "iso-c": "more than one method is called 'iso-c': remove the package that brings bringing:X",
     }.items():
         with pytest.raises(InputError, match=said):

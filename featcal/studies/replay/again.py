@@ -32,12 +32,12 @@ from featcal.system.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found."""
+    """Findings of a replay."""
 
     record: Path
     command: str
     tensors: int
-    """How many were compared."""
+    """Number of tensors that were compared."""
     held_against: str
     """"files" beside the record, or the record's own "hashes"."""
     damaged: Sequence[str]
@@ -49,11 +49,11 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Every tensor was compared and is the same bit for bit."""
+        """Say whether every tensor was compared and is the same bit for bit."""
         return self.tensors > 0 and not self.different and not self.damaged
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `featcal replay --json`."""
+        """Return the document of `featcal replay --json`."""
         return {
             "record": str(self.record),
             "command": self.command,
@@ -87,8 +87,8 @@ def replay(
         device: None is the kind that the record names.
 
     Raises:
-        InputError: no record of what can be replayed, or its suite, models or samples are not to be had.
-        NumericalError: as `calibrate`.
+        InputError: there is no record that can be replayed, or its suite, models or samples are not to be had.
+        NumericalError: the calibration has no trustworthy solution.
     """
     file = record_file(Path(place).expanduser())
     then = read_record(file)
@@ -96,6 +96,7 @@ def replay(
     if named is None:
         raise InputError(f"{file}: its suite '{then.suite}' does not come with featcal; name its file with --suite")
     files = _weights(file.parent, then)
+    # Files rather than the record's hashes: of values a difference can be told, of hashes that there is one.
     kept = tensor_digests(files) if files else then.tensors
     with tempfile.TemporaryDirectory(prefix="featcal-replay-") as spare:
         target = Path(spare) / "model" if out is None else Path(out)
@@ -127,15 +128,16 @@ def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Pr
 
 
 def _weights(folder: Path, record: Recorded) -> list[Path]:
-    """The weight files of a record that lie in a folder; a name that leads elsewhere is none."""
+    """Return the weight files of a record that lie in a folder; a name that leads elsewhere does not count."""
     names = [name for name in record.written if name.endswith(".safetensors") and Path(name).name == name]
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """So many threads share a product meanwhile: how sums are cut moves their last bits."""
+    """Let so many threads share a product meanwhile."""
     before = torch.get_num_threads()
+    # Threads cut sums into parts, which moves their last bits.
     torch.set_num_threads(count or before)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What differs between a record and the run that was made of it again."""
+"""Compare a record with the run that was made of it again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Different:
 
 
 def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
-    """Files of models whose hash is another, by model; and the model that is calibrated, where it lies in none."""
+    """List the files of models whose hash is another, by model, and the calibrated model if it is not in files."""
     lines = []
     for model in {**then.inputs, **now.inputs}:
         lines += _compare_hashes(f"{model}: ", then.inputs.get(model, {}), now.inputs.get(model, {}))
@@ -41,7 +41,7 @@ def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
 
 
 def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
-    """Tasks whose samples are others, or were made into other inputs."""
+    """List the tasks whose samples are others, or were made into other inputs."""
     lines = []
     for task in {**then.tasks, **now.tasks}:
         before, after = then.tasks.get(task), now.tasks.get(task)
@@ -55,10 +55,9 @@ def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
 
 
 def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[str]]:
-    """What else can move a number, each with a list: parts of the suite file, what prepared the samples, versions and
-    facts of the machine, with the number of processes: several sum in another order. They explain differences and are
-    none themselves."""
+    """List what else can move a number: parts of the suite file, preparation of samples, versions, the machine."""
     machines = (
+        # Several processes sum in another order than one.
         {k: str(v) for k, v in one.machine.items() if k not in BITLESS} | {"processes": str(one.processes)}
         for one in (then, now)
     )
@@ -73,7 +72,7 @@ def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[st
 def tensors_that_differ(
     then: Mapping[str, str], now: Mapping[str, str], files: Sequence[Path], again: Sequence[Path]
 ) -> list[Different]:
-    """Every tensor whose digest is not the same in both, the largest relative difference first.
+    """Return every tensor whose digest is not the same in both, the largest relative difference first.
 
     Args:
         then, now: digests by stored name.
@@ -108,7 +107,7 @@ def _difference(name: str, then: Tensor, now: Tensor) -> Different:
 
 
 def _compare_hashes(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Names whose hash is another or that only one side has."""
+    """List the names whose hash is another or that only one side has."""
     lines = []
     for name in {**then, **now}:
         if name not in now or name not in then:

@@ -1,4 +1,4 @@
-"""The part of a `featcal.json` that a run is made of."""
+"""Read the part of a `featcal.json` that a run is made of."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from featcal.system.formatting import printable
 from featcal.system.json_files import read_json
 
 COMMANDS = ("calibrate", "merge")
-"""Whose outputs can be replayed."""
+"""Commands whose outputs can be replayed."""
 
 
 class SuiteFacts(BaseModel):
-    """As `suite_facts` writes them."""
+    """Facts of a suite that `suite_facts` writes."""
 
     shipped: str | None
     sha256: dict[str, str]
@@ -35,15 +35,15 @@ class Drawn(BaseModel):
 
 
 class Recorded(BaseModel):
-    """What a record says of how its model was made; what else it holds is left alone."""
+    """Part of a record that says how its model was made; what else it holds is left alone."""
 
     command: Literal["calibrate", "merge"]
     suite: str
     suite_file: SuiteFacts
     model: str = "merged"
-    """What was calibrated, by its name."""
+    """Name of the model that was calibrated."""
     of: tuple[str, ...] = ()
-    """The same with a hash, where it is not the suite's own."""
+    """That model with a hash, where it is not the suite's own."""
     config: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
     tasks: dict[str, Drawn] = {}
@@ -53,29 +53,29 @@ class Recorded(BaseModel):
     versions: dict[str, str]
     machine: dict[str, str | int]
     ranks: tuple[dict[str, Any], ...] = ()
-    """What every process of several did; of one alone nothing."""
+    """Records of every process of several; empty of one alone."""
     written: tuple[str, ...]
     tensors: Annotated[dict[str, str], Field(min_length=1)]
     """Digest of every written tensor, as `tensor_digests` gives it."""
 
     @property
     def device(self) -> str:
-        """The kind of device that it was made on."""
+        """Return the kind of device that it was made on."""
         return str(self.machine.get("device", "cpu")).split(":")[0]
 
     @property
     def threads(self) -> int | None:
-        """How many shared a product, where it says a number that a machine can have."""
+        """Return how many threads shared a product, where the record says a number that a machine can have."""
         threads = self.machine.get("threads")
         return threads if isinstance(threads, int) and 1 <= threads <= 1024 else None
 
     @property
     def processes(self) -> int:
-        """How many made it."""
+        """Return the number of processes that made it."""
         return len(self.ranks) or 1
 
     def options(self) -> CalibrationConfig:
-        """The options of a calibration.
+        """Return the options of a calibration.
 
         Raises:
             InputError: there are others than this version knows, or a value outside its range.
@@ -90,10 +90,10 @@ class Recorded(BaseModel):
             raise InputError(f"the record's options are not those of a calibration: {why}") from error
 
     def merge_recipe(self) -> MergeRecipe:
-        """The recipe of a merge.
+        """Return the recipe of a merge.
 
         Raises:
-            InputError: it is none that this version of featcal knows.
+            InputError: this version of featcal does not know it.
         """
         try:
             return MergeRecipe.model_validate(self.recipe)
@@ -102,15 +102,15 @@ class Recorded(BaseModel):
 
 
 def record_file(place: Path) -> Path:
-    """The record at a path, or in the folder there."""
+    """Return the record at a path, or in the folder there."""
     return place / RECORD_FILE if place.is_dir() else place
 
 
 def read_record(file: Path) -> Recorded:
-    """A record of what can be run again.
+    """Read a record of what can be run again.
 
     Raises:
-        InputError: no record, one of another command, or one that lacks what a replay needs.
+        InputError: there is no record, it is another command's, or it lacks what a replay needs.
     """
     content = read_json(file)
     _refuse_others(content, file)
@@ -145,7 +145,7 @@ def _refuse_others(content: Mapping[str, Any], file: Path) -> None:
     elif "config" in content:
         what = "a record of a version of featcal that did not write down all that a replay needs"
     else:
-        what = "no record of a run"
+        what = "not a record of a run"
     raise InputError(f"{file} is {what}; what {known} of this version wrote can be replayed")
 
 

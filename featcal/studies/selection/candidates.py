@@ -1,4 +1,4 @@
-"""What is tried: the recipes, the prior at some strengths, and models as they are."""
+"""List what is tried: the recipes, the prior at some strengths, and models as they are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
         starts: names of merges beside the suite's own.
 
     Raises:
-        InputError: a start that is no merge, or that was made of samples: some of them are to be held out.
+        InputError: a start is not a merge, or was made of samples, some of which are to be held out.
     """
 
     def use_defaults(recipe: str) -> CalibrationConfig:
@@ -66,6 +66,7 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     first, *others = (Tried(MERGED, config) for config in repairs)
     more = [Tried(_start(name, family), config) for name in starts for config in (None, default)]
+    # Each once: what was asked for may be one of the others, and a cell is a name on a fold.
     return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
 
 
@@ -81,7 +82,7 @@ def _start(name: str, family: Family) -> str:
         sees = not is_method(parsed.kind) or {SAMPLES, TEST_DATA} & {*method(parsed.kind).about.needs}
         if sees and parsed.kind not in (MERGED, REFERENCE):
             raise InputError(
-                f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
+                f"start '{name}': {parsed.kind} is not a merge without samples; name merge methods, svc or checkpoints"
             )
         part = parsed.of
     return resolve_model(name, family).name

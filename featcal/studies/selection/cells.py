@@ -1,4 +1,4 @@
-"""What was found of every candidate on every fold: a small file each, written when it is done and never again.
+"""Keep what was found of every candidate on every fold: a small file each, written when it is done and never again.
 
 A choice that was ended finds its finished cells here and goes on. Processes that make the same choice share its cells:
 of one that is being computed the system knows, by a lock that it takes back when the process ends.
@@ -77,6 +77,7 @@ class Cells:
         claim = self._file(name, fold, "lock")
         with _explain_refusal(self._folder):
             claim.parent.mkdir(parents=True, exist_ok=True)
+        # The system takes the lock back when the process ends, so a kill leaves no cell that nobody may compute.
         with try_lock(claim, 0.0) as mine:
             try:
                 yield mine
@@ -105,7 +106,7 @@ def _explain_refusal(folder: Path) -> Iterator[None]:
 
 def folder_of(contest: Contest) -> Path | None:
     """Return where the cells of a choice lie: of the same models, samples, options and code candidates have the same
-    scores. None where a model has maps or heads that are objects, by which it cannot be told from others."""
+    scores. None where a model has maps or heads that are objects, which have no content to hash."""
     session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
     family = session.family
     models = [family.base, family.merged, *family.experts.values()]
@@ -125,6 +126,7 @@ def folder_of(contest: Contest) -> Path | None:
         "samples": {task: _inputs(one) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
         "versions": all_versions(),
+        # Never the suite's hash: it covers the test split too, which a choice does not read.
         "code": code_digest(),
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -25,7 +25,7 @@ FEWEST = 2 * FOLDS
 POLL = 0.2
 """Seconds between two looks at cells that other processes compute."""
 SELECT = "select"
-"""What progress is called."""
+"""Label of the progress."""
 
 
 def select(
@@ -49,10 +49,10 @@ def select(
             them. Left out, the suite's own, else the paper's.
         starts: names of other merges, such as "tsv-m": each is tried as it is and calibrated.
         device: "auto", "cpu" or "cuda", for a suite.
-        progress: told the cells, candidates times folds, that are done.
+        progress: is told the cells, candidates times folds, that are done.
 
     Raises:
-        InputError: a start that is no merge, a cache folder that cannot be used, or as `calibrate`.
+        InputError: a start is not a merge, the cache folder cannot be used, or models or samples are not usable.
         NumericalError: no candidate could be scored.
     """
     session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
@@ -96,12 +96,14 @@ _ANSWERS = (
 def _work(contest: Contest, cells: Cells, progress: Progress) -> None:
     """Compute every cell that nobody has computed, fold after fold; wait for those that others compute."""
     names = contest.names
+    # Fold after fold, so that what experts compute on one is there for every candidate.
     todo = [(fold, number) for fold in range(FOLDS) for number in range(len(names))]
     total, held = len(todo), dict[int, Fold]()
     while todo := [(fold, number) for fold, number in todo if cells.get(names[number], fold) is None]:
         idle = True
         for fold, number in todo:
             with cells.claim(names[number], fold) as mine:
+                # Looked at again: another process may have finished it between the list and the lock.
                 if not mine or cells.get(names[number], fold) is not None:
                     continue
                 idle = False
@@ -159,5 +161,6 @@ def _choose(candidates: Sequence[Candidate], default: str) -> Candidate:
     scored = [one for one in candidates if one.score is not None]
     if not scored:
         raise NumericalError("; ".join(f"{one.model}: {one.failure}" for one in candidates))
+    # Sorted by score: the first beyond the interval is the best of them.
     own = next((one for one in scored if one.model == default), scored[0])
     return next((one for one in scored if one.margin is not None and one.margin.low > 0), own)

@@ -1,4 +1,4 @@
-"""Calibration samples in folds: candidates are fitted on all but one of them and judged on that one."""
+"""Deal calibration samples into folds: candidates are fitted on all but one of them and judged on that one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ FOLDS = 4
 
 
 def folds(count: int, seed: int, task: str) -> list[list[int]]:
-    """Deal positions out to folds, as many to each as can be, in rising order; seed and task alone decide.
+    """Split positions into folds, as many to each as can be, in rising order; seed and task alone decide.
 
     Whole samples are held out, never tokens.
 
     >>> [len(one) for one in folds(10, 42, "digits")]
     [3, 3, 2, 2]
     """
+    # Python's own hash of a text differs from process to process, and processes share the cells.
     digest = hashlib.sha256(f"{seed}:{task}:folds".encode()).digest()
     drawn = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     order = torch.randperm(count, generator=drawn).tolist()
@@ -45,7 +46,7 @@ def calibration_samples(session: Session, config: CalibrationConfig) -> dict[str
 
 @dataclass(frozen=True)
 class Contest:
-    """Which candidates are held against each other, on what."""
+    """A contest: candidates that are held against each other, and the samples."""
 
     session: Session
     asked: CalibrationConfig
@@ -58,13 +59,12 @@ class Contest:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the candidates."""
+        """Return the names of the candidates."""
         return [tried.name(self.session.family) for tried in self.plan]
 
 
 class Fold:
-    """One fold held out: what experts compute on the others, and their decisions on it, kept from candidate to
-    candidate.
+    """One fold held out: the experts' work on the others, and their decisions on it, kept for every candidate.
 
     Args:
         number: of the fold, from 0 on.
@@ -84,14 +84,14 @@ class Fold:
             several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
             self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room)
         self.held = {task: _take(drawn[task], own[number]) for task, own in dealt.items()}
-        """What is held out, by task."""
+        """Samples that are held out, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
 
     def values(self, tried: Tried, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
         """Fit a candidate on the other folds and return how near it is to the experts, by task and held-out sample.
 
         Raises:
-            InputError, NumericalError: as `calibrate`, or a start that is more than its weights.
+            InputError, NumericalError: the start is more than its weights, or cannot be calibrated.
         """
         family = self._session.fit.family_with(tried.start)
         if tried.config is None:

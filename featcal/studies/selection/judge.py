@@ -1,4 +1,4 @@
-"""How often a model gives the experts' decisions on held-out samples, and by how much two models differ in that.
+"""Judge how often a model gives the experts' decisions on held-out samples, and by how much two models differ in that.
 
 The criterion is the probability that a model gives the expert's decision, averaged over a task's held-out samples and
 then over tasks. A decision is the class with the expert's largest score, or the answer that the expert itself writes:
@@ -38,7 +38,7 @@ Heads = Mapping[str, tuple[Head, Head]]
 
 @dataclass(frozen=True)
 class Score:
-    """How near a model is to the experts; higher is better."""
+    """Nearness of a model to the experts; higher is better."""
 
     criterion: str
     values: Mapping[str, tuple[float, ...]]
@@ -46,7 +46,7 @@ class Score:
 
     @property
     def value(self) -> float:
-        """Mean over tasks of a task's mean."""
+        """Return the mean over tasks of a task's mean."""
         return float(np.mean([np.mean(one) for one in self.values.values()]))
 
 
@@ -84,7 +84,7 @@ def margin(a: Score, b: Score, draws: int = DRAWS, seed: int = SEED) -> Margin:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What all candidates of a choice are scored by."""
+    """Criterion by which all candidates of a choice are scored."""
 
     name: str
     """One of `CRITERIA`."""
@@ -115,7 +115,7 @@ def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
 
 
 def _generative_tasks(family: Family, drawn: Mapping[str, Samples]) -> set[str]:
-    """Tasks whose decisions are generated text."""
+    """Return the tasks whose decisions are generated text."""
     return {task for task in drawn if answers_of(family, family.merged, task) == "text"}
 
 
@@ -133,13 +133,14 @@ class Judge:
     """The experts' decisions on some samples, against which models are held.
 
     Args:
-        criterion: of `criterion_of`.
+        criterion: what `criterion_of` gave.
     """
 
     def __init__(self, family: Family, samples: Mapping[str, Samples], criterion: Criterion) -> None:
         self._family, self._criterion = family, criterion
         speaking = _generative_tasks(family, samples) if criterion.name == DECISION else set()
         self._samples = {task: one for task, one in samples.items() if task not in speaking}
+        # Nothing is kept of a walk: every candidate walks these passes with weights of its own.
         self._passes = {task: family.expert_pass(one, BATCH_SIZE, Kept(0)) for task, one in self._samples.items()}
         self._experts = self._features(self._passes)
         self._asked = {task: self._ask(samples[task]) for task in samples if task in speaking}
@@ -216,6 +217,7 @@ def answer_probability(
         ends: tokens that end an answer.
     """
     nats = along.double().gather(1, answer[:, None]).sum()
+    # Of a text that was cut off, the product would say no more than how long it is.
     whole = not ends or int(answer[-1]) in ends
     return (nats if whole else nats / len(answer)).exp()
 

@@ -1,4 +1,4 @@
-"""What a choice found: candidates, whether any start is better than every repair, and what was chosen."""
+"""Hold what a choice found: candidates, whether any start is better than every repair, and what was chosen."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Candidate:
     failure: str
     """Why it failed; else ""."""
     seconds: float
-    """What fitting and judging took, all folds together."""
+    """Duration of fitting and judging, all folds together."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the best start is better than the best repair."""
+    """Comparison of the best start with the best repair."""
 
     start: Candidate
     repair: Candidate
@@ -49,12 +49,12 @@ class Verdict:
 
     @property
     def start_wins(self) -> bool:
-        """Whether the start is better beyond the interval."""
+        """Say whether the start is better beyond the interval."""
         return self.margin.low > 0
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """Say the answer in one sentence."""
         one, start, repair = self.margin, self.start.model, self.repair.model
         by = f"({one.difference:+.4f} [{one.low:+.4f}, {one.high:+.4f}])"
         if self.start_wins:
@@ -66,15 +66,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen, and everything that speaks for it."""
+    """A choice, and everything that speaks for it."""
 
     family: Family
     default: CalibrationConfig
-    """What the choice is held against: "informed" at its defaults."""
+    """Options that the choice is held against: "informed" at its defaults."""
     start: str
     """Name of what was chosen to be calibrated, or to be left as it is; "merged" is the suite's own."""
     config: CalibrationConfig | None
-    """What was chosen: of all calibration samples. None where the start is better as it is."""
+    """Options that were chosen, for all calibration samples. None where the start is better as it is."""
     candidates: tuple[Candidate, ...]
     """The best first; those that failed last."""
     margin: Margin | None
@@ -85,7 +85,7 @@ class Selection:
     samples: Mapping[str, int]
     """By task: calibration samples that were read."""
     notes: tuple[str, ...]
-    """What else should be known: that it cannot tell, and why."""
+    """Warnings: that it cannot tell, and why."""
     seconds: float
     """Of all candidates, those computed earlier or by other processes too, and of the calibration that was chosen."""
     calibrated: CalibrationResult | None
@@ -93,23 +93,23 @@ class Selection:
 
     @property
     def model(self) -> str:
-        """The name of the model that was chosen."""
+        """Return the name of the model that was chosen."""
         return Tried(self.start, self.config).name(self.family)
 
     @property
     def criterion(self) -> str | None:
-        """What candidates were scored by, one of `judge.CRITERIA`; None where none was scored."""
+        """Return the one of `judge.CRITERIA` that candidates were scored by; None where none was scored."""
         return next((one.score.criterion for one in self.candidates if one.score is not None), None)
 
     @property
     def calibrations(self) -> int:
-        """Calibrations on three quarters of the samples, and the one on all of them."""
+        """Count the calibrations on three quarters of the samples, and the one on all of them."""
         fitted = sum(one.config is not None for one in self.candidates)
         return FOLDS * fitted + (self.calibrated is not None)
 
     @property
     def verdict(self) -> Verdict | None:
-        """The best start beside the best repair; None where either was not scored."""
+        """Compare the best start with the best repair; None where either was not scored."""
         scored = [one for one in self.candidates if one.score is not None]
         start = next((one for one in scored if one.config is None), None)
         repair = next((one for one in scored if one.config is not None), None)
