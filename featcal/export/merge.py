@@ -62,7 +62,7 @@ def merge_to_folder(
 def write_merge(
     family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """The same by a recipe with all its options; returns and raises as `merge_to_folder`."""
+    """Write a merge by a recipe with all its options; the document and the errors are those of `merge_to_folder`."""
     merged = replace(family.merge(recipe), device=compute_for(device).device)
     settings = {**recipe.model_dump(exclude_none=True)}
     if hasattr(merged.merger, "scale"):

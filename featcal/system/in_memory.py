@@ -12,11 +12,11 @@ MEMORY = "memory:"
 
 
 class Holdable(Protocol):
-    """What can stand in place of files."""
+    """A thing that can stand in place of files."""
 
     @property
     def kind(self) -> str:
-        """What it is, in one word."""
+        """Return what it is, in one word."""
 
     @property
     def sha256(self) -> str:
