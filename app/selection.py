@@ -38,7 +38,7 @@ def _field_type(option: Option) -> Any:
 _Chosen: Any = make_dataclass("_Chosen", [(name, _field_type(one), None) for name, one in OPTIONS.items()], frozen=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection(_Chosen):  # type: ignore[misc]
     """Everything that was chosen, `OPTIONS` among it; None leaves a field to the suite. Fields are names in the
     address."""

@@ -257,7 +257,8 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 def test_a_selection_comes_back_from_its_own_address() -> None:
     numbers = {"lam": 3e-7, "rho": 2.1, "alpha": 0.35, "beta": 0.25, "samples": 8, "seed": 7}
     more = {"recipe": "refined", "biases": False, "blocks": ("block 0",), "picked": (3, 0)}
-    chosen = Selection("t5-mini", "b", "block 1", 16, "ties:scale=1", "calibrated", **numbers, **more)
+    looked_at = {"suite": "t5-mini", "task": "b", "layer": "block 1", "n": 16, "a": "ties:scale=1", "b": "calibrated"}
+    chosen = Selection(**looked_at, **numbers, **more)
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
     assert set(selection.OF_A_SUITE) < set(vars(HOME))

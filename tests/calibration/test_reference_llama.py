@@ -114,8 +114,8 @@ PIECES: list[Piece] = [
 
 
 PIECEWISE = {
-    "refined": CalibrationConfig(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
-    "answers": CalibrationConfig(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
+    "refined": clip_config(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
+    "answers": clip_config(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
     "informed": clip_config(recipe="informed", rmsnorms=True, completion_only=False),
 }
 

@@ -298,7 +298,7 @@ def test_places_that_cannot_be_written(session: Session, tmp_path: Path) -> None
         (taken, "is there already"),
         (tmp_path / "other.md", "other-figures is there already"),
         (tmp_path / "report.pdf", "ends in .html"),
-        (tmp_path / "nowhere" / "report.html", "is no folder"),
+        (tmp_path / "nowhere" / "report.html", "is not a folder"),
     ):
         with pytest.raises(InputError, match=said):
             write_report(session, "tiny", out)

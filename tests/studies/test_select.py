@@ -240,7 +240,7 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
 
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
 def test_a_start_that_saw_samples_is_refused(many: Family, name: str) -> None:
-    with pytest.raises(InputError, match=f"start '{name}': .* no merge without samples"):
+    with pytest.raises(InputError, match=f"start '{name}': .* is not a merge without samples"):
         select(many, ASKED, starts=[name])
 
 

@@ -144,7 +144,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     assert study_tables.text_cells(study.summaries())[1][-2:] == ["excess", "needs"]
     refined = schedule.schedule(own, plan("calibrated:recipe=refined"))
     assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
-    with pytest.raises(InputError, match="no calibration"):
+    with pytest.raises(InputError, match="is not a calibration"):
         schedule.schedule(own, plan("calibrated", "merged"))
     with pytest.raises(InputError, match="calibrated:samples=6@base calibrates another model"):
         schedule.schedule(own, plan("calibrated@merged", "calibrated:samples=6@base"))
