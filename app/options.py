@@ -115,7 +115,7 @@ def _sliders(session: Session) -> list[str]:
     return sorted(found, key=lambda name: not OPTIONS[name].of_recipe)  # the recipe's own numbers first, then samples
 
 
-def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
+def _controls(session: Session, places: Sequence[DeltaGenerator]) -> None:
     """Draw λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
     config, defaults = chosen_config(session), recipe_defaults(session)
     for place, name in zip(places, [*_sliders(session), *_switches(session)], strict=True):
@@ -125,7 +125,6 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
             offered = sorted({*one.steps, now, home})
             draw = partial(place.select_slider, options=offered, format_func=_step_name)
         state.control(draw, name, now, home, one.label, help=one.help)
-    return config
 
 
 def _parts(session: Session) -> None:

@@ -182,22 +182,23 @@ class Fits:
         Raises:
             InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
         """
-        key = (of, layer, *self.suite.key(view))
-        if of.precision != "exact":
-            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
+        one = self.suite.resolve(of)
+        config, _ = self._calibration(one)
+        if config.precision != "exact":
+            raise InputError(f"previews are of exact calibrations; this one has precision '{config.precision}'")
 
         def make() -> Preview:
             run = self.suite.family.run(progress)
-            fitted = select_tasks(of, self.suite.calibration_passes(of))
-            weights = self._calibrate(self.suite.resolve(of), lambda: fitted, progress).weights
-            return hold(run, of, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
+            fitted = select_tasks(config, self.suite.calibration_passes(config))
+            weights = self._calibrate(one, lambda: fitted, progress).weights
+            return hold(run, config, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
 
         # Statistics of a whole block are large, so that of the last block alone is kept.
-        return self.suite.get_or_replace(_PREVIEW, key, make)
+        return self.suite.get_or_replace(_PREVIEW, (one.key, layer, *self.suite.key(view)), make)
 
     def has_preview(self, of: CalibrationConfig, layer: str, view: EvaluationSamples) -> bool:
         """Say whether `preview` would cost nothing."""
-        return self.suite.has(_PREVIEW, (of, layer, *self.suite.key(view)))
+        return self.suite.has(_PREVIEW, (self.suite.resolve(of).key, layer, *self.suite.key(view)))
 
     def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
         """Return the options of a calibration, and the model that is calibrated.

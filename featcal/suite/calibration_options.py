@@ -14,6 +14,7 @@ from typing import Any
 
 from featcal.suite.options import OptionFacts
 from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
 
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
 """Ways to calibrate a block: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
@@ -58,15 +59,30 @@ class Option(OptionFacts):
             raise InputError(f"{name} is {value:g}; it {self.sentence(self.kind)}")
 
 
-def _option(default: Any, kind: type, help: str, left_out: str, **more: Any) -> Any:
-    """Return a dataclass field with its `Option`."""
-    return field(default=default, metadata={"option": Option(help=help, kind=kind, left_out=left_out, **more)})
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """Return the field of an option with a fixed default, which says its kind and what holds where it is left out."""
+    left_out = ("off", "on")[default] if isinstance(default, bool) else _in_words(default)
+    return field(default=default, metadata={_SAID: Option(help=help, kind=type(default), left_out=left_out, **more)})
 
 
+def _number(help: str, left_out: str, **more: Any) -> Any:
+    """Return the field of a number that recipe, architecture and samples decide where it is left out."""
+    said = Option(help=help, kind=float, left_out=left_out, of_recipe=True, **more)
+    return field(default=None, metadata={_SAID: said})
+
+
+def _parts(help: str, label: str) -> Any:
+    """Return the field of an option that chooses parts by their names; left out it is all of them."""
+    return field(default=None, metadata={_SAID: Option(help=help, kind=tuple, left_out="all", label=label)})
+
+
+def _in_words(value: float | str) -> str:
+    return exactly(value) if isinstance(value, float) else str(value)
+
+
+_SAID = "option"
 _LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 _SHARES = tuple(step / 20 for step in range(21))
-_RECIPES_OWN: Any = None
-"""Default of a number that recipe, architecture and samples decide."""
 
 
 @dataclass(frozen=True)
@@ -80,95 +96,90 @@ class CalibrationConfig:
     """
 
     # fmt: off
-    lam: float = _option(
-        _RECIPES_OWN, float, "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
+    lam: float = _number(
+        "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
         "paper: 0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", least=0, steps=_LAM,
-        of_recipe=True,
     )
-    rho: float = _option(
-        _RECIPES_OWN, float, "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
+    rho: float = _number(
+        "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
         "paper: 2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
-        steps=tuple(step / 10 for step in range(41)), of_recipe=True,
+        steps=tuple(step / 10 for step in range(41)),
     )
-    alpha: float = _option(
-        _RECIPES_OWN, float, "Share of the expert's own input features in the targets (Eq. 10).",
+    alpha: float = _number(
+        "Share of the expert's own input features in the targets (Eq. 10).",
         "paper: 0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α",
-        least=0, most=1, steps=_SHARES, of_recipe=True,
+        least=0, most=1, steps=_SHARES,
     )
     samples: int = _option(
-        256, int, "Calibration samples per task; a task that has fewer gives all it has.", "256",
+        256, "Calibration samples per task; a task that has fewer gives all it has.",
         label="Calibration samples per task", symbol="n", least=1, steps=(8, 16, 32, 64, 128, 256),
     )
     seed: int = _option(
-        42, int, "Decides which calibration samples are drawn, together with the task's name.", "42", label="Seed",
-        least=0,
+        42, "Decides which calibration samples are drawn, together with the task's name.", label="Seed", least=0,
     )
     biases: bool = _option(
-        True, bool, "Calibrate biases: each is fitted to what the new weights leave over on average (Eq. 55).", "on",
+        True, "Calibrate biases: each is fitted to what the new weights leave over on average (Eq. 55).",
         label="Calibrate biases",
     )
     layernorms: bool = _option(
-        True, bool, "Calibrate scale and shift of every LayerNorm (Eq. 59).", "on", label="Calibrate LayerNorms"
+        True, "Calibrate scale and shift of every LayerNorm (Eq. 59).", label="Calibrate LayerNorms",
     )
     rmsnorms: bool = _option(
-        False, bool, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
-        "off", label="Calibrate RMSNorms",
+        False, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
+        label="Calibrate RMSNorms",
     )
     completion_only: bool = _option(
-        False, bool, "Decoder-only models: count the positions that predict the answer alone, not the prompt.", "off",
+        False, "Decoder-only models: count the positions that predict the answer alone, not the prompt.",
         label="Count answers alone",
     )
     patch_weight: float = _option(
-        0.01, float, "Weight of CLIP's patch tokens in the last block, where the class token has 1; inputs of keys and "
-        "values always have 1.", "0.01", above=0, most=1,
+        0.01, "Weight of CLIP's patch tokens in the last block, where the class token has 1; inputs of keys and values "
+        "always have 1.", above=0, most=1,
     )
     image_weight: float = _option(
-        1.0, float, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", "1", above=0,
-        most=1, later=True,
+        1.0, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", above=0, most=1,
+        later=True,
     )
-    eps: float = _option(1e-8, float, "Numerical stabiliser of Eqs. (14), (17) and (59).", "1e-8", least=0)
+    eps: float = _option(1e-8, "Numerical stabiliser of Eqs. (14), (17) and (59).", least=0)
     recipe: str = _option(
-        PAPER, str, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
-        "refined, with what the experts' weights know as a prior (docs/theory.md).", PAPER, label="Recipe",
-        choices=RECIPES,
+        PAPER, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
+        "refined, with what the experts' weights know as a prior (docs/theory.md).", label="Recipe", choices=RECIPES,
     )
-    beta: float = _option(
-        _RECIPES_OWN, float, "Share of the residual stream's gap to the expert that output maps are to close; above 0 "
-        "it needs alpha above 0.", "0.5", label="β, stream", symbol="β", least=0, most=1,
-        recipes=_OWN, steps=_SHARES, of_recipe=True,
+    beta: float = _number(
+        "Share of the residual stream's gap to the expert that output maps are to close; above 0 it needs alpha above "
+        "0.", "0.5", label="β, stream", symbol="β", least=0, most=1, recipes=_OWN, steps=_SHARES,
     )
-    mu: float = _option(
-        _RECIPES_OWN, float, "Weight of the prior, what the experts' weights say of the inputs that they were trained "
-        "on, against the samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", least=0,
-        recipes=(INFORMED,), of_recipe=True, later=True,
-        steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
+    mu: float = _number(
+        "Weight of the prior, what the experts' weights say of the inputs that they were trained on, against the "
+        "samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
+        later=True, steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
     )
     weigh_tokens: bool = _option(
-        False, bool, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
-        "dearer.", "off", label="Weigh tokens", recipes=_OWN, later=True,
+        False, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
+        "dearer.", label="Weigh tokens", recipes=_OWN, later=True,
     )
     augment: int = _option(
-        0, int, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.", "0",
+        0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
         label="Copies", least=0, later=True,
     )
     batch_size: int = _option(
-        64, int, "Samples per forward pass; changes nothing but time and memory.", "64", least=1, idle=True
+        64, "Samples per forward pass; changes nothing but time and memory.", least=1, idle=True,
     )
     precision: str = _option(
-        EXACT, str, "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, "
-        "float32 solve (below lam 1e-3 float32 products and float64 solve).", EXACT, choices=PRECISIONS,
+        EXACT, "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
+        "solve (below lam 1e-3 float32 products and float64 solve).", choices=PRECISIONS,
     )
 
-    blocks: Sequence[str] | None = _option(
-        None, tuple, "Calibrate these blocks alone ('block 0', 'encoder block 3'); the others stay as merged to the "
-        "last bit, and later blocks see them as they are.", "all", label="Blocks",
+    blocks: Sequence[str] | None = _parts(
+        "Calibrate these blocks alone ('block 0', 'encoder block 3'); the others stay as merged to the last bit, and "
+        "later blocks see them as they are.", "Blocks",
     )
-    maps: Sequence[str] | None = _option(
-        None, tuple, "Calibrate these kinds of linear maps alone, with their biases: attention, mlp, cross-attention. "
-        "Norms have their own switches.", "all", label="Kinds of linear maps",
+    maps: Sequence[str] | None = _parts(
+        "Calibrate these kinds of linear maps alone, with their biases: attention, mlp, cross-attention. Norms have "
+        "their own switches.", "Kinds of linear maps",
     )
-    tasks: Sequence[str] | None = _option(
-        None, tuple, "Calibrate on the experts and samples of these tasks alone.", "all", label="Tasks"
+    tasks: Sequence[str] | None = _parts(
+        "Calibrate on the experts and samples of these tasks alone.", "Tasks",
     )
     # fmt: on
 
@@ -203,7 +214,7 @@ class CalibrationConfig:
         return own | {name: chosen for name, chosen in parts.items() if chosen}
 
 
-OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(CalibrationConfig)}
+OPTIONS: Mapping[str, Option] = {one.name: one.metadata[_SAID] for one in fields(CalibrationConfig)}
 """Every option by name, in the order of the fields."""
 PARTIAL = tuple(name for name, one in OPTIONS.items() if one.kind is tuple)
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""

@@ -18,9 +18,19 @@ from featcal.cli.repair import calibrate as calibrate_verb
 from featcal.cli.repair import select as select_verb
 from featcal.cli.repair import sweep as sweep_verb
 from featcal.family.opening import Family
+from featcal.models.compute import DTYPES
 from featcal.session.model_names import calibrate_command
 from featcal.session.model_ref import resolve_model
-from featcal.suite.calibration_options import ASKED, IDLE, OPTIONS, RECIPES, SHORTHANDS, CalibrationConfig, Option
+from featcal.suite.calibration_options import (
+    ASKED,
+    IDLE,
+    OPTIONS,
+    PRECISIONS,
+    RECIPES,
+    SHORTHANDS,
+    CalibrationConfig,
+    Option,
+)
 from featcal.suite.schema import CalibrationDefaults
 from featcal.system.errors import InputError
 
@@ -96,6 +106,7 @@ def test_every_option_is_everywhere() -> None:
     assert flags["sweep"] >= set(ASKED) - {"lam", "rho", "alpha"}
     assert flags["select"] >= set(ASKED) - {"lam", "rho", "alpha", "beta", "mu", "recipe", "cautious"}
     assert list(CalibrationDefaults.model_fields) == list(OPTIONS)
+    assert tuple(DTYPES) == PRECISIONS  # the names stand twice: models know nothing of suites, options nothing of torch
     assert set(selection.OPTIONS) == {name for name, one in OPTIONS.items() if one.label}
     assert all(hasattr(selection.HOME, name) for name in selection.OPTIONS)
     docs = Path(__file__).parents[2] / "docs"
