@@ -29,8 +29,8 @@ READY = """(() => {
   const app = document.querySelector('[data-testid="stApp"]');
   if (!app || app.dataset.testScriptState !== 'notRunning') return false;
   const charts = [...document.querySelectorAll('[data-testid="stPlotlyChart"]')];
-  return charts.every(chart => chart.querySelector('.main-svg')) && !document.querySelector('[data-stale="true"]')
-    && !document.querySelector('[data-testid="stSkeleton"]');
+  const drawn = charts.every(chart => chart.querySelector('.js-plotly-plot:has(.main-svg)')?._fullLayout);
+  return drawn && !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"]');
 })()"""
 """Streamlit has finished running and every chart is drawn."""
 STEADY = f"""([steady, asked]) => {{

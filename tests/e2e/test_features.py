@@ -51,6 +51,7 @@ def draw_around(visitor: Visitor, left: float, top: float, right: float, bottom:
 def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     visitor.open(f"/features?{QUICK}")
     visitor.page.locator(".st-key-feature-map").scroll_into_view_if_needed()
+    visitor.settle()  # a chart that comes into the window may be drawn once more
     points = on_screen(visitor)
     assert {one["model"] for one in points} == {"expert", "merged", "calibrated"}, visitor.address
     across, up = (sorted(one[axis] for one in points) for axis in ("x", "y"))
