@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where bytecode is not kept, every process that a test starts would compile everything again.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: app test e2e nightly check compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from sources import trees
 
 
 def words(text: str) -> frozenset[str]:
@@ -73,11 +72,8 @@ def functions(tree: ast.AST, place: str) -> Iterator[tuple[str, str]]:
 
 def test_functions_are_verbs_or_things() -> None:
     faults = {}
-    for top in ("featcal", "app", "pages"):
-        for file in sorted((ROOT / top).rglob("*.py")):
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            faults |= {place: why for place, name in functions(tree, module) if (why := fault(name))}
+    for module, tree in trees().items():
+        faults |= {place: why for place, name in functions(tree, module) if (why := fault(name))}
     assert {place: why for place, why in faults.items() if place not in EXCEPTIONS} == {}
     assert EXCEPTIONS.keys() <= faults.keys(), "an exception is needed no more"
     assert len(EXCEPTIONS) <= 10

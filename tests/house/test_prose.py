@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = [file for room in ("featcal", "app", "pages") for file in sorted((ROOT / room).rglob("*.py"))]
+from sources import texts, trees
+
 FRAGMENTS = ("What ", "Whether ", "How ", "Which ", "Where ", "The same ", "As ")
 
 
@@ -22,34 +19,41 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield getattr(node, "name", "module"), text
 
 
-def fragments(source: str) -> list[str]:
+def fragments(tree: ast.AST) -> list[str]:
     """Return the names of what has a docstring that only goes on from somewhere else."""
-    return [name for name, text in docstrings(ast.parse(source)) if text.startswith(FRAGMENTS)]
+    return [name for name, text in docstrings(tree) if text.startswith(FRAGMENTS)]
 
 
 def test_every_docstring_is_understood_alone() -> None:
-    found = {str(file.relative_to(ROOT)): fragments(file.read_text(encoding="utf-8")) for file in FILES}
-    assert {file: names for file, names in found.items() if names} == {}
-    assert fragments('def f():\n    """What it is."""\n') == ["f"]
+    found = {module: fragments(tree) for module, tree in trees().items()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert fragments(ast.parse('def f():\n    """What it is."""\n')) == ["f"]
+
+
+def count_lines(text: str, tree: ast.AST) -> tuple[int, int]:
+    """Return the lines of code of a module, docstrings aside, and its comments; one of several lines counts once."""
+    prose = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, int(node.end_lineno or 0) + 1)
+    }
+    code, comments, above = 0, 0, False
+    for number, line in enumerate(text.splitlines(), 1):
+        alone = line.lstrip().startswith("# ")
+        code += bool(line.strip()) and not alone and number not in prose
+        comments += not above if alone else "  # " in line
+        above = alone
+    return code, comments
+
+
+def test_comments_are_counted() -> None:
+    text = '"""About.\n\nMore."""\n\n# one,\n# the same\nx = 1\n\ny = 2  # another\n'
+    assert count_lines(text, ast.parse(text)) == (2, 2)
 
 
 def test_reasons_stand_at_the_line() -> None:
-    """Two comments to a hundred lines of code; a comment of several lines is one."""
-    code = comments = 0
-    for file in FILES:
-        source = file.read_text(encoding="utf-8")
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        lines = [token.start[0] for token in tokens if token.type == tokenize.COMMENT]
-        comments += sum(line - 1 not in lines for line in lines)
-        ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-        strings = {n for one in ast.walk(ast.parse(source)) if is_docstring(one) for n in span(one)}
-        code += len({token.start[0] for token in tokens if token.type not in ignored} - strings)
+    """Two comments to a hundred lines of code."""
+    counted = [count_lines(text, trees()[module]) for module, text in texts().items()]
+    code, comments = (sum(column) for column in zip(*counted, strict=True))
     assert comments >= 0.02 * code
-
-
-def is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def span(node: ast.AST) -> range:
-    return range(node.lineno, node.end_lineno + 1)  # type: ignore[attr-defined]

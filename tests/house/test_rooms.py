@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from sources import ROOT, trees
 
 import featcal
 
 PACKAGE = Path(featcal.__file__).parent
-ROOT = PACKAGE.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 22, 13, 170
 """Packages of featcal/, `featcal` itself and the app; the longest way down; pairs of rooms of which one imports the
@@ -33,14 +34,6 @@ DOOR = "featcal.__main__"
 WHOLE = {"app": "app", "pages": "app"}
 """The app is one room: a page is a file that Streamlit finds by its place."""
 
-TREES = {
-    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
-        file.read_text(encoding="utf-8")
-    )
-    for top in ("featcal", *WHOLE)
-    for file in sorted((ROOT / top).rglob("*.py"))
-    if "_bundle" not in file.parts  # the wheel's copy of the app
-}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -52,8 +45,11 @@ def imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in TREES else str(node.module) for name in whole)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (name if name in trees() else str(node.module) for name in whole)
+        elif isinstance(node, ast.Call) and "import_module" in (
+            getattr(node.func, "id", ""),
+            getattr(node.func, "attr", ""),
+        ):
             yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
@@ -63,15 +59,24 @@ def room(module: str) -> str:
     return WHOLE.get(top) or inside.partition(".")[0] or top
 
 
-ARROWS = {module: sorted({name for name in imported(tree) if name in TREES}) for module, tree in TREES.items()}
-ROOMS: dict[str, set[str]] = {room(module): set() for module in TREES if module != DOOR}
-for _module, _others in ARROWS.items():
-    if _module != DOOR:
-        ROOMS[room(_module)] |= {room(other) for other in _others} - {room(_module)}
+@cache
+def arrows() -> dict[str, list[str]]:
+    """The modules that each module imports."""
+    return {module: sorted({name for name in imported(tree) if name in trees()}) for module, tree in trees().items()}
+
+
+@cache
+def rooms() -> dict[str, set[str]]:
+    """The other rooms that each room imports."""
+    found: dict[str, set[str]] = {room(module): set() for module in trees() if module != DOOR}
+    for module, others in arrows().items():
+        if module != DOOR:
+            found[room(module)] |= {room(other) for other in others} - {room(module)}
+    return found
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, Function):
                 yield f"{module}.{node.name}", node
@@ -90,16 +95,16 @@ def is_command(function: Function) -> bool:
 
 def test_modules_are_found() -> None:
     """Else every other test here would pass whatever the code is."""
-    assert len(TREES) > 80
-    assert "featcal.formats.checkpoint" in ARROWS["featcal.formats.locate"]
-    assert "featcal.server.launch" in ARROWS["featcal.cli.show"]  # in a function
-    assert "featcal.family.opening" in ARROWS["featcal"]  # for type checkers alone
-    assert "calibration" in ROOMS["app"]
+    assert len(trees()) > 80
+    assert "featcal.formats.checkpoint" in arrows()["featcal.formats.locate"]
+    assert "featcal.server.launch" in arrows()["featcal.cli.show"]  # in a function
+    assert "featcal.family.opening" in arrows()["featcal"]  # for type checkers alone
+    assert "calibration" in rooms()["app"]
 
 
 def test_no_module_is_in_a_circle() -> None:
     try:
-        TopologicalSorter(ARROWS).prepare()
+        TopologicalSorter(arrows()).prepare()
     except CycleError as error:
         raise AssertionError(" <- ".join(error.args[1])) from None
 
@@ -107,23 +112,23 @@ def test_no_module_is_in_a_circle() -> None:
 def test_rooms_are_few_and_depend_one_way() -> None:
     floors: dict[str, int] = {}
     try:
-        for one in TopologicalSorter(ROOMS).static_order():
-            floors[one] = 1 + max((floors[other] for other in ROOMS[one]), default=0)
+        for one in TopologicalSorter(rooms()).static_order():
+            floors[one] = 1 + max((floors[other] for other in rooms()[one]), default=0)
     except CycleError as error:
         raise AssertionError(" <- ".join(error.args[1])) from None
-    assert len(ROOMS) <= MOST_ROOMS
+    assert len(rooms()) <= MOST_ROOMS
     assert max(floors.values()) <= MOST_FLOORS
-    assert sum(map(len, ROOMS.values())) <= MOST_ARROWS
-    assert ARROWS[DOOR] == ["featcal.cli"]
+    assert sum(map(len, rooms().values())) <= MOST_ARROWS
+    assert arrows()[DOOR] == ["featcal.cli"]
 
 
 def test_the_floors_of_the_architecture_page_are_true() -> None:
     """Every room stands in its table, above all that it imports."""
     floors = {name: int(floor) for floor, name in re.findall(r"^\| (\d+) \| `(?:featcal/)?(\w+)/", PAGE, re.MULTILINE)}
-    assert floors.keys() == ROOMS.keys()
+    assert floors.keys() == rooms().keys()
     upwards = [
         f"{module} imports {other}"
-        for module, others in ARROWS.items()
+        for module, others in arrows().items()
         for other in others
         if module != DOOR and room(module) != room(other) and floors[room(other)] >= floors[room(module)]
     ]
@@ -134,24 +139,24 @@ def test_nothing_lies_loose() -> None:
     loose = {file.name for file in PACKAGE.iterdir() if file.is_file()}
     assert loose <= {"__init__.py", "__main__.py", "py.typed"}
     assert len(loose) <= MOST_LOOSE
-    assert not [name for name in ROOMS if name not in ("featcal", "app") and not (PACKAGE / name).is_dir()]
+    assert not [name for name in rooms() if name not in ("featcal", "app") and not (PACKAGE / name).is_dir()]
 
 
 def test_every_room_says_what_it_is_for() -> None:
-    faces = {module: tree for module, tree in TREES.items() if (PACKAGE.parent / module.replace(".", "/")).is_dir()}
+    faces = {module: tree for module, tree in trees().items() if (PACKAGE.parent / module.replace(".", "/")).is_dir()}
     assert [module for module, tree in faces.items() if module != "pages" and not ast.get_docstring(tree)] == []
 
 
 def test_only_launch_knows_streamlit_and_nothing_knows_the_app() -> None:
     above = {"streamlit", "app", "pages", "tests", "benchmarks"}
-    found = {name: above & {one.split(".")[0] for one in imported(tree)} for name, tree in TREES.items()}
+    found = {name: above & {one.split(".")[0] for one in imported(tree)} for name, tree in trees().items()}
     assert {name: own for name, own in found.items() if own and name.startswith("featcal")} == {
         "featcal.server.launch": {"streamlit"}
     }
 
 
 def test_the_closed_form_knows_torch_alone() -> None:
-    own = {one.split(".")[0] for one in imported(TREES["featcal.calibration.closed_form"])}
+    own = {one.split(".")[0] for one in imported(trees()["featcal.calibration.closed_form"])}
     assert own <= {"__future__", "collections", "math", "jaxtyping", "torch"}
 
 
@@ -168,9 +173,9 @@ def test_every_function_fits_a_screen() -> None:
 def defined(step: str) -> tuple[str, Function]:
     """The module and the code of `module.function` or `module.Class.method`."""
     module = next(
-        ".".join(step.split(".")[:n]) for n in range(step.count("."), 0, -1) if ".".join(step.split(".")[:n]) in TREES
+        ".".join(step.split(".")[:n]) for n in range(step.count("."), 0, -1) if ".".join(step.split(".")[:n]) in trees()
     )
-    body: list[ast.stmt] = TREES[module].body
+    body: list[ast.stmt] = trees()[module].body
     *holders, last = step.removeprefix(f"{module}.").split(".")
     for holder in holders:
         body = next(one.body for one in body if isinstance(one, ast.ClassDef) and one.name == holder)
@@ -179,7 +184,7 @@ def defined(step: str) -> tuple[str, Function]:
 
 def known(module: str) -> dict[str, str]:
     """What a module calls by its own names: name → where that is defined, imports in functions included."""
-    tree = TREES[module]
+    tree = trees()[module]
     names = {one.name: f"{module}.{one.name}" for one in tree.body if isinstance(one, Function | ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -192,7 +197,7 @@ def reach(names: dict[str, str]) -> set[str]:
     `session.measure`."""
     found = set(names.values())
     for module, _, name in (one.rpartition(".") for one in names.values()):
-        holders = [one for one in TREES[module].body if isinstance(one, ast.ClassDef)] if module in TREES else []
+        holders = [one for one in trees()[module].body if isinstance(one, ast.ClassDef)] if module in trees() else []
         for one in (one for holder in holders if holder.name == name for one in holder.body):
             if (
                 isinstance(one, Function)
@@ -226,7 +231,7 @@ def test_the_call_paths_of_the_architecture_page_are_true() -> None:
             module, function = defined(step)
             names = known(module)
             holder, _, method = following.rpartition(".")
-            through = f".{method}" if holder in reach(names) and holder not in TREES else following
+            through = f".{method}" if holder in reach(names) and holder not in trees() else following
             assert {following, through} & calls(function, names), f"{step} does not call {following}"
         defined(f"featcal.{path[-1]}")
 
@@ -235,7 +240,7 @@ def test_every_module_with_shapes_in_annotations_is_checked(pytestconfig: pytest
     """Names, not packages: checking a package would import all of it before the first test."""
     shaped = {
         module
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         if module.startswith("featcal") and any(name.startswith("jaxtyping") for name in imported(tree))
     }
     assert {*pytestconfig.getoption("jaxtyping_packages").split(",")} == {*shaped, "beartype.beartype"}
