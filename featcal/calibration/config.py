@@ -61,10 +61,10 @@ def resolve(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     Raises:
         InputError: names of parts that do not exist; says all of them.
     """
-    return replace(fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
+    return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
 
 
-def fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:
+def _fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:
     """Return the options with the recipe's own numbers for the architecture and the samples where none were given."""
     numbers = recipe_numbers(config.recipe, config.samples, adapter.class_token)
     if config.recipe == PAPER:  # which publishes other values for other architectures
@@ -81,10 +81,9 @@ def _find_parts(
     Raises:
         InputError: unknown names, all of them.
     """
-    layers = adapter.block_layers()
     prefixes = adapter.block_names()
     known: Mapping[str, Mapping[str, str]] = {
-        "blocks": dict(zip(layers, layers, strict=True)) | prefixes,
+        "blocks": {layer: layer for layer in prefixes.values()} | prefixes,
         "maps": {part: part for part in adapter.parts()},
         "tasks": {task: task for task in tasks},
     }
@@ -112,8 +111,7 @@ def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
 
 def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
     """Return the prefixes of the tensors of every block that is calibrated."""
-    named = zip(adapter.blocks(), adapter.block_layers(), strict=True)
-    return {block.name for block, layer in named if config.blocks is None or layer in config.blocks}
+    return {name for name, layer in adapter.block_names().items() if config.blocks is None or layer in config.blocks}
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
