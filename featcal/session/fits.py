@@ -70,9 +70,10 @@ class Fits:
             make: gives it, where none is kept.
             is_stale: says that a kept one can no longer be read; it is made again then.
         """
-        if is_stale(self.suite.get_or_make(_CALIBRATED, config, make)):
-            self.suite.forget(_CALIBRATED, config)
-        return self.suite.get_or_make(_CALIBRATED, config, make)
+        key = self.suite.resolve(config).key
+        if is_stale(self.suite.get_or_make(_CALIBRATED, key, make)):
+            self.suite.forget(_CALIBRATED, key)
+        return self.suite.get_or_make(_CALIBRATED, key, make)
 
     def family_with(self, model: ModelId) -> Family:
         """Return the suite with a model in the place of its merged one, to calibrate that.
