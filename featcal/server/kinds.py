@@ -94,7 +94,7 @@ def scores(work: Work) -> dict[str, Any]:
 
     session = Session(open_family(load_suite(work.suite)), one_shot=True)
     view = EvaluationSamples(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
-    found = session.measure.scores(session.resolve(work.args["model"]), view, work.progress)
+    found = session.measure.scores(work.args["model"], view, work.progress)
     answers = {
         task: {"predictions": list(_to_list(one.predictions)), "labels": list(_to_list(one.labels))}
         for task, one in found.tasks.items()
@@ -199,7 +199,7 @@ def is_gone(result: CalibrationResult) -> bool:
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:
-    """Read what a "scores" job has left, as `Session.scores` returns it."""
+    """Read what a "scores" job has left, as `Measurements.scores` returns it."""
     import torch
 
     from featcal.evaluation.evaluate import Scores, TaskScore
