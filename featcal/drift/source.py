@@ -19,8 +19,7 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import linear_groups
-from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve
+from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve, select_tasks
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.linear_statistics import TaskStatistics
 from featcal.calibration.token_rows import TokenRows, lane_rows

@@ -71,11 +71,12 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
 
 
 def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
-    from featcal.calibration.calibrate import all_parts, config_for
-    from featcal.calibration.config import idle_options
+    from featcal.calibration.calibrate import config_for
+    from featcal.calibration.config import all_parts, idle_options
 
     idle = idle_options(family.adapter)  # an order names every option, also those that this architecture leaves idle
-    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
+    every = all_parts(family.adapter, family.suite.tasks)
+    named = {n: every[n] if v == [] else v for n, v in options.items() if n not in idle}
     return config_for(family, **named)
 
 

@@ -11,8 +11,9 @@ from featcal.baselines.shared.fit import fit
 from featcal.baselines.shared.fitted import Fitted
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.calibrate import CalibrationResult, calibrate, select_tasks
+from featcal.calibration.calibrate import CalibrationResult, calibrate
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
+from featcal.calibration.config import select_tasks
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family

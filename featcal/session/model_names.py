@@ -8,8 +8,8 @@ from typing import Any
 
 from featcal.baselines.shared.folded import with_heads
 from featcal.calibration.anchor import AnchorWeights
-from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import all_parts, resolve
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
@@ -53,7 +53,7 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
     for option, text in name.options:
         known_option(option, tuple(ASKED), "calibrated")
         if option in PARTIAL:
-            options[option] = parts_of(text) or all_parts(family)[option]
+            options[option] = parts_of(text) or all_parts(family.adapter, family.suite.tasks)[option]
             continue
         options[option] = value_of(text, ASKED[option].kind, f"model 'calibrated': {option}")
     return config_for(family, **options)
