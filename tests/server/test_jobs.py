@@ -35,6 +35,7 @@ from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, missing
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
