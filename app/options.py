@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
 from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned_switches
-from featcal.calibration.config import idle_options, resolve
+from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
 from featcal.session.session import Session
 from featcal.suite.calibration_options import (
@@ -129,10 +129,10 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> None:
 
 def _parts(session: Session) -> None:
     """Draw what is calibrated, and on which tasks; nothing chosen is all."""
-    config, adapter = chosen_config(session), session.family.adapter
+    config = chosen_config(session)
     named = ", ".join(chosen_parts(config)) or "everything"
     with st.expander(f"Calibrate a part (now: {named})", icon=":material/select_all:"):
-        known = {"blocks": adapter.block_layers(), "maps": adapter.parts(), "tasks": session.tasks}
+        known = all_parts(session.family.adapter, session.tasks)
         for place, name in zip(st.columns(len(PARTIAL)), PARTIAL, strict=True):
             one, now = OPTIONS[name], list(getattr(config, name) or ())
             state.control(

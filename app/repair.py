@@ -51,9 +51,11 @@ def preview(session: Session, on: EvaluationSamples) -> Previewed:
     state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
     shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
-    if suite != state.reference() or last == config or not session.fit.has_preview(last, layer, on):
+    if suite != state.reference() or last == config:
         return shown
     try:
+        if not session.fit.has_preview(last, layer, on):
+            return shown
         held = session.fit.preview(last, layer, on)
         found = held.solve(config)
     except FeatcalError:  # with other samples or switches nothing was kept that fits

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.suite.schema import read_yaml
 from featcal.system.atomic_files import put_new
 from featcal.system.errors import InputError
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_inside, server_rules
+from featcal.system.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

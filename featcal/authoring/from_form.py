@@ -11,9 +11,10 @@ import yaml
 
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe
-from featcal.suite.schema import SPLITS, Suite, parse_yaml, read_yaml, suite_from_dict
+from featcal.suite.schema import SPLITS, Suite, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
+from featcal.system.yaml_files import parse_yaml, read_yaml
 
 SPLIT_BY_NAME = ("hub", "arrays")
 """Kinds of samples whose one place holds all splits; the other kinds have a place for every split."""

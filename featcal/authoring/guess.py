@@ -13,11 +13,12 @@ from featcal.samples.arrow import read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
 from featcal.samples.table import Table, read_jsonl
-from featcal.suite.schema import SPLITS, parse_yaml, task_catalogue
+from featcal.suite.schema import SPLITS, task_catalogue
 from featcal.suite.source import SOURCE_KINDS
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.paths import from_folder, local_path, neighbours
+from featcal.system.yaml_files import parse_yaml
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import BlockStatistics, corners
-from featcal.calibration.config import fill_numbers
+from featcal.calibration.config import resolve
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.store import to_stored
 from featcal.calibration.streams import Streams
@@ -83,10 +83,10 @@ class Preview:
         """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.
 
         Raises:
-            InputError: another option differs; only an exact run can tell.
+            InputError: another option differs, which only an exact run can tell, or a part that does not exist.
             NumericalError: a system that cannot be solved with these options.
         """
-        config = fill_numbers(config, self.run.adapter)
+        config = resolve(config, self.run.adapter, self.before)
         free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
         if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
             raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
@@ -117,13 +117,14 @@ def hold(
         config, model: options of the exact run and what it gave.
         layer: the block, as tables name it.
         fitted: the samples that it was calibrated on.
-        measured: the samples that drift is measured on.
+        measured: the samples that drift is measured on, of every task that options may name.
 
     Raises:
-        InputError: no such block, or nothing of it is calibrated.
+        InputError: no such block, nothing of it is calibrated, or the options name parts that do not exist.
     """
     adapter = run.adapter
-    names = dict(zip(adapter.block_layers(), (block.name for block in adapter.blocks()), strict=True))
+    config = resolve(config, adapter, measured)
+    names = {layer: name for name, layer in adapter.block_names().items()}
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
     with walking(adapter):

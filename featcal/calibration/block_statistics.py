@@ -17,7 +17,7 @@ from featcal.calibration.alike import require_alike
 from featcal.calibration.config import calibrated_maps
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
-from featcal.calibration.precision import FLOAT64_BELOW
+from featcal.calibration.precision import product_dtype
 from featcal.calibration.prior import TaskVectors
 from featcal.calibration.routed_group import routed_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
@@ -54,7 +54,7 @@ class BlockStatistics:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routers = routing(stage, index, self._fitted)
-        """Routers of a mixture, which decide the tokens of its experts."""
+        """Routers of a mixture, which decide the tokens of its experts; none where no expert's map is counted."""
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
         """All modules whose inputs are needed: those that are counted, and the routers."""
         self._linears: list[LinearGroup] = []
@@ -70,11 +70,6 @@ class BlockStatistics:
     def is_started(self) -> bool:
         """Say whether a batch was seen already."""
         return bool(self.groups)
-
-    @property
-    def has_routers(self) -> bool:
-        """Say whether maps of a mixture of experts are among the modules, each of which is given tokens of its own."""
-        return bool(self.routers)
 
     @property
     def linears(self) -> tuple[LinearGroup, ...]:
@@ -257,7 +252,7 @@ def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
 def _counting_options(config: CalibrationConfig) -> dict[str, object]:
     """Return the options that decide what is counted, and in which dtype; what biases need is counted either way."""
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
-    return {**options, "float64 products": config.lam < FLOAT64_BELOW}
+    return {**options, "products": product_dtype(torch.float32, config)}
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.config import config_of, resolve
-from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, shares
+from featcal.calibration.config import config_of, resolve, select_tasks
+from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
+from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
-from featcal.evaluation.generation_check import canary, note_unchecked
+from featcal.evaluation.generation_check import canary, canary_warnings, note_unchecked
 from featcal.export.card import model_card
-from featcal.export.record_facts import input_files, input_hashes, read_draws
+from featcal.export.record_facts import identify_model, input_files, input_hashes, read_draws
 from featcal.export.to_model import library_model
 from featcal.export.write import can_reload, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
@@ -28,7 +28,7 @@ from featcal.family.opening import Family, ensure_family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
-from featcal.formats.weights import Overlay, Weights, raw_bytes
+from featcal.formats.weights import Overlay, Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.context import Run
@@ -48,8 +48,6 @@ from featcal.system.versions import all_versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-T = TypeVar("T")
 
 
 def config_for(family: Family, **asked: Any) -> CalibrationConfig:
@@ -73,16 +71,6 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
     if given.get("cautious"):
         recommended = {name: value for name, value in recommended.items() if name not in CAUTIOUS}
     return config_of(family.adapter, family.suite.tasks, recommended | given)
-
-
-def all_parts(family: Family) -> dict[str, tuple[str, ...]]:
-    """Return every block, kind of maps and task, by option, which take back a suite's own choice."""
-    adapter = family.adapter
-    return {
-        "blocks": tuple(adapter.block_layers()),
-        "maps": tuple(adapter.parts()),
-        "tasks": tuple(family.suite.tasks),
-    }
 
 
 @dataclass(frozen=True)
@@ -246,46 +234,9 @@ def expert_passes(
     return {task: one(task) for task in select_tasks(config, family.suite.tasks)}
 
 
-def own_passes(
-    family: Family, config: CalibrationConfig, ranks: Ranks
-) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
-    """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and the facts of
-    the draws (`read_draws`) for all tasks of the run.
-    """
-    own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
-    for task in ranks.mine(tasks):
-        samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
-        own[task] = family.expert_pass(samples, config.batch_size)
-        drawn |= read_draws({task: own[task]})
-        # Drawn whole by every rank that has a part: the hash in the record is of the whole task.
-        part = ranks.part(task, len(samples))
-        if len(samples.indices[part]) < len(samples):
-            inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
-            shared = replace(samples, inputs=inputs, indices=samples.indices[part])
-            own[task] = family.expert_pass(shared, config.batch_size)
-    found = ranks.union(ranks.select_led(drawn))
-    return own, {task: found[task] for task in tasks}
-
-
-def select_tasks(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
-    """Return the entries of the tasks that the options calibrate on, in the order of the tasks."""
-    return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
-
-
 def _input_stamps(family: Family) -> set[FileStamp]:
     """Return the state of every weight file now."""
     return {stamp for own in input_files(family).values() for file in own for stamp in stamps(file)}
-
-
-def _identify_model(family: Family) -> list[str]:
-    """Return what identifies the model that is calibrated: of the suite's own its name, of another its content too."""
-    if family.merged_name == "merged":
-        # Its files are hashed among the inputs; another model may have none.
-        return [family.merged_name]
-    digest = hashlib.sha256()
-    for name in family.adapter.tower:
-        digest.update(raw_bytes(family.merged.read([name])[name]))
-    return [family.merged_name, digest.hexdigest()]
 
 
 def _store(
@@ -314,7 +265,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
-        "of": _identify_model(family),
+        "of": identify_model(family),
         "inputs": hashes,
         "samples": {task: one["sha256"] for task, one in drawn.items()},
         "versions": all_versions(),
@@ -375,7 +326,7 @@ def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
     Raises:
         InputError: a model that does not come from the base.
     """
-    return {"of": _identify_model(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
+    return {"of": identify_model(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
 
 
 def _write(
@@ -418,28 +369,6 @@ def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
         stored = Storing(**record["storing"])
         found.append(stored.describe(layers[stored.block]))
     return found
-
-
-def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a note on experts of mixtures that keep the merged weights (`Account.starved`); none if all were solved.
-
-    Args:
-        layers: names of blocks in tables, by name of the block.
-    """
-    if not starved:
-        return []
-    which = (f"{layers[name]}: {', '.join(own.rpartition('.')[2] for own in found)}" for name, found in starved.items())
-    count = sum(map(len, starved.values()))
-    said = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"
-    return [
-        f"{said} the merged weights, since fewer tokens of the calibration samples came there than the widest input of "
-        f"an expert's maps has features ({'; '.join(which)}); more samples may change that"
-    ]
-
-
-def canary_warnings(record: Mapping[str, Any]) -> list[str]:
-    """Return the reasons of a record's canary against the model, as warnings."""
-    return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
 def _notes(family: Family, ranks: Ranks) -> list[str]:

@@ -91,7 +91,7 @@ def measure_conditioning(
     """
     adapter, found = family.adapter, list[Conditioning]()
     config = resolve(config, adapter, family.suite.tasks)
-    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
+    layers = adapter.block_names()
 
     def look(statistics: BlockStatistics) -> None:
         linears = (group for group in statistics.groups if isinstance(group, LinearGroup) and not group.is_starved)

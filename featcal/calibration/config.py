@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.linear_maps import LinearMap
@@ -19,6 +19,8 @@ from featcal.suite.calibration_options import (
 from featcal.suite.name_grammar import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
+
+T = TypeVar("T")
 
 
 def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
@@ -61,16 +63,21 @@ def resolve(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     Raises:
         InputError: names of parts that do not exist; says all of them.
     """
-    return replace(fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
+    return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
 
 
-def fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:
+def _fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:
     """Return the options with the recipe's own numbers for the architecture and the samples where none were given."""
     numbers = recipe_numbers(config.recipe, config.samples, adapter.class_token)
     if config.recipe == PAPER:  # which publishes other values for other architectures
         numbers |= {name: adapter.defaults[name] for name in OF_A_RECIPE if name in adapter.defaults}
     left_out: dict[str, Any] = {name: numbers[name] for name in OF_A_RECIPE if getattr(config, name) is None}
     return replace(config, **left_out)
+
+
+def all_parts(adapter: Adapter, tasks: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return every block, kind of maps and task, by option, which take back a suite's own choice."""
+    return {"blocks": tuple(adapter.block_layers()), "maps": tuple(adapter.parts()), "tasks": tuple(tasks)}
 
 
 def _find_parts(
@@ -81,21 +88,15 @@ def _find_parts(
     Raises:
         InputError: unknown names, all of them.
     """
-    layers = adapter.block_layers()
-    prefixes = adapter.block_names()
-    known: Mapping[str, Mapping[str, str]] = {
-        "blocks": dict(zip(layers, layers, strict=True)) | prefixes,
-        "maps": {part: part for part in adapter.parts()},
-        "tasks": {task: task for task in tasks},
-    }
     problems: list[str] = []
     found: dict[str, tuple[str, ...] | None] = {}
-    for option, names in known.items():
-        asked = getattr(config, option)
+    for option, own in all_parts(adapter, tasks).items():
+        asked, names = getattr(config, option), {one: one for one in own}
+        if option == "blocks":
+            names |= adapter.block_names()
         every = asked is None or (asked == (ALL,) and ALL not in names)
         chosen = set() if every else {names.get(one, one) for one in _split_names(asked, names)}
-        unknown = sorted(chosen - set(names.values()))
-        own = tuple(dict.fromkeys(names.values()))
+        unknown = sorted(chosen - set(own))
         listed = ", ".join(own) if len(own) <= 8 else f"{own[0]} … {own[-1]}"
         problems += [f"{option}: no '{one}', only {listed}.{did_you_mean(one, own)}" for one in unknown]
         # All parts by name and no choice at all are the same calibration, and get the same record.
@@ -110,10 +111,14 @@ def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
     return [part.strip() for one in asked for part in ([one] if one in known else one.split(","))]
 
 
+def select_tasks(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
+    """Return the entries of the tasks that the options calibrate on, in the order of the tasks."""
+    return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
+
+
 def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
     """Return the prefixes of the tensors of every block that is calibrated."""
-    named = zip(adapter.blocks(), adapter.block_layers(), strict=True)
-    return {block.name for block, layer in named if config.blocks is None or layer in config.blocks}
+    return {name for name, layer in adapter.block_names().items() if config.blocks is None or layer in config.blocks}
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:

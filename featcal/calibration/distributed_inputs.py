@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from featcal.calibration.config import select_tasks
 from featcal.calibration.rounding import Rounding
+from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Metered, Over, Weights
@@ -16,6 +18,7 @@ from featcal.mergers.shared.engine import RecipeWeights
 from featcal.models.adapter import Block
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.distributed import Ranks
 from featcal.system.progress import peak_rss_bytes
 
@@ -85,6 +88,27 @@ def distribute_run(run: Run, ranks: Ranks) -> Run:
     """Make a run that of one of several ranks."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
     return replace(run, ranks=ranks, merged=InTurn(run.merged, ranks) if computed else run.merged)
+
+
+def own_passes(
+    family: Family, config: CalibrationConfig, ranks: Ranks
+) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
+    """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and the facts of
+    the draws (`read_draws`) for all tasks of the run.
+    """
+    own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
+    for task in ranks.mine(tasks):
+        samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
+        own[task] = family.expert_pass(samples, config.batch_size)
+        drawn |= read_draws({task: own[task]})
+        # Drawn whole by every rank that has a part: the hash in the record is of the whole task.
+        part = ranks.part(task, len(samples))
+        if len(samples.indices[part]) < len(samples):
+            inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
+            shared = replace(samples, inputs=inputs, indices=samples.indices[part])
+            own[task] = family.expert_pass(shared, config.batch_size)
+    found = ranks.union(ranks.select_led(drawn))
+    return own, {task: found[task] for task in tasks}
 
 
 def shares(run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ formulas.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -164,3 +164,20 @@ def routing(stage: Stage, index: int, maps: Collection[str]) -> dict[str, torch.
         for name, mixture in mixtures.items()
         if any(one.startswith(f"{name}.") for one in maps)
     }
+
+
+def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a note on experts of mixtures that keep the merged weights (`Account.starved`); none if all were solved.
+
+    Args:
+        layers: names of blocks in tables, by name of the block.
+    """
+    if not starved:
+        return []
+    which = (f"{layers[name]}: {', '.join(own.rpartition('.')[2] for own in found)}" for name, found in starved.items())
+    count = sum(map(len, starved.values()))
+    said = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"
+    return [
+        f"{said} the merged weights, since fewer tokens of the calibration samples came there than the widest input of "
+        f"an expert's maps has features ({'; '.join(which)}); more samples may change that"
+    ]

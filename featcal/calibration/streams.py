@@ -95,14 +95,14 @@ class Streams:
         for position, x_cal in enumerate(_time_each(seconds, "student forward", given)):
             for statistics in every:
                 statistics.see(x_cal)
-            if steps is None:  # which features of the expert are needed shows once the student's inputs were seen
+            if steps is None:  # only now: the student's inputs tell which features of the expert are needed
                 walked = self.experts[task].walk(first.stage, first.block, expert, *first.expert_modules(rows))
                 steps = _time_each(seconds, "expert forward", walked)
             step = next(steps)
             with seconds("moments"):
                 for statistics in every:
                     statistics.update(rows, position, x_cal, step, expert)
-        for _ in steps or ():  # what the expert's lane keeps for the next walk it keeps when this one ends
+        for _ in steps or ():  # no batch is left, but a lane keeps its steps for the next walk only at the end of one
             pass
 
     def pass_experts(self, stage: Stage, block: Block) -> None:

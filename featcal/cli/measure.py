@@ -102,8 +102,8 @@ def _measure_drift(
     sources = {}
     if "source" in more:  # first, so that a model that has none is refused before anything else is measured
         own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
-        calibrated = session.resolve(own if model == "merged" else model)
-        sources = {"sources": [asdict(one) for one in session.fit.sources(calibrated, progress)]}
+        found = session.fit.sources(own if model == "merged" else model, progress)
+        sources = {"sources": [asdict(one) for one in found]}
     ledger = measure_drift(session, model, progress=progress, **measured)
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
@@ -111,7 +111,7 @@ def _measure_drift(
         entry |= {"margins": task.margins()} if "margins" in more else {}
         entry |= {"per_sample": task.sample_rows()} if "per_sample" in more else {}
     if "task_vectors" in more:
-        document["task_vector_cosines"] = session.measure.vector_cosines(session.resolve(model))
+        document["task_vector_cosines"] = session.measure.vector_cosines(model)
     return document | sources
 
 

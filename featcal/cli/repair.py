@@ -23,7 +23,7 @@ from featcal.cli.options import (
     models_option,
 )
 from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems, show, write_new
-from featcal.suite.calibration_options import OF_A_RECIPE
+from featcal.suite.calibration_options import INFORMED, OF_A_RECIPE, OWN
 from featcal.system.errors import InputError
 from featcal.system.progress import keep_memory, silent
 
@@ -116,7 +116,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     """
     keep_memory()
     session = opening.session(suite, device)
-    found = [one.to_json() for one in session.fit.conditioning(session.resolve(model), bar())]
+    found = [one.to_json() for one in session.fit.conditioning(model, bar())]
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
     columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
@@ -197,7 +197,9 @@ def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, a
     require_new(out)
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    config = config_for(session.family, **chosen)
+    # A switch that the suite's recipe lacks is asked for under the default, which has them all.
+    own = any(chosen[name] for name in OWN if name in chosen)
+    config = config_for(session.family, recipe=INFORMED if own else None, **chosen)
     found = choose(session, config, starts=models, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -245,7 +245,7 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
 
     keep_memory()
     session = opening.session(suite, device)
-    found = session.measure.canary(session.resolve(model), session.resolve(against), seed, bar())
+    found = session.measure.canary(model, against, seed, bar())
     columns = ("loops", "ended", "perplexity", "distance")
     rows = [
         (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))

@@ -148,9 +148,7 @@ def diagnose(
     keep_memory()
     on, progress = EvaluationSamples(samples, split, seed), bar()
     session = Session(open_family(suite, device), one_shot=False)
-    ledger = session.measure.drift(
-        session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress
-    )
+    ledger = session.measure.drift("merged", DriftOptions(samples, split, seed, attribution=True), progress)
     # The report first: where it fails, no suite file is left behind.
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)

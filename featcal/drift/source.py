@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
+from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import linear_groups
-from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve
+from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve, select_tasks
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.linear_statistics import TaskStatistics
 from featcal.calibration.token_rows import TokenRows, lane_rows
@@ -144,7 +144,7 @@ def measure_sources(
                             book.update(seen, outputs, own, rows[task].batches[position][book.group.weighting])
                     for book in books:
                         book.end_task(own)
-                anchors = [block.local(run.compute.move(one.read(block.names))) for one in (run.merged, run.base)]
+                anchors = read_merged_and_base(run, block, run.merged.read(block.names))
                 for book in books:
                     found += book.close(family.adapter.name_of(block), *anchors)
         walk.finish()

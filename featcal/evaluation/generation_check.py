@@ -171,6 +171,11 @@ def unchecked_tasks(family: Family) -> list[str]:
     return [task for task, spec in family.suite.tasks.items() if spec.calibration is None]
 
 
+def canary_warnings(record: Mapping[str, Any]) -> list[str]:
+    """Return the reasons of a record's canary against the model, as warnings."""
+    return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
+
+
 def note_unchecked(family: Family) -> list[str]:
     """Return a note on the tasks that have no prompts; none where every task has some."""
     left = ", ".join(f"'{task}'" for task in unchecked_tasks(family))

@@ -1,14 +1,15 @@
-"""Collect what a record says of the inputs of a run: hashes of the weight files, and the samples that were drawn."""
+"""Collect what a record says of the inputs of a run: the model, hashes of the weight files, and the samples drawn."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from featcal.family.opening import Family
 from featcal.formats.in_memory import HeldModel, HeldWeights
-from featcal.formats.weights import Over, Weights
+from featcal.formats.weights import Over, Weights, raw_bytes
 from featcal.models.lane import ExpertPass
 from featcal.system.distributed import ALONE, Ranks
 from featcal.system.errors import InputError
@@ -64,6 +65,17 @@ def _models(family: Family) -> dict[str, Weights]:
 def input_files(family: Family) -> dict[str, Sequence[Path]]:
     """Return the weight files by model; a recipe and a model in memory have none."""
     return {name: getattr(weights, "files", ()) for name, weights in _models(family).items()}
+
+
+def identify_model(family: Family) -> list[str]:
+    """Return what identifies the model that is calibrated: of the suite's own its name, of another its content too."""
+    if family.merged_name == "merged":
+        # Its files are hashed among the inputs; another model may have none.
+        return [family.merged_name]
+    digest = hashlib.sha256()
+    for name in family.adapter.tower:
+        digest.update(raw_bytes(family.merged.read([name])[name]))
+    return [family.merged_name, digest.hexdigest()]
 
 
 def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:

@@ -156,13 +156,14 @@ def _count(shape: tuple[int, ...]) -> int:
 
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
     """Return the options of a calibration; where the suite's are out of range the paper's, with the problem."""
-    defaults = {} if adapter is None else adapter.defaults
-    asked = suite.calibration.explicit_options()
+
+    def read(asked: Mapping[str, Any]) -> CalibrationConfig:
+        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked)
+
     try:
-        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked), Report()
+        return read(suite.calibration.explicit_options()), Report()
     except InputError as error:
-        problems = [f"calibration options of the suite: {problem}" for problem in error.problems]
-        return CalibrationConfig(**defaults), Report(problems)
+        return read({}), Report([f"calibration options of the suite: {problem}" for problem in error.problems])
 
 
 def _lineage(family: Family | None, opened: Opened) -> Lineages | None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from featcal.calibration.block_statistics import likely_groups
-from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import calibrated_blocks, calibrated_maps
+from featcal.calibration.config import calibrated_blocks, calibrated_maps, select_tasks
 from featcal.calibration.memory import working_bytes
 from featcal.calibration.precision import product_dtype
 from featcal.formats.weights import TensorInfo

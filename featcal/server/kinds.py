@@ -71,11 +71,12 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
 
 
 def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
-    from featcal.calibration.calibrate import all_parts, config_for
-    from featcal.calibration.config import idle_options
+    from featcal.calibration.calibrate import config_for
+    from featcal.calibration.config import all_parts, idle_options
 
     idle = idle_options(family.adapter)  # an order names every option, also those that this architecture leaves idle
-    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
+    every = all_parts(family.adapter, family.suite.tasks)
+    named = {n: every[n] if v == [] else v for n, v in options.items() if n not in idle}
     return config_for(family, **named)
 
 
@@ -94,7 +95,7 @@ def scores(work: Work) -> dict[str, Any]:
 
     session = Session(open_family(load_suite(work.suite)), one_shot=True)
     view = EvaluationSamples(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
-    found = session.measure.scores(session.resolve(work.args["model"]), view, work.progress)
+    found = session.measure.scores(work.args["model"], view, work.progress)
     answers = {
         task: {"predictions": list(_to_list(one.predictions)), "labels": list(_to_list(one.labels))}
         for task, one in found.tasks.items()
@@ -199,7 +200,7 @@ def is_gone(result: CalibrationResult) -> bool:
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:
-    """Read what a "scores" job has left, as `Session.scores` returns it."""
+    """Read what a "scores" job has left, as `Measurements.scores` returns it."""
     import torch
 
     from featcal.evaluation.evaluate import Scores, TaskScore

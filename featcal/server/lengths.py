@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.precision import FLOAT64_BELOW
+from featcal.calibration.config import resolve
+from featcal.calibration.precision import product_dtype
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
@@ -38,15 +39,17 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     """Estimate seconds of this machine's processor for a calibration, once for all options that cost the same.
 
     Raises:
-        InputError: samples that cannot be drawn.
+        InputError: samples that cannot be drawn, or parts that do not exist.
     """
+    config = resolve(config, session.family.adapter, session.tasks)
 
     def make() -> float:
         sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
         return calibration_seconds(session.family.adapter, sizes, config)
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
-    alike = config.samples, config.augment, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
+    counted = config.samples, config.augment, config.batch_size
+    alike = *counted, config.precision, product_dtype(torch.float32, config), parts
     return session.get_or_make(_CALIBRATING, alike, make)
 
 

@@ -48,7 +48,7 @@ def measure_drift(
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.measure.drift(session.resolve(model), asked, progress)
+    return session.measure.drift(model, asked, progress)
 
 
 def evaluate(
@@ -73,7 +73,7 @@ def evaluate(
         NumericalError: features are not finite.
     """
     session = _session(suite, device)
-    return session.measure.scores(session.resolve(model), EvaluationSamples(samples, split, seed), progress)
+    return session.measure.scores(model, EvaluationSamples(samples, split, seed), progress)
 
 
 def calibrate(
@@ -130,7 +130,7 @@ def compare(
         InputError, NumericalError: a model cannot be scored; `evaluate` lists the reasons.
     """
     session = _session(suite, device)
-    return session.measure.compare(session.resolve(a), session.resolve(b), on, progress)
+    return session.measure.compare(a, b, on, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:

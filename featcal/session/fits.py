@@ -11,8 +11,9 @@ from featcal.baselines.shared.fit import fit
 from featcal.baselines.shared.fitted import Fitted
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.calibrate import CalibrationResult, calibrate, select_tasks
+from featcal.calibration.calibrate import CalibrationResult, calibrate
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
+from featcal.calibration.config import select_tasks
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family
@@ -70,9 +71,10 @@ class Fits:
             make: gives it, where none is kept.
             is_stale: says that a kept one can no longer be read; it is made again then.
         """
-        if is_stale(self.suite.get_or_make(_CALIBRATED, config, make)):
-            self.suite.forget(_CALIBRATED, config)
-        return self.suite.get_or_make(_CALIBRATED, config, make)
+        key = self.suite.resolve(config).key
+        if is_stale(self.suite.get_or_make(_CALIBRATED, key, make)):
+            self.suite.forget(_CALIBRATED, key)
+        return self.suite.get_or_make(_CALIBRATED, key, make)
 
     def family_with(self, model: ModelId) -> Family:
         """Return the suite with a model in the place of its merged one, to calibrate that.

@@ -8,7 +8,8 @@ from typing import Any
 
 from featcal.baselines.shared.folded import with_heads
 from featcal.calibration.anchor import AnchorWeights
-from featcal.calibration.calibrate import all_parts, config_for
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import all_parts, resolve
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
@@ -52,7 +53,7 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
     for option, text in name.options:
         known_option(option, tuple(ASKED), "calibrated")
         if option in PARTIAL:
-            options[option] = parts_of(text) or all_parts(family)[option]
+            options[option] = parts_of(text) or all_parts(family.adapter, family.suite.tasks)[option]
             continue
         options[option] = value_of(text, ASKED[option].kind, f"model 'calibrated': {option}")
     return config_for(family, **options)
@@ -61,10 +62,10 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
     """Return the name that stands for a calibration with these options: with all that matter most, and what differs
     from the suite's."""
-    own = config_for(family)
+    config, own = resolve(config, family.adapter, family.suite.tasks), config_for(family)
     always = (*NUMBERS[config.recipe], "samples")
     said = [
-        f"{name}={_format_value(value)}"
+        f"{name}={format_parts(value) if name in PARTIAL else _format_value(value)}"
         for name in OPTIONS
         if name not in IDLE
         if (value := getattr(config, name)) != getattr(own, name) or name in always
@@ -79,14 +80,14 @@ def calibrate_command(
 
     Args:
         suite: its name or its file.
+        config: resolved, as a session's models have theirs (`calibration.config.resolve`).
         defaults: the suite's own options; of what is seldom changed, what differs from them is said.
         model: what is calibrated.
     """
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
     for name in (*NUMBERS[config.recipe], "samples"):
-        if (value := getattr(config, name)) is not None:  # left to the recipe
-            parts += _flag(name, value)
+        parts += _flag(name, getattr(config, name))
     for name in OPTIONS:
         if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
             value = getattr(config, name)
@@ -106,9 +107,7 @@ def _flag(name: str, value: bool | float | str) -> list[str]:
     return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", _format_value(value)]
 
 
-def _format_value(value: Any) -> str:
-    if value is None or isinstance(value, tuple):
-        return format_parts(value)
+def _format_value(value: float | str) -> str:
     return exactly(value) if isinstance(value, float) else str(value).lower()
 
 

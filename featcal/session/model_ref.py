@@ -62,8 +62,7 @@ class ModelRef:
             return Same(self.given)
         options = self.config or self.baseline
         if options is not None and self.of is not None:
-            # `Fits.adopt_calibration` keeps results under the options alone.
-            return options if self.of.kind == "merged" else (options, self.of.key)
+            return options, self.of.key
         reference = reference_in(self.name)
         # A relative reference means another folder elsewhere, so where the process stands is a part of the key.
         return self.name if reference is None else (self.name, Path.cwd(), model_stamp(reference, Path.cwd()))

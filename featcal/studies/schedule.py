@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.config import resolve
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
 from featcal.session.session import Session
@@ -76,11 +77,12 @@ def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> W
     """
     family = session.family
     adapter, merged = family.adapter, family.merged
+    config = resolve(config, adapter, session.tasks)
     # Once for all blocks: the experts' features do not depend on the student.
     passes = expert_passes(family, config, Kept.from_device(family.compute.device))
-    blocks, layers = list(adapter.blocks()), list(adapter.block_layers())
     solved: list[Mapping[str, Tensor]] = []
-    for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+    for number, block in enumerate(adapter.blocks()):
+        layer = adapter.name_of(block)
         if config.blocks is not None and layer not in config.blocks:
             solved.append({})
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from featcal.session.model_ref import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, measure, run_of
@@ -114,11 +114,12 @@ def run_sweep(
         history: left out, the user's own.
 
     Raises:
-        InputError: samples have no labels, or a model cannot be scored.
+        InputError: a combination that the recipe does not allow, before anything is computed; samples have no labels,
+            or a model cannot be scored.
         NumericalError: a calibration has no trustworthy solution.
     """
     history = history or History()
-    models: list[ModelId] = [*baselines(grid), *grid.configs()]
+    models = [*map(session.resolve, baselines(grid)), *map(session.resolve, grid.configs())]
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -186,13 +187,13 @@ def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 
-def _measure(session: Session, model: ModelId, on: EvaluationSamples, progress: Progress) -> Measured:
+def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress: Progress) -> Measured:
     """Calibrate a model, if it is one to calibrate, and measure it.
 
     Raises:
         InputError: it cannot be scored.
     """
-    if session.resolve(model).calibration is not None:
+    if model.calibration is not None:
         session.fit.calibrate(model, progress)
     session.measure.features(model, on, progress)
     session.measure.quick_scores(model, on)  # says why there are none

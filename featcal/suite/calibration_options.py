@@ -185,10 +185,6 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         OPTIONS["recipe"].check("recipe", self.recipe)
-        for name in OF_A_RECIPE:
-            # A number of another recipe is 0 and not None: `resolve` fills in None alone.
-            if name not in NUMBERS[self.recipe] and getattr(self, name) is None:
-                object.__setattr__(self, name, 0.0)
         for name in PARTIAL:
             chosen = getattr(self, name)
             if chosen is not None:  # a tuple, so that options can be hashed

@@ -77,7 +77,7 @@ class About:
 
 
 Kind = TypeVar("Kind", bound=type[Method])
-_TOLD: dict[str, type[Method]] = {}
+_REGISTERED: dict[str, type[Method]] = {}
 
 
 def register_method(
@@ -105,11 +105,11 @@ def register_method(
             raise InputError(
                 f"'{name}' cannot be the name of a method: small letters, digits, - and +, no model's name"
             )
-        elsewhere = _TOLD[name].__module__ if name in _TOLD else _place_of(name)
+        elsewhere = _REGISTERED[name].__module__ if name in _REGISTERED else _place_of(name)
         if elsewhere not in (None, kind.__module__):
             raise InputError(f"there is a method '{name}' already; give {kind.__qualname__} another name")
         kind.kind, kind.about = name, About(summary, paper, needs, compared, note, mergekit)
-        _TOLD[name] = kind
+        _REGISTERED[name] = kind
         return kind
 
     return register
@@ -125,19 +125,19 @@ def method(name: str) -> type[Method]:
     if len(brought) + (place is not None) > 1:
         whose = ", ".join(one.value for one in brought)
         raise InputError(f"more than one method is called '{name}': remove the package that brings {whose}")
-    if name not in _TOLD and place is not None:
+    if name not in _REGISTERED and place is not None:
         import_module(place)
-    elif name not in _TOLD and brought:
+    elif name not in _REGISTERED and brought:
         _load(name, brought[0])
-    if name not in _TOLD:
+    if name not in _REGISTERED:
         known = method_names()
         raise InputError(f"no method '{name}'; there are {', '.join(known)}.{did_you_mean(name, known)}")
-    return _TOLD[name]
+    return _REGISTERED[name]
 
 
 def is_method(name: str) -> bool:
     """Say whether a method has that name; nothing is imported."""
-    return name in _TOLD or _place_of(name) is not None or name in _entry_points()
+    return name in _REGISTERED or _place_of(name) is not None or name in _entry_points()
 
 
 def is_merger(name: str) -> bool:
@@ -155,7 +155,7 @@ def is_baseline(name: str) -> bool:
 
 def method_names() -> tuple[str, ...]:
     """Return the names of all methods: featcal's own mergers, its baselines, then others; nothing is imported."""
-    return tuple(dict.fromkeys([*_own(MERGER), *_own(BASELINE), *_TOLD, *_entry_points()]))
+    return tuple(dict.fromkeys([*_own(MERGER), *_own(BASELINE), *_REGISTERED, *_entry_points()]))
 
 
 def merger_names() -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _load(name: str, brought: EntryPoint) -> None:
         found = brought.load()
     except Exception as error:  # code of others, which may fail in any way
         raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
-    if _TOLD.get(name) is not found:
+    if _REGISTERED.get(name) is not found:
         raise InputError(f"{whose}: {brought.value} is not a class that register_method calls '{name}'")
 
 

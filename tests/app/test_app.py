@@ -377,15 +377,15 @@ def test_the_command_line_repeats_the_sliders() -> None:
 
 
 def test_the_command_line_takes_back_what_a_suite_chose() -> None:
-    suites_own = CalibrationConfig(tasks=("digits",), maps=("mlp",))
-    line = calibrate_command("mine.yaml", CalibrationConfig(maps=("attention",)), suites_own, "out")
+    suites_own = clip_config(tasks=("digits",), maps=("mlp",))
+    line = calibrate_command("mine.yaml", clip_config(maps=("attention",)), suites_own, "out")
     assert "--maps attention --tasks all" in line
     assert "--blocks" not in line
 
 
 def test_the_command_line_keeps_names_with_commas_apart() -> None:
-    config = CalibrationConfig(tasks=("a", "a,b"), blocks=("block 0", "block 1"))
-    line = calibrate_command("mine.yaml", config, CalibrationConfig(), "out")
+    config = clip_config(tasks=("a", "a,b"), blocks=("block 0", "block 1"))
+    line = calibrate_command("mine.yaml", config, clip_config(), "out")
     assert "--blocks 'block 0,block 1' --tasks a --tasks a,b --out out" in line
 
 

@@ -11,7 +11,8 @@ from clip_config import clip_config
 from lanes import rows
 from tiny_text import write_text_suite
 
-from featcal.calibration.block_preview import Preview
+from featcal.calibration.block_preview import Preview, hold
+from featcal.calibration.config import resolve
 from featcal.family.opening import Family, open_family
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
@@ -97,6 +98,19 @@ def test_in_float32_it_differs_by_rounding(tiny: Family) -> None:
         found = session.fit.preview(CONFIG, layer, FEW).solve(CONFIG)
         assert found.relative_error(session.fit.calibrate(CONFIG).weights) < 5e-5
         assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
+
+
+def test_options_may_be_left_open(own: Session) -> None:
+    asked = CalibrationConfig(samples=12, batch_size=5, blocks=("block 0, block 1",))
+    exact = resolve(asked, own.family.adapter, own.tasks)
+    assert exact.blocks == ("block 0", "block 1")
+    run, passes = own.family.run(), own.calibration_passes(exact)
+    preview = hold(run, asked, own.fit.calibrate(exact).weights, "block 1", passes, passes)
+    assert preview.config == exact
+    assert preview.solve(replace(asked, tasks=tuple(own.tasks))).config == exact
+    assert preview.solve(asked).relative_error(own.fit.calibrate(exact).weights) < 1e-10
+    with pytest.raises(InputError, match="no 'block 7'"):
+        preview.solve(replace(asked, blocks=("block 7",)))
 
 
 def test_parts_that_are_left_out_stay_as_merged(own: Session) -> None:

@@ -368,7 +368,7 @@ def test_parts_of_other_blocks_tasks_and_options_are_not_merged(tiny: Family) ->
     first.part(signs, "signs", [2, 3])
     with pytest.raises(InputError, match="tasks differ: pets and signs"):
         pets.merge(signs)
-    for option, says in (({"alpha": 0.5}, "alpha"), ({"lam": 1e-5}, "float64 products"), ({"eps": 0.0}, "eps")):
+    for option, says in (({"alpha": 0.5}, "alpha"), ({"lam": 1e-5}, "products"), ({"eps": 0.0}, "eps")):
         other = BlockStatistics(first.stage, 0, replace(first.config, **option))
         with pytest.raises(InputError, match=f"whose {says} differ"):
             pets.merge(other)

@@ -19,7 +19,7 @@ from torch import Tensor
 from featcal import CalibrationConfig, InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import fill_numbers
+from featcal.calibration.config import resolve
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
 from featcal.mergers.wudi_optimum import minimise
@@ -49,14 +49,14 @@ def test_the_same_numbers_at_every_number_of_samples(tiny: Family) -> None:
     for samples in (4, 64, 256):
         own = config_for(tiny, recipe="informed", samples=samples)
         assert (own.lam, own.rho, own.alpha, own.beta, own.mu) == (0.001, 2.0, 0.6, 0.5, 0.1)
-        assert own == fill_numbers(CalibrationConfig(recipe="informed", samples=samples), tiny.adapter)
+        assert own == resolve(CalibrationConfig(recipe="informed", samples=samples), tiny.adapter, tiny.suite.tasks)
 
 
 def test_a_recipe_brings_its_numbers_in_python_as_on_the_command_line(tiny: Family) -> None:
     for recipe in RECIPES:
         asked = CalibrationConfig(recipe=recipe, samples=64)
         assert calibrate(tiny, asked).config == config_for(tiny, recipe=recipe, samples=64)
-    refined = fill_numbers(CalibrationConfig(recipe="refined", samples=64), tiny.adapter)
+    refined = resolve(CalibrationConfig(recipe="refined", samples=64), tiny.adapter, tiny.suite.tasks)
     assert (refined.lam, refined.alpha, refined.beta, refined.mu) == (0.001, 0.6, 0.5, 0.0)
     assert CalibrationConfig(recipe="refined", beta=0.0).beta == 0
 

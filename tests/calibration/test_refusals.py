@@ -30,8 +30,9 @@ from featcal.formats.weights import InMemory
 from featcal.preflight.check import check
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.model_names import recorded_config
-from featcal.suite.schema import load_suite, read_yaml
+from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
+from featcal.system.yaml_files import read_yaml
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 CONFIG = clip_config(samples=6)

@@ -31,9 +31,10 @@ from turns import NIGHTLY, SHARE, has_its_turn, is_drawn
 from featcal import cli
 from featcal.formats.checkpoint import read_header
 from featcal.samples.table import read_jsonl
-from featcal.suite.schema import load_suite, parse_yaml, suite_from_dict
+from featcal.suite.schema import load_suite, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
+from featcal.system.yaml_files import parse_yaml
 
 SECONDS, GROWTH = 5.0, 2 << 30
 ROLES = {

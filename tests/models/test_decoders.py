@@ -210,7 +210,7 @@ def test_facts_that_are_not_true_are_found(
     kind: str, options: dict[str, Any], check: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     false = replace(ROWS[kind], **options)
-    monkeypatch.setitem(registry._TOLD, kind, false)
+    monkeypatch.setitem(registry._FACTS, kind, false)
     trial = write_trial(tiny_decoder(false), false, tmp_path)
     with pytest.raises((AssertionError, InputError, RuntimeError), match=says):
         CHECKS[check](trial)

@@ -534,7 +534,7 @@ def test_facts_that_are_not_true_are_found(
     options: dict[str, Any], check: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     false = replace(ROWS["bert"], **options)
-    monkeypatch.setitem(registry._TOLD, "bert", false)
+    monkeypatch.setitem(registry._FACTS, "bert", false)
     trial = write_trial(tiny_encoder(false), false, tmp_path)
     with pytest.raises((AssertionError, InputError), match=says):
         CHECKS[check](trial)

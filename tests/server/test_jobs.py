@@ -35,6 +35,7 @@ from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, missing
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
@@ -393,6 +394,8 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     found = session.fit.adopt_calibration(config, read, kinds.is_gone)
     assert nbytes(found, beside=vars(tiny).values()) < 28_000 < sum(one.nbytes for one in usual.values())
     assert session.fit.calibrate(config) is found
+    # Options that the recipe brings are left out here: they are the same calibration.
+    assert session.fit.adopt_calibration(CalibrationConfig(rho=1.5, samples=8), read, kinds.is_gone) is found
     tensors = session.fit.weights(config).read(tiny.adapter.tower)
     assert all(torch.equal(tensors[name], usual[name]) for name in usual)
     assert not is_in_memory(found.weights, tiny.adapter.blocks()[0].names)
@@ -545,6 +548,8 @@ def test_estimates_grow_with_samples(tiny: Family) -> None:
     session = Session(tiny)
     few, many = (lengths.seconds_to_calibrate(session, config_for(tiny, samples=n, batch_size=1)) for n in (2, 12))
     assert 2 * few < many < 12 * few
+    left_open = CalibrationConfig(samples=12, batch_size=1, blocks=("block 0,block 1,block 2",))
+    assert lengths.seconds_to_calibrate(session, left_open) == many
 
 
 def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,16 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
             assert resolve_model(one.name(many), many).config == one.config
 
 
+def test_a_switch_is_off_in_recipes_that_lack_it(many: Family) -> None:
+    asked = config_for(many, recipe="informed", samples=COUNT, weigh_tokens=True)
+    plan = [one.config for one in plan_candidates(many, asked) if one.config is not None]
+    assert {(one.recipe, one.weigh_tokens) for one in plan} == {
+        ("paper", False),
+        ("refined", True),
+        ("informed", True),
+    }
+
+
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
 def test_a_start_that_saw_samples_is_refused(many: Family, name: str) -> None:
     with pytest.raises(InputError, match=f"start '{name}': .* is not a merge without samples"):
@@ -681,4 +691,8 @@ def test_below_8_samples_the_default_stays(run: Run, many_file: Path, many: Fami
     document = json.loads(out)
     assert document["chosen"] == document["defaults"] == DEFAULT
     assert (document["candidates"], document["calibrations"], document["margin"]) == ([], 0, None)
+    code, out, err = run("select", many_file, "--samples", 7, "--weigh-tokens", "--json")
+    assert code == 0, err
+    assert "--recipe informed" in json.loads(out)["command"]
+    assert "--weigh-tokens" in json.loads(out)["command"]
     assert len(select(many, replace(ASKED, samples=8)).candidates) == REPAIRS + 1

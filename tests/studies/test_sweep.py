@@ -232,6 +232,17 @@ def test_a_grid_that_cannot_be_is_refused_at_once(values: dict[str, Any], messag
     assert message in str(error.value)
 
 
+def test_what_a_recipe_does_not_allow_is_refused_before_anything_is_computed(
+    tiny: Family, tmp_path: Path, made: list[CalibrationConfig]
+) -> None:
+    """beta is the recipe's own, and above 0 it needs alpha above 0."""
+    grid = replace(GRID, alpha=(0.3, 0.0), options=CalibrationConfig(recipe="refined", samples=8))
+    with pytest.raises(InputError, match="alpha is 0: beta above 0 needs"):
+        run_sweep(Session(tiny), grid, on=FEW, history=History(tmp_path / "h"))
+    assert made == []
+    assert not (tmp_path / "h").exists()
+
+
 def test_values_that_stand_twice_count_once() -> None:
     assert len(Grid((0.1, 0.1), (1.0, 1.0), (0.3,), OPTIONS).configs()) == 1
 

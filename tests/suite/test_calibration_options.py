@@ -14,6 +14,7 @@ import pytest
 
 from app import selection
 from featcal.calibration.calibrate import calibrate, config_for
+from featcal.calibration.config import resolve
 from featcal.cli.repair import calibrate as calibrate_verb
 from featcal.cli.repair import select as select_verb
 from featcal.cli.repair import sweep as sweep_verb
@@ -158,3 +159,6 @@ def test_a_recipe_brings_its_numbers_for_the_architecture_and_the_samples(tiny: 
     few = calibrate(tiny, replace(CalibrationConfig(recipe="refined", samples=64), samples=8)).config
     assert (few.lam, few.rho, few.alpha, few.beta, few.mu) == (0.05, 2.0, 0.3, 0.5, 0.0)
     assert few == config_for(tiny, recipe="refined", samples=8)
+    other = resolve(replace(CalibrationConfig(), recipe="informed"), tiny.adapter, list(tiny.suite.tasks))
+    assert (other.beta, other.mu) == (0.5, 0.1)
+    assert other == config_for(tiny, recipe="informed")

@@ -123,6 +123,8 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
         == resolve_model(own, tiny).name
         == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
     )
+    asked = CalibrationConfig(samples=8, blocks=("block 1, block 0",))
+    assert name_calibration(asked, tiny) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,blocks=block 0+block 1"
     assert [resolve_model(one, tiny).name for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
 
 

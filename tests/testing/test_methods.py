@@ -76,14 +76,14 @@ def own_methods(tmp_path: Path) -> Iterator[None]:
     spec = importlib.util.spec_from_file_location("own_methods", file)
     assert spec is not None
     assert spec.loader is not None
-    before, module = dict(methods._TOLD), importlib.util.module_from_spec(spec)
+    before, module = dict(methods._REGISTERED), importlib.util.module_from_spec(spec)
     sys.modules["own_methods"] = module
     spec.loader.exec_module(module)
     yield
     del sys.modules["own_methods"]
-    for name in methods._TOLD.keys() - before.keys():
-        if methods._TOLD[name].__module__ == "own_methods":
-            del methods._TOLD[name]
+    for name in methods._REGISTERED.keys() - before.keys():
+        if methods._REGISTERED[name].__module__ == "own_methods":
+            del methods._REGISTERED[name]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ class Rogue(Merger):
 
 
 def test_a_check_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "_TOLD", dict(methods._TOLD))
+    monkeypatch.setattr(methods, "_REGISTERED", dict(methods._REGISTERED))
     register_method("rogue", "the first expert alone")(Rogue)
     with pytest.raises(AssertionError, match="experts in another order: 'a' is another"):
         check_method("rogue")
@@ -210,7 +210,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = EntryPoints(EntryPoint(name, place, methods.GROUP) for name, place in places.items())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(methods, "entry_points", lambda group: points.select(group=group))
-    monkeypatch.setattr(methods, "_TOLD", dict(methods._TOLD))
+    monkeypatch.setattr(methods, "_REGISTERED", dict(methods._REGISTERED))
     methods._entry_points.cache_clear()
     yield
     methods._entry_points.cache_clear()

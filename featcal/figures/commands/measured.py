@@ -73,9 +73,9 @@ _KINDS = {
         ("--task-vectors",),
         (),
         "task_vector_cosines",
-        "session.measure.vector_cosines(session.resolve(model))",
+        "session.measure.vector_cosines(model)",
     ),
-    "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(session.resolve(model))"),
+    "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(model)"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
     "answers": Kind(
         "evaluate",
@@ -91,7 +91,7 @@ _KINDS = {
     "small UMAPs": Kind(
         "study features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP
     ),
-    "conditioning": Kind("study conditioning", (), (), "systems[]", "session.fit.conditioning(session.resolve(model))"),
+    "conditioning": Kind("study conditioning", (), (), "systems[]", "session.fit.conditioning(model)"),
     "sweep": Kind("study sweep", (), (), "points[]", "point.found"),
 }
 KINDS = tuple(_KINDS)

@@ -76,10 +76,10 @@ def commands(measured: Measured) -> tuple[str, ...]:
 def python(measured: Measured) -> str:
     """Return lines of Python that run all grids and print every point."""
     lines = [
-        "from featcal import Grid, EvaluationSamples, open_session, run_sweep",
+        "from featcal import EvaluationSamples, Grid, open_session, run_sweep",
         "",
         f"session = open_session({measured.suite!r})",
-        f"view = EvaluationSamples({measured.on.samples!r})",
+        f"on = EvaluationSamples({measured.on.samples!r})",
         "points = []",
     ]
     for grid in grids(measured.models):
@@ -87,7 +87,7 @@ def python(measured: Measured) -> str:
         options = f"calibrated:{','.join(f'{option}={text}' for option, text in grid.options)}".rstrip(":")
         lines += [
             f"options = session.resolve({options!r}).config",
-            f"points += run_sweep(session, Grid({lam}, {rho}, {alpha}, options), on=view)",
+            f"points += run_sweep(session, Grid({lam}, {rho}, {alpha}, options), on=on)",
         ]
     return "\n".join([*lines, "for point in points:", f'    print(point.run.model, {measured.kind.read}, sep="\\n")'])
 

@@ -67,8 +67,8 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         module, name = _HOMES[kind]
         adapter: type[Adapter] = getattr(import_module(module), name)
         return adapter
-    if kind in _TOLD:
-        return _require_adapter(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
+    if kind in _FACTS:
+        return _require_adapter(_classifying(_FACTS[kind], label) if classifies else _FACTS[kind], label)
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
     else:
@@ -97,7 +97,7 @@ def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
 
 def supported_types() -> list[str]:
     """Return every `model_type` that featcal reads, registered ones included."""
-    return [*_HOMES, *_TOLD]
+    return [*_HOMES, *_FACTS]
 
 
 def register_decoder(facts: DecoderFacts) -> None:
@@ -123,7 +123,7 @@ def register_encoder(facts: EncoderFacts) -> None:
 def _register(facts: DecoderFacts | EncoderFacts) -> None:
     if facts.model_type in {*_HOMES, *(one.model_type for one in _OWN)}:
         raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
-    _TOLD[facts.model_type] = facts
+    _FACTS[facts.model_type] = facts
 
 
 @cache
@@ -178,7 +178,7 @@ _HOMES = {
 """`model_type` → module and class, which are imported when needed, since each brings its part of transformers."""
 
 _OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANGUAGE)
-_TOLD = {facts.model_type: facts for facts in _OWN}
+_FACTS = {facts.model_type: facts for facts in _OWN}
 """`model_type` → facts of a decoder-only architecture or of an encoder."""
 
 _NAFLEX = (
@@ -186,7 +186,7 @@ _NAFLEX = (
     "('pixel_attention_mask', 'spatial_shapes'), which no stage reads; SigLIP 2 at a fixed resolution has files of the "
     "type 'siglip', which are read"
 )
-_TOLD_WHY = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
+_WHY_NOT = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
 """`model_type` → the reason why featcal does not read it, for types whose configuration does not show it."""
 
 _TELLING = (
@@ -207,8 +207,8 @@ _TELLING = (
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
     """Return, in at most one sentence, why an unknown architecture is not supported, as its configuration shows."""
-    if config.get("model_type") in _TOLD_WHY:
-        return [_TOLD_WHY[config["model_type"]]]
+    if config.get("model_type") in _WHY_NOT:
+        return [_WHY_NOT[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]
     for part, what in _TELLING:
         layers = [number for number, kind in enumerate(kinds) if part in kind]

@@ -10,7 +10,16 @@ from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
-from featcal.suite.calibration_options import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
+from featcal.suite.calibration_options import (
+    CAUTIOUS,
+    INFORMED,
+    OF_A_RECIPE,
+    OPTIONS,
+    OWN,
+    PAPER,
+    REFINED,
+    CalibrationConfig,
+)
 from featcal.suite.methods import SAMPLES, TEST_DATA, is_method, method
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.system.errors import InputError
@@ -50,7 +59,7 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     calibrated by the default.
 
     Args:
-        asked: its samples, seed, switches and parts are those of all.
+        asked: its samples, seed, switches and parts are those of all, but for switches that a recipe does not have.
         starts: names of merges beside the suite's own.
 
     Raises:
@@ -58,7 +67,10 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     """
 
     def use_defaults(recipe: str) -> CalibrationConfig:
-        return replace(asked, **options_of(config_for(family, recipe=recipe, samples=asked.samples)))
+        own = config_for(family, recipe=recipe, samples=asked.samples)
+        # Switches of other recipes are off in it, whatever was asked for.
+        foreign = {name: getattr(own, name) for name in OWN if recipe not in OPTIONS[name].recipes}
+        return replace(asked, **(options_of(own) | foreign))
 
     default = use_defaults(INFORMED)
     repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import torch
 
-from featcal.calibration.calibrate import calibrate, select_tasks
+from featcal.calibration.calibrate import calibrate
+from featcal.calibration.config import select_tasks
 from featcal.family.opening import ensure_family
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
