@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from featcal.cli.completion import complete_model, complete_suite
+from featcal.cli.completion import complete_model, complete_models, complete_suite
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
+from featcal.suite.methods import ALL
 from featcal.suite.name_grammar import grammar
 
 T = TypeVar("T")
@@ -75,12 +76,13 @@ def model_option(default: str = "merged", help: str = "The model: ") -> Option:
     )
 
 
-def models_option(help: str, default: Sequence[str] = (), left_out: str = "") -> Option:
+def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *, or_all: bool = False) -> Option:
     """Return `--model` of a command for several models, of which each is taken once.
 
     Args:
         help: text in front of the grammar of names.
         left_out: models that are taken without it, in words, if there is no default.
+        or_all: whether "all" stands for every method.
     """
     return click.option(
         "--model",
@@ -90,8 +92,8 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "") ->
         default=default,
         show_default=bool(default),
         callback=_drop_repeats,
-        shell_complete=complete_model,
-        help=f"{help} {grammar()}.{f'  [{left_out}]' if left_out else ''}",
+        shell_complete=complete_models if or_all else complete_model,
+        help=f"{help} {grammar()}{or_all * f', or every method ({ALL})'}.{f'  [{left_out}]' if left_out else ''}",
     )
 
 

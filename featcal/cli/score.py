@@ -12,10 +12,11 @@ from click.core import ParameterSource
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model
-from featcal.cli.groups import Command, name_models, say_new_flag
+from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
 from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option
 from featcal.cli.study import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
+from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
 from featcal.system.progress import keep_memory
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from featcal.suite.views import EvaluationSamples
 
 
-@click.command(cls=Command, old={"--samples": "--eval-samples"})
+@click.command(cls=Command, old=OF_MEASUREMENTS)
 @SUITE
 @models_option("Score this model; may be repeated:", ["merged"])
 @SCORED
@@ -112,9 +113,9 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 """Options of `featcal compare` that ask for a table, beside --table."""
 
 
-@click.command(cls=Command, old={"--n": "--eval-samples", "--methods": lambda text: ["--table", *name_models(text)]})
+@click.command(cls=Command, old={**OF_STUDIES, "--methods": lambda text: ["--table", *name_models(text)]})
 @SUITE
-@models_option("Compare this model, or every method (all); to be repeated:")
+@models_option("Compare this model; to be repeated:", or_all=True)
 @click.option("--table", is_flag=True, help="Compare two models in a table as well.")
 @click.option("--samples", type=int, help="Calibration samples per task of the models in a table.  [64]")
 @SCORED
@@ -139,8 +140,8 @@ def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) ->
     context = click.get_current_context()
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if not models:
-        raise click.UsageError("name the models with --model, once for every model; --model all is every method")
-    if table or len(models) != 2 or "all" in models or given & _OF_TABLES:
+        raise click.UsageError(f"name the models with --model, once for every model; --model {ALL} is every method")
+    if table or len(models) != 2 or ALL in models or given & _OF_TABLES:
         if "seed" in given:
             raise click.UsageError("--seed means nothing to a table; its calibration seeds are --seeds")
         _compare_in_table(suite, models, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import Command, name_models
+from featcal.cli.groups import OF_STUDIES, Command
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
 from featcal.cli.terminal import bar, require_new, say, show, write_new
 from featcal.system.errors import InputError
@@ -28,13 +28,10 @@ SHOWN = block(
     JSON,
 )
 """The last options of every study."""
-_MODELS = models_option(
-    "Measure this model, or every method (all); may be repeated:", left_out="the study's usual ones"
-)
+_MODELS = models_option("Measure this model; may be repeated:", left_out="the study's usual ones", or_all=True)
 _SEEDS = click.option("--seeds", help="Calibration seeds between commas.  [42,43,44]")
 _SAMPLES = click.option("--samples", default=64, show_default=True, help="Calibration samples per task.")
 _STUDY = block(_MODELS, _SEEDS, _SAMPLES, SCORED, SHOWN)
-_OLD = {"--n": "--eval-samples", "--methods": name_models}
 _KEPT = "Finished rows are kept in the cache folder, so an interrupted study continues where it stopped."
 Forms = Mapping[str, bool]
 
@@ -113,7 +110,7 @@ def _whole(text: str | None, name: str) -> list[int] | None:
     return [int(word) for word in words]
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Calibration samples per task, between commas.  [8,16,32,64,128,256,512]")
 @_MODELS
@@ -132,7 +129,7 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     run_study(lambda session, plan: of.budget(session, plan, given or of.COUNTS), suite, asked, **shown)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--kinds", help="gaussian-noise, motion-blur and fog, some of them between commas.  [all]")
 @click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
@@ -151,7 +148,7 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, asked, **shown)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @_STUDY
 def schedule(suite: str, **options: Any) -> None:
@@ -166,7 +163,7 @@ def schedule(suite: str, **options: Any) -> None:
     run_study(of.schedule, suite, asked, **shown)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @_STUDY
 def ablate(suite: str, **options: Any) -> None:
@@ -180,7 +177,7 @@ def ablate(suite: str, **options: Any) -> None:
     run_study(of.ablate, suite, asked, **shown)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Numbers of tasks between commas.  [2, doubled up to all]")
 @_STUDY

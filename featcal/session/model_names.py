@@ -22,24 +22,12 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
-from featcal.suite.methods import is_method, method
-from featcal.suite.name_grammar import (
-    ALL,
-    REFERENCE,
-    ModelName,
-    format_parts,
-    known_option,
-    model_name,
-    parts_of,
-    takes_options,
-    value_of,
-)
+from featcal.suite.methods import ALL, REFERENCE, is_method, method
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options, takes_options
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, exactly
 from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
-
-_RHO = "rho"
 
 
 def config_of(name: ModelName, family: Family) -> CalibrationConfig:
@@ -48,14 +36,9 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
     Raises:
         InputError: an option that is unknown or outside its range.
     """
-    options: dict[str, Any] = {}
-    for option, text in name.options:
-        known_option(option, tuple(ASKED), "calibrated")
-        if option in PARTIAL:
-            options[option] = parts_of(text) or all_parts(family)[option]
-            continue
-        options[option] = value_of(text, ASKED[option].kind, f"model 'calibrated': {option}")
-    return config_for(family, **options)
+    said = read_options(name, {option: one.kind for option, one in ASKED.items()})
+    # None, all parts, would leave the suite's own choice.
+    return config_for(family, **{o: all_parts(family)[o] if value is None else value for o, value in said.items()})
 
 
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
@@ -122,7 +105,10 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
-        return AnchorWeights(_rho(name, model), family.base, family.merged)
+        said = read_options(name, {"rho": float})
+        if not said:
+            raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
+        return AnchorWeights(said["rho"], family.base, family.merged)
     if name.kind == REFERENCE:
         return with_heads(family, family.model(model), Path(model).expanduser())
     if name.kind in ("base", "merged"):
@@ -154,13 +140,6 @@ def _expert(name: ModelName, family: Family) -> Weights:
             f"model 'expert:{name.task}': no such task; there are {', '.join(known)}.{did_you_mean(name.task, known)}"
         )
     return known[name.task]
-
-
-def _rho(name: ModelName, model: str) -> float:
-    for option, text in name.options:
-        known_option(option, (_RHO,), "anchor")
-        return float(value_of(text, float, f"model '{model}': {_RHO}"))
-    raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
 
 
 def recorded_config(folder: Path) -> CalibrationConfig:

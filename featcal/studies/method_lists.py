@@ -7,7 +7,6 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 from featcal.system.errors import InputError
 
-ALL = "all"
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 

@@ -307,7 +307,7 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
     try:
         suite = Suite.model_validate(_with_catalogue(content, label))
     except ValidationError as error:
-        found = error.errors(include_context=False, include_input=False, include_url=False)
+        found = _without_noise(error.errors(include_context=False, include_input=False, include_url=False))
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
         problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
         raise InputError(f"{label}: not a valid suite\n{problems}") from error
@@ -429,6 +429,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
                 raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
         return node
+
+
+def _without_noise(found: Sequence[Any]) -> list[Any]:
+    """Leave out that a recipe is not a text, where it is said what is wrong with the recipe."""
+    said = [_place(e["loc"]) for e in found if e["type"] not in ("string_type", "model_type")]
+    return [e for e in found if e["type"] != "string_type" or not any(p.startswith(_place(e["loc"])) for p in said)]
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -182,7 +182,7 @@ def test_a_method_that_cannot_be_used_is_a_row_that_says_why(own: Session) -> No
     methods = ["regmean:reduce=2", "calibrated:lamb=1", "./nowhere", "merged"]
     study = table(own, methods)
     by_method = {one.method: one for one in study.summaries()}
-    assert "reduce is 2.0; it lies in [0, 1]" in by_method["regmean:reduce=2"].failure
+    assert "reduce is 2; it lies in [0, 1]" in by_method["regmean:reduce=2"].failure
     assert "no option 'lamb'" in by_method["calibrated:lamb=1"].failure
     assert "nowhere" in by_method["./nowhere"].failure
     assert by_method["./nowhere"].average is None

@@ -231,7 +231,7 @@ WRONG = {
     "'' is not an option such as scale=0.6": ["ties:", "ties:scale=1,"],
     "scale is given twice": "ties:scale=1,scale=2",
     "scale is a number, not 'much'": "ties:scale=much",
-    "--scale must be a finite number, not inf": "ties:scale=inf",
+    "ties: scale is inf; it is finite": "ties:scale=inf",
     "has no option 'scal'; it takes scale, density, dtype. Did you mean 'scale'?": "ties:scal=1",
     "has no option 'density'; it takes scale, normalize, dtype": "task-arithmetic:density=0.5",
     "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",

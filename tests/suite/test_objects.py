@@ -269,15 +269,18 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "no experts": (lambda o: {**o, "experts": {}}, "Suite.of: experts is a mapping from tasks to models"),
     "recipe": (
         lambda o: {**o, "merged": "ties:scal=1"},
-        r"(?s)Suite.of: .*'scal' means nothing to ties.*Did you mean 'scale'",
+        r"Suite.of: not a valid suite\n  merged: 'scal' means nothing to ties.*Did you mean 'scale'",
     ),
     "merged": (lambda o: {**o, "merged": 3.0}, "merged: a float; give a PreTrainedModel"),
     "task": (
         lambda o: {**o, "samples": {"pet": PICTURES}},
         "calibration samples of 'pet', for which there is no expert; there are pets, signs. Did you mean 'pets'",
     ),
-    "classes": (lambda o: {**o, "classes": ["a"]}, "Suite.of: classes is a list; give a mapping from tasks"),
-    "samples": (lambda o: {**o, "samples": PICTURES}, "Suite.of: calibration samples is a list; give a mapping"),
+    "classes": (lambda o: {**o, "classes": ["a"]}, "Suite.of: classes is a list; give a mapping, such as"),
+    "samples": (
+        lambda o: {**o, "samples": PICTURES},
+        "Suite.of: calibration samples is a list; give a mapping, such as {'pets': …}",
+    ),
     "one sample": (lambda o: {**o, "samples": {"pets": [1, 2]}}, "task 'pets', calibration samples: a sample is a int"),
     "kind": (
         lambda o: {**o, "samples": {"pets": 3}},
@@ -299,7 +302,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "option": (
         lambda o: {**o, "columns": {"inputs": "{a}"}},
-        "columns have no option 'inputs', .* Did you mean 'input'",
+        "there is no option of columns 'inputs', .* Did you mean 'input'",
     ),
     "tensors": (
         lambda o: {**o, "samples": {"pets": {"pixel_values": PIXELS, "token_type_ids": 1}}},
@@ -360,7 +363,7 @@ def test_what_is_no_suite_is_told(clip: dict[str, Any]) -> None:
             InputError, match=r"suite: a CLIPModel is not a suite; read one with featcal\.load_suite, or make one"
         ):
             function(clip["base"])
-    with pytest.raises(InputError, match="merge: a CLIPModel is no suite; give one, or base= and experts="):
+    with pytest.raises(InputError, match="merge: a CLIPModel is not a suite; give one, or base= and experts="):
         featcal.merge(clip["base"])
 
 

@@ -11,8 +11,8 @@ from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
-from featcal.suite.methods import SAMPLES, TEST_DATA, is_method, method
-from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, method
+from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
