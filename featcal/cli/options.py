@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from featcal.cli.completion import complete_model, complete_models, complete_suite
+from featcal.cli.terminal import say
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
-from featcal.suite.methods import ALL
+from featcal.suite.methods import ALL, NAMED, is_method
 from featcal.suite.name_grammar import grammar
 
 T = TypeVar("T")
@@ -55,9 +56,13 @@ def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]
     return given or None
 
 
-def _drop_repeats(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names in their order, each once."""
-    return tuple(dict.fromkeys(given))
+def note_folders(context: click.Context, param: click.Parameter, given: Any) -> Any:
+    """Return the name of a model, or of several each once, and say which of them a folder here has as well."""
+    names = given if isinstance(given, str | None) else tuple(dict.fromkeys(given))
+    for name in [names] if isinstance(names, str) else names or ():
+        if (name in NAMED or is_method(name)) and Path(name).exists() and not context.resilient_parsing:
+            say(f"note: {param.opts[0]} {name} is what featcal calls so; write ./{name} for the folder", err=True)
+    return names
 
 
 def model_option(default: str = "merged", help: str = "The model: ") -> Option:
@@ -71,6 +76,7 @@ def model_option(default: str = "merged", help: str = "The model: ") -> Option:
         metavar="MODEL",
         default=default,
         show_default=True,
+        callback=note_folders,
         shell_complete=complete_model,
         help=f"{help}{grammar()}.",
     )
@@ -91,7 +97,7 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *,
         multiple=True,
         default=default,
         show_default=bool(default),
-        callback=_drop_repeats,
+        callback=note_folders,
         shell_complete=complete_models if or_all else complete_model,
         help=f"{help} {grammar()}{or_all * f', or every method ({ALL})'}.{f'  [{left_out}]' if left_out else ''}",
     )

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from featcal.cli import opening
 from featcal.cli.completion import complete_model
 from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
-from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option
+from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
 from featcal.suite.methods import ALL
@@ -228,6 +228,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     "--against",
     default="merged",
     show_default=True,
+    callback=note_folders,
     shell_complete=complete_model,
     help="Compare with this model, named as for --model.",
 )

@@ -8,7 +8,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
-from featcal.cli.options import JSON, OUT, SUITE, Size
+from featcal.cli.options import JSON, OUT, SUITE, Size, note_folders
 from featcal.cli.terminal import bar, require_new, say, say_notes, show
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
@@ -22,6 +22,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 @SUITE
 @click.option(
     "--method",
+    callback=note_folders,
     shell_complete=complete_model,
     help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
     "react@calibrated.  [the suite's own recipe]",

@@ -22,8 +22,8 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
-from featcal.suite.methods import ALL, REFERENCE, is_method, method
-from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options, takes_options
+from featcal.suite.methods import ALL, REFERENCE
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, exactly
 from featcal.system.json_files import read_json
@@ -101,7 +101,7 @@ def weights_of(model: str, family: Family) -> Weights:
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
     """
-    name = read_name(model)
+    name = model_name(model)
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
@@ -114,21 +114,6 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind in ("base", "merged"):
         return family.model(model)
     return family.merge(recipe_for(family.suite, model))
-
-
-def read_name(model: str) -> ModelName:
-    """Split a name that can mean one thing alone into its parts."""
-    name = model_name(model)
-    # Neither is taken silently: a folder that is made later would change what a printed command means.
-    if takes_options(model) and Path(model).exists():
-        option = "seed=42" if model == "calibrated" else "scale=1"
-        if is_method(model):
-            option = method(model)().name.partition(":")[2].partition(",")[0] or "dtype=float32"
-        raise InputError(
-            f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
-            f"folder, or give the other an option, such as {model}:{option}"
-        )
-    return name
 
 
 def _expert(name: ModelName, family: Family) -> Weights:

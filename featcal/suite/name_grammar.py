@@ -50,7 +50,8 @@ def acts_on_another(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelName:
-    """A name in its parts. A folder that is called like a name is meant by `./ties`.
+    """A name in its parts. It never means a folder that is called so, which `./ties` does: a folder that is made later
+    does not change what a name means.
 
     Args:
         kind: "base", "merged", "expert", "calibrated", "anchor", a method, or `REFERENCE`.

@@ -140,10 +140,6 @@ def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: l
     if kind and not is_merger(kind) and not Path(given).exists() and (near := did_you_mean(kind, merger_names())):
         raise InputError(f"{WHERE}: merged: '{shorten(given)}' is neither a folder nor a merge method.{near}")
     if is_merger(kind):
-        if Path(given).exists():
-            raise InputError(
-                f"{WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that"
-            )
         name = model_name(given)
         return {"method": name.kind, **dict(name.options)}
     return _refer(given, "merged", held)

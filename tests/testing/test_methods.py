@@ -194,6 +194,24 @@ def test_names_that_no_method_can_have(name: str) -> None:
         register_method(name, "another")(Rogue)
 
 
+def test_what_no_method_is_made_of() -> None:
+    class Bare(Merger):
+        way: float = option(0.5, "share of the way")
+
+    for kind, said in (
+        (Bare, r"method 'bare': Bare is not a dataclass; write @dataclass\(frozen=True\) above it"),
+        (dict, "method 'bare': <class 'dict'> is not a Merger or Baseline; derive a class"),
+        (methods.Method, "Method'> is not a Merger or Baseline"),
+        (len, "method 'bare': <built-in function len> is not"),
+    ):
+        register: Any = register_method("bare", "nothing")
+        with pytest.raises(InputError, match=said):
+            register(kind)
+    assert not is_method("bare")
+    with pytest.raises(InputError, match="ties: density is 'a'; give a number"):
+        method("ties")(density="a")
+
+
 BROUGHT = OWN.replace('"halfway"', '"brought"').replace('"shrunk"', '"brought-too"')
 
 
