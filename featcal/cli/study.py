@@ -55,7 +55,6 @@ def run_study(
         InputError: the file exists, or the study cannot be made.
     """
     from featcal.studies.compare import named_methods
-    from featcal.studies.method_lists import seeds as numbers
     from featcal.studies.plan import SEEDS as USUAL
     from featcal.studies.plan import Plan, views
     from featcal.studies.store import Rows
@@ -65,7 +64,7 @@ def run_study(
     # Before the work, which may take hours.
     require_new(out)
     rows = Rows()
-    seeds = USUAL if asked["seeds"] is None else numbers(asked["seeds"])
+    seeds = _whole(asked["seeds"], "seeds") or USUAL
     on = views(asked["eval_samples"], asked["split"])
     session = opening.session(suite, device, one_shot=False)
     plan = Plan(named_methods(session, asked["models"]), seeds, asked["samples"], on, rows, bar())
@@ -96,8 +95,8 @@ def _split_up(options: dict[str, Any], usual: tuple[str, ...]) -> tuple[dict[str
     return {**asked, "models": asked["models"] or usual}, options
 
 
-def _whole(text: str | None, name: str) -> list[int] | None:
-    """Return the whole numbers of a list with commas between; None if there is no list.
+def _whole(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Return the whole numbers of a list with commas between, each once; None if there is no list.
 
     Raises:
         InputError: an entry that is not a whole number, or no entry.
@@ -107,7 +106,7 @@ def _whole(text: str | None, name: str) -> list[int] | None:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
         raise InputError(f"{name}: give whole numbers between commas, such as 2,4,8")
-    return [int(word) for word in words]
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 @click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)

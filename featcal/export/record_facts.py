@@ -12,7 +12,7 @@ from featcal.formats.weights import Over, Weights
 from featcal.models.lane import ExpertPass
 from featcal.system.distributed import ALONE, Ranks
 from featcal.system.fingerprints import sha256
-from featcal.system.in_memory import changed
+from featcal.system.in_memory import change_error
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
@@ -39,7 +39,7 @@ def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, st
 
 def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
     if not model.is_unchanged():
-        raise changed(model, name)
+        raise change_error(model, name)
     return {f"{model.kind} in memory": model.content}
 
 

@@ -54,21 +54,6 @@ def parse_methods(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds in a list with commas between, each once.
-
-    Raises:
-        InputError: something else than whole numbers from 0 on.
-
-    >>> seeds("42, 43,42")
-    (42, 43)
-    """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise InputError("seeds: give whole numbers between commas, such as 42,43,44")
-    return tuple(dict.fromkeys(int(word) for word in words))
-
-
 def with_samples(model: str, samples: int, seed: int) -> str:
     """Return the name with these samples and this seed wherever it, or the model below it, leaves such an option out.
 

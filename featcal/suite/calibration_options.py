@@ -95,7 +95,7 @@ class Option(OptionFacts):
 
 def _option(default: Any, help: str, **more: Any) -> Any:
     """Return the field of an option with a fixed default, which says its kind and what holds where it is left out."""
-    left_out = ("off", "on")[default] if isinstance(default, bool) else _in_words(default)
+    left_out = ("off", "on")[default] if isinstance(default, bool) else _format_default(default)
     return field(default=default, metadata={_SAID: Option(help=help, kind=type(default), left_out=left_out, **more)})
 
 
@@ -120,7 +120,7 @@ def _parts(help: str, label: str) -> Any:
     return field(default=None, metadata={_SAID: Option(help=help, kind=tuple, left_out="all", label=label)})
 
 
-def _in_words(value: float | str) -> str:
+def _format_default(value: float | str) -> str:
     return exactly(value) if isinstance(value, float) else str(value)
 
 

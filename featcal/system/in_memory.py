@@ -55,11 +55,11 @@ def find_held(reference: str, label: str) -> Any:
         )
     unchanged = next((thing for thing in things if thing.is_unchanged()), None)
     if unchanged is None:
-        raise changed(things[0], label)
+        raise change_error(things[0], label)
     return unchanged
 
 
-def changed(thing: Holdable, label: str) -> InputError:
+def change_error(thing: Holdable, label: str) -> InputError:
     """Return the error that says that a thing has changed since it was given."""
     return InputError(
         f"{label}: the {thing.kind} in memory has other values than when its suite was made; make the suite again with "
