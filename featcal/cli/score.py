@@ -164,9 +164,9 @@ def _compare_in_table(suite: str, models: tuple[str, ...], *, samples: int | Non
 
     # A table has calibration seeds of its own; `seed` belongs to the comparison of two models.
     del options["seed"]
-    asked = {name: options.pop(name) for name in ("seeds", "eval_samples", "split")}
-    asked |= {"models": models, "samples": SAMPLES if samples is None else samples}
-    run_study(compare_methods, suite, asked, **options)
+    run_study(
+        compare_methods, suite, (), {**options, "models": models, "samples": SAMPLES if samples is None else samples}
+    )
 
 
 def _compare_two(

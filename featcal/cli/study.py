@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +37,14 @@ Forms = Mapping[str, bool]
 
 
 def run_study(
-    study: Callable[[Session, Plan], Study],
-    suite: str,
-    asked: Mapping[str, Any],
-    *,
-    out: Path | None,
-    device: str,
-    **forms: bool,
+    study: Callable[[Session, Plan], Study], suite: str, usual: Sequence[str], options: dict[str, Any]
 ) -> None:
     """Run a study with the options of its command, and print it.
 
     Args:
-        asked: models, seeds, samples, eval_samples and split.
-        forms: as_json, as_csv and as_markdown, of which at most one is true.
+        usual: models that are measured if none are named.
+        options: models, seeds, samples, eval_samples, split, out and device; the others are forms of the output, of
+            which at most one is true.
 
     Raises:
         InputError: the file exists, or the study cannot be made.
@@ -59,16 +54,17 @@ def run_study(
     from featcal.studies.plan import Plan, views
     from featcal.studies.store import Rows
 
-    if sum(forms.values()) > 1:
+    models, seeds, samples = (options.pop(name) for name in ("models", "seeds", "samples"))
+    eval_samples, split, out, device = (options.pop(name) for name in ("eval_samples", "split", "out", "device"))
+    if sum(options.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
     # Before the work, which may take hours.
     require_new(out)
     rows = Rows()
-    seeds = _whole(asked["seeds"], "seeds") or USUAL
-    on = views(asked["eval_samples"], asked["split"])
+    drawn, on = _whole(seeds, "seeds") or USUAL, views(eval_samples, split)
     session = opening.session(suite, device, one_shot=False)
-    plan = Plan(named_methods(session, asked["models"]), seeds, asked["samples"], on, rows, bar())
-    _show(study(session, plan), rows, out, forms)
+    plan = Plan(named_methods(session, models or usual), drawn, samples, on, rows, bar())
+    _show(study(session, plan), rows, out, options)
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
@@ -87,12 +83,6 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
     else:
         cells, header = study_tables.text_cells(study.summaries())
         show(study.to_json() if forms["as_json"] else None, forms["as_json"], cells, header)
-
-
-def _split_up(options: dict[str, Any], usual: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into those of the study, with the usual models if none are named, and those of its output."""
-    asked = {name: options.pop(name) for name in ("models", "seeds", "samples", "eval_samples", "split")}
-    return {**asked, "models": asked["models"] or usual}, options
 
 
 def _whole(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -123,9 +113,8 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import budget as of
 
-    asked, shown = _split_up({**options, "samples": 1}, of.METHODS)
-    given = _whole(counts, "counts")
-    run_study(lambda session, plan: of.budget(session, plan, given or of.COUNTS), suite, asked, **shown)
+    given = _whole(counts, "counts") or of.COUNTS
+    run_study(lambda session, plan: of.budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
 
 
 @click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
@@ -141,10 +130,9 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     from featcal.studies import corrupt as of
     from featcal.suite.source import CORRUPTIONS
 
-    asked, shown = _split_up(options, of.METHODS)
     chosen = CORRUPTIONS if kinds is None else [one.strip() for one in kinds.split(",") if one.strip()]
     levels = _whole(severities, "severities") or of.SEVERITIES
-    run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, asked, **shown)
+    run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, of.METHODS, options)
 
 
 @click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
@@ -158,8 +146,7 @@ def schedule(suite: str, **options: Any) -> None:
     """
     from featcal.studies import schedule as of
 
-    asked, shown = _split_up(options, of.METHODS)
-    run_study(of.schedule, suite, asked, **shown)
+    run_study(of.schedule, suite, of.METHODS, options)
 
 
 @click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
@@ -172,8 +159,7 @@ def ablate(suite: str, **options: Any) -> None:
     """
     from featcal.studies import ablate as of
 
-    asked, shown = _split_up(options, ("merged",))
-    run_study(of.ablate, suite, asked, **shown)
+    run_study(of.ablate, suite, ("merged",), options)
 
 
 @click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
@@ -187,6 +173,5 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import tasks as of
 
-    asked, shown = _split_up(options, of.METHODS)
     given = _whole(counts, "counts")
-    run_study(lambda session, plan: of.tasks(session, plan, given), suite, asked, **shown)
+    run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)

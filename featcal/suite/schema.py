@@ -16,7 +16,6 @@ import yaml
 from pydantic import (
     BaseModel,
     Field,
-    FiniteFloat,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -66,9 +65,8 @@ def _type_of(option: Option) -> Any:
         return tuple[str, ...] | None
     if option.choices:
         return Literal[option.choices] | None
-    kind = FiniteFloat if option.kind is float else option.kind
-    bounded = Annotated[kind, Field(ge=option.least)] if option.kind is int and option.least is not None else kind
-    return bounded | None
+    kind: Any = option.kind
+    return kind | None
 
 
 if TYPE_CHECKING:
