@@ -61,7 +61,7 @@ def run_study(
     # Before the work, which may take hours.
     require_new(out)
     rows = Rows()
-    drawn, on = _whole(seeds, "seeds") or USUAL, views(eval_samples, split)
+    drawn, on = whole_numbers(seeds, "seeds") or USUAL, views(eval_samples, split)
     session = opening.session(suite, device, one_shot=False)
     plan = Plan(named_methods(session, models or usual), drawn, samples, on, rows, bar())
     _show(study(session, plan), rows, out, options)
@@ -85,7 +85,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
         show(study.to_json() if forms["as_json"] else None, forms["as_json"], cells, header)
 
 
-def _whole(text: str | None, name: str) -> tuple[int, ...] | None:
+def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
     """Return the whole numbers of a list with commas between, each once; None if there is no list.
 
     Raises:
@@ -113,7 +113,7 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import budget as of
 
-    given = _whole(counts, "counts") or of.COUNTS
+    given = whole_numbers(counts, "counts") or of.COUNTS
     run_study(lambda session, plan: of.budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
 
 
@@ -131,7 +131,7 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     from featcal.suite.source import CORRUPTIONS
 
     chosen = CORRUPTIONS if kinds is None else [one.strip() for one in kinds.split(",") if one.strip()]
-    levels = _whole(severities, "severities") or of.SEVERITIES
+    levels = whole_numbers(severities, "severities") or of.SEVERITIES
     run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, of.METHODS, options)
 
 
@@ -173,5 +173,5 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import tasks as of
 
-    given = _whole(counts, "counts")
+    given = whole_numbers(counts, "counts")
     run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)

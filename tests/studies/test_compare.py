@@ -24,13 +24,14 @@ from tiny_clip import TASKS
 
 from featcal import evaluate, measure_drift
 from featcal.cli import commands
+from featcal.cli.study import whole_numbers
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
 from featcal.session.session import Session
 from featcal.studies import runner
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
-from featcal.studies.method_lists import parse_methods, seeds, with_samples
+from featcal.studies.method_lists import parse_methods, with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
@@ -331,7 +332,7 @@ def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])
 def test_seeds_are_whole_numbers(given: str) -> None:
     with pytest.raises(InputError, match="whole numbers"):
-        seeds(given)
+        whole_numbers(given, "seeds")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a peak can be counted anew on Linux alone")
