@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from featcal.authoring.common import Imported, read_recipe, reference, samples_m
 from featcal.authoring.mergekit_schema import Configuration, Model, validate_configuration
 from featcal.suite.methods import merger_names, method
 from featcal.suite.options import options_of_class
-from featcal.suite.recipe import MergeRecipe
+from featcal.suite.recipe import Dtype, MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
@@ -27,7 +27,7 @@ _PARAMETERS = (*_MODEL_PARAMETERS, "normalize", "lambda", "int8_mask", "rescale"
 """Parameters of these methods; neither `int8_mask` nor the `density` of `task_arithmetic` changes a number."""
 _BASE_IS_MERGED = ("slerp", "nearswap", "arcee_fusion")
 """Methods whose `base_model` is one of the models that are merged, not the one they were fine-tuned from."""
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = get_args(Dtype)
 _RUN_IT = "run mergekit and give its output folder with --merged"
 
 

@@ -14,7 +14,7 @@ from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
 from featcal.samples.table import Table, read_jsonl
 from featcal.suite.schema import SPLITS, task_catalogue
-from featcal.suite.source import SOURCE_KINDS
+from featcal.suite.source import ENDINGS, SOURCE_KINDS
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.paths import from_folder, local_path, neighbours
@@ -28,8 +28,7 @@ NAMES = {
     "test": ("test",),
 }
 """Names that the splits of a suite have elsewhere."""
-_JSON = (".jsonl", ".jsonl.gz")
-_FILES = (*_JSON, ".parquet", ".npz")
+_JSON = tuple(ending for ending, kind in ENDINGS.items() if kind == "jsonl")
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
         kind, table = _table(path)
         return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
     raise InputError(
-        f"samples: the name of {path} does not tell what kind it is ({', '.join(_FILES)}, or a folder of pictures); "
+        f"samples: the name of {path} does not tell what kind it is ({', '.join(ENDINGS)}, or a folder of pictures); "
         "say it out: '{tensors: FILE, key: NAME}', for example"
     )
 

@@ -108,7 +108,7 @@ class CalibrationResult:
         Raises:
             InputError: a model of another library than transformers.
         """
-        return library_model(self.family.adapter, self.family.container, self.weights)
+        return library_model(self.family, self.family.container, self.weights)
 
 
 def calibrate(

@@ -16,7 +16,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
     recipe_numbers,
 )
-from featcal.suite.name_grammar import ALL
+from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
@@ -52,7 +52,7 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     return resolve(CalibrationConfig(**options), adapter, tasks)
 
 
-def resolve(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
+def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
     """Return the options with nothing left open.
 
     Numbers that were left to the recipe become its own for the architecture and the number of samples. Every part
@@ -61,8 +61,11 @@ def resolve(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     part, which takes back a suite's own choice.
 
     Raises:
-        InputError: names of parts that do not exist; says all of them.
+        InputError: something else than options, or names of parts that do not exist; says all of them.
     """
+    if not isinstance(config, CalibrationConfig):
+        given = type(config).__name__
+        raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {given}")
     return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
 
 

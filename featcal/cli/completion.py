@@ -7,8 +7,7 @@ from glob import escape, glob
 import click
 from click.shell_completion import CompletionItem
 
-from featcal.suite.methods import method_names
-from featcal.suite.name_grammar import PLAIN
+from featcal.suite.methods import ALL, NAMED, method_names
 from featcal.system.resources import embedded_suites, ready_suites
 
 
@@ -23,6 +22,10 @@ def complete_suite(context: click.Context, param: click.Parameter, begun: str) -
 def complete_model(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the names of models that begin so, without their options; behind an @ those of the model below."""
     above, at, last = begun.rpartition("@")
-    # A dict, so that a name that stands in two lists is offered once, in order.
-    names = dict.fromkeys((*PLAIN, "expert", "calibrated", "anchor", *method_names()))
+    names = (*NAMED, *method_names())
     return [CompletionItem(f"{above}{at}{name}") for name in names if name.startswith(last)]
+
+
+def complete_models(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return what `complete_model` does, and the name of all methods."""
+    return complete_model(context, param, begun) + [CompletionItem(ALL)] * ALL.startswith(begun)

@@ -107,7 +107,7 @@ class Command(click.Command):
                 return
             flag, equals, value = word.partition("=")
             new = self._old.get(flag)
-            if new is None:
+            if new is None or (context.resilient_parsing and callable(new)):  # half a value of a line to complete
                 yield word
             elif isinstance(new, str):
                 say_new_flag(context, flag, new)
@@ -126,6 +126,12 @@ def name_models(text: str) -> list[str]:
     from featcal.studies.method_lists import parse_methods
 
     return [word for name in parse_methods(text) for word in ("--model", name)]
+
+
+_EVAL_SAMPLES = "--eval-samples"
+OF_MEASUREMENTS: Mapping[str, Renewal] = {"--samples": _EVAL_SAMPLES}
+OF_STUDIES: Mapping[str, Renewal] = {"--n": _EVAL_SAMPLES, "--methods": name_models}
+"""Old options of commands that measure models, and of those that measure many."""
 
 
 def say_new_flag(context: click.Context, old: str, new: str) -> None:

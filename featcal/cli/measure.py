@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import Command
+from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
 from featcal.cli.terminal import bar, say, show
 from featcal.system.progress import Progress, keep_memory
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from featcal.suite.views import DriftKeywords
 
 
-_OLD_SAMPLES = {"--samples": "--eval-samples"}
-
-
-@click.command(cls=Command, old=_OLD_SAMPLES)
+@click.command(cls=Command, old=OF_MEASUREMENTS)
 @SUITE
 @models_option("Measure this model; may be repeated:", ["merged"])
 @MEASURED
@@ -115,7 +112,7 @@ def _measure_drift(
     return document | sources
 
 
-@click.command(cls=Command, old=_OLD_SAMPLES)
+@click.command(cls=Command, old=OF_MEASUREMENTS)
 @SUITE
 @models_option("Show this model beside the expert; may be repeated:", ["merged"])
 @click.option("--task", "tasks", multiple=True, help="Show this task; may be repeated.  [all]")

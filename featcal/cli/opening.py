@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from featcal.family.opening import Family
     from featcal.session.session import Session
     from featcal.suite.schema import Suite
 
@@ -22,17 +21,6 @@ def load(suite: str) -> Suite:
     return load_suite(suite)
 
 
-def open_suite(suite: str, device: str) -> Family:
-    """Return a suite with its models.
-
-    Raises:
-        InputError: there is no such suite, or one of its models cannot be opened.
-    """
-    from featcal.family.opening import open_family
-
-    return open_family(load(suite), device)
-
-
 def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int | None = None) -> Session:
     """Return a suite's session.
 
@@ -43,6 +31,7 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
     Raises:
         InputError: there is no such suite, or one of its models cannot be opened.
     """
+    from featcal.family.opening import open_family
     from featcal.session.session import Session
 
-    return Session(open_suite(suite, device), one_shot=one_shot, max_memory=max_memory)
+    return Session(open_family(load(suite), device), one_shot=one_shot, max_memory=max_memory)

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-from featcal.cli.completion import complete_model, complete_suite
+from featcal.cli.completion import complete_model, complete_models, complete_suite
+from featcal.cli.terminal import say
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
+from featcal.suite.methods import ALL, NAMED, is_method
 from featcal.suite.name_grammar import grammar
 
 T = TypeVar("T")
@@ -54,9 +56,13 @@ def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]
     return given or None
 
 
-def _drop_repeats(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names in their order, each once."""
-    return tuple(dict.fromkeys(given))
+def note_folders(context: click.Context, param: click.Parameter, given: Any) -> Any:
+    """Return the name of a model, or of several each once, and say which of them a folder here has as well."""
+    names = given if isinstance(given, str | None) else tuple(dict.fromkeys(given))
+    for name in [names] if isinstance(names, str) else names or ():
+        if (name in NAMED or is_method(name)) and Path(name).exists() and not context.resilient_parsing:
+            say(f"note: {param.opts[0]} {name} is what featcal calls so; write ./{name} for the folder", err=True)
+    return names
 
 
 def model_option(default: str = "merged", help: str = "The model: ") -> Option:
@@ -70,17 +76,19 @@ def model_option(default: str = "merged", help: str = "The model: ") -> Option:
         metavar="MODEL",
         default=default,
         show_default=True,
+        callback=note_folders,
         shell_complete=complete_model,
         help=f"{help}{grammar()}.",
     )
 
 
-def models_option(help: str, default: Sequence[str] = (), left_out: str = "") -> Option:
+def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *, or_all: bool = False) -> Option:
     """Return `--model` of a command for several models, of which each is taken once.
 
     Args:
         help: text in front of the grammar of names.
         left_out: models that are taken without it, in words, if there is no default.
+        or_all: whether "all" stands for every method.
     """
     return click.option(
         "--model",
@@ -89,9 +97,9 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "") ->
         multiple=True,
         default=default,
         show_default=bool(default),
-        callback=_drop_repeats,
-        shell_complete=complete_model,
-        help=f"{help} {grammar()}.{f'  [{left_out}]' if left_out else ''}",
+        callback=note_folders,
+        shell_complete=complete_models if or_all else complete_model,
+        help=f"{help} {grammar()}{or_all * f', or every method ({ALL})'}.{f'  [{left_out}]' if left_out else ''}",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import Command, name_models
+from featcal.cli.groups import OF_STUDIES, Command, name_models
 from featcal.cli.options import (
     DEVICE,
     JSON,
@@ -57,9 +57,8 @@ def calibrate(
 
     --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
-    [Brackets] give the default of an option; a suite file may set its own under `calibration`. The recipe "refined"
-    brings its own numbers: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer; so does
-    "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
+    [Brackets] give the default of an option, by recipe where that decides; a suite file may set its own under
+    `calibration`.
 
     The table shows for every block and task the relative drift of the calibrated features from the expert's on the
     calibration samples. It is taken over the block's own tokens: in a T5 decoder over the decoder's, without the
@@ -122,7 +121,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
 
 
-@click.command(cls=Command, old={"--n": "--eval-samples"})
+@click.command(cls=Command, old={"--n": OF_STUDIES["--n"]})
 @SUITE
 @click.option("--lam", "lams", help="Ridge strengths between commas, such as 0.01,0.05.  [the suite's own]")
 @click.option("--rho", "rhos", help="Anchors between commas.  [the suite's own]")

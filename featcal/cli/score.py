@@ -12,10 +12,11 @@ from click.core import ParameterSource
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model
-from featcal.cli.groups import Command, name_models, say_new_flag
-from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option
+from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
+from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
+from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
 from featcal.system.progress import keep_memory
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from featcal.suite.views import EvaluationSamples
 
 
-@click.command(cls=Command, old={"--samples": "--eval-samples"})
+@click.command(cls=Command, old=OF_MEASUREMENTS)
 @SUITE
 @models_option("Score this model; may be repeated:", ["merged"])
 @SCORED
@@ -112,9 +113,9 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 """Options of `featcal compare` that ask for a table, beside --table."""
 
 
-@click.command(cls=Command, old={"--n": "--eval-samples", "--methods": lambda text: ["--table", *name_models(text)]})
+@click.command(cls=Command, old={**OF_STUDIES, "--methods": lambda text: ["--table", *name_models(text)]})
 @SUITE
-@models_option("Compare this model, or every method (all); to be repeated:")
+@models_option("Compare this model; to be repeated:", or_all=True)
 @click.option("--table", is_flag=True, help="Compare two models in a table as well.")
 @click.option("--samples", type=int, help="Calibration samples per task of the models in a table.  [64]")
 @SCORED
@@ -139,8 +140,8 @@ def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) ->
     context = click.get_current_context()
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if not models:
-        raise click.UsageError("name the models with --model, once for every model; --model all is every method")
-    if table or len(models) != 2 or "all" in models or given & _OF_TABLES:
+        raise click.UsageError(f"name the models with --model, once for every model; --model {ALL} is every method")
+    if table or len(models) != 2 or ALL in models or given & _OF_TABLES:
         if "seed" in given:
             raise click.UsageError("--seed means nothing to a table; its calibration seeds are --seeds")
         _compare_in_table(suite, models, **options)
@@ -163,9 +164,9 @@ def _compare_in_table(suite: str, models: tuple[str, ...], *, samples: int | Non
 
     # A table has calibration seeds of its own; `seed` belongs to the comparison of two models.
     del options["seed"]
-    asked = {name: options.pop(name) for name in ("seeds", "eval_samples", "split")}
-    asked |= {"models": models, "samples": SAMPLES if samples is None else samples}
-    run_study(compare_methods, suite, asked, **options)
+    run_study(
+        compare_methods, suite, (), {**options, "models": models, "samples": SAMPLES if samples is None else samples}
+    )
 
 
 def _compare_two(
@@ -227,6 +228,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     "--against",
     default="merged",
     show_default=True,
+    callback=note_folders,
     shell_complete=complete_model,
     help="Compare with this model, named as for --model.",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcal.cli.groups import Command
+from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, JSON, MEASURED, block, file_to_write, models_option
 from featcal.cli.suite import show_check
 from featcal.cli.terminal import bar, say, say_notes, show
@@ -93,7 +93,7 @@ def init(
     return 1 if begun.missing or found.problems else 0
 
 
-@click.command(cls=Command, old={"--samples": "--eval-samples"})
+@click.command(cls=Command, old=OF_MEASUREMENTS)
 @click.argument("folder")
 @MODELS_AND_SAMPLES
 @models_option("Show this model as well; may be repeated:", left_out="the one in FOLDER alone")

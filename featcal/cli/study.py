@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import Command, name_models
+from featcal.cli.groups import OF_STUDIES, Command
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
 from featcal.cli.terminal import bar, require_new, say, show, write_new
 from featcal.system.errors import InputError
@@ -28,51 +28,43 @@ SHOWN = block(
     JSON,
 )
 """The last options of every study."""
-_MODELS = models_option(
-    "Measure this model, or every method (all); may be repeated:", left_out="the study's usual ones"
-)
+_MODELS = models_option("Measure this model; may be repeated:", left_out="the study's usual ones", or_all=True)
 _SEEDS = click.option("--seeds", help="Calibration seeds between commas.  [42,43,44]")
 _SAMPLES = click.option("--samples", default=64, show_default=True, help="Calibration samples per task.")
 _STUDY = block(_MODELS, _SEEDS, _SAMPLES, SCORED, SHOWN)
-_OLD = {"--n": "--eval-samples", "--methods": name_models}
 _KEPT = "Finished rows are kept in the cache folder, so an interrupted study continues where it stopped."
 Forms = Mapping[str, bool]
 
 
 def run_study(
-    study: Callable[[Session, Plan], Study],
-    suite: str,
-    asked: Mapping[str, Any],
-    *,
-    out: Path | None,
-    device: str,
-    **forms: bool,
+    study: Callable[[Session, Plan], Study], suite: str, usual: Sequence[str], options: dict[str, Any]
 ) -> None:
     """Run a study with the options of its command, and print it.
 
     Args:
-        asked: models, seeds, samples, eval_samples and split.
-        forms: as_json, as_csv and as_markdown, of which at most one is true.
+        usual: models that are measured if none are named.
+        options: models, seeds, samples, eval_samples, split, out and device; the others are forms of the output, of
+            which at most one is true.
 
     Raises:
         InputError: the file exists, or the study cannot be made.
     """
     from featcal.studies.compare import named_methods
-    from featcal.studies.method_lists import seeds as numbers
     from featcal.studies.plan import SEEDS as USUAL
     from featcal.studies.plan import Plan, views
     from featcal.studies.store import Rows
 
-    if sum(forms.values()) > 1:
+    models, seeds, samples = (options.pop(name) for name in ("models", "seeds", "samples"))
+    eval_samples, split, out, device = (options.pop(name) for name in ("eval_samples", "split", "out", "device"))
+    if sum(options.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
     # Before the work, which may take hours.
     require_new(out)
     rows = Rows()
-    seeds = USUAL if asked["seeds"] is None else numbers(asked["seeds"])
-    on = views(asked["eval_samples"], asked["split"])
+    drawn, on = whole_numbers(seeds, "seeds") or USUAL, views(eval_samples, split)
     session = opening.session(suite, device, one_shot=False)
-    plan = Plan(named_methods(session, asked["models"]), seeds, asked["samples"], on, rows, bar())
-    _show(study(session, plan), rows, out, forms)
+    plan = Plan(named_methods(session, models or usual), drawn, samples, on, rows, bar())
+    _show(study(session, plan), rows, out, options)
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
@@ -93,14 +85,8 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
         show(study.to_json() if forms["as_json"] else None, forms["as_json"], cells, header)
 
 
-def _split_up(options: dict[str, Any], usual: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into those of the study, with the usual models if none are named, and those of its output."""
-    asked = {name: options.pop(name) for name in ("models", "seeds", "samples", "eval_samples", "split")}
-    return {**asked, "models": asked["models"] or usual}, options
-
-
-def _whole(text: str | None, name: str) -> list[int] | None:
-    """Return the whole numbers of a list with commas between; None if there is no list.
+def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Return the whole numbers of a list with commas between, each once; None if there is no list.
 
     Raises:
         InputError: an entry that is not a whole number, or no entry.
@@ -110,10 +96,10 @@ def _whole(text: str | None, name: str) -> list[int] | None:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
         raise InputError(f"{name}: give whole numbers between commas, such as 2,4,8")
-    return [int(word) for word in words]
+    return tuple(dict.fromkeys(map(int, words)))
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Calibration samples per task, between commas.  [8,16,32,64,128,256,512]")
 @_MODELS
@@ -127,12 +113,11 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import budget as of
 
-    asked, shown = _split_up({**options, "samples": 1}, of.METHODS)
-    given = _whole(counts, "counts")
-    run_study(lambda session, plan: of.budget(session, plan, given or of.COUNTS), suite, asked, **shown)
+    given = whole_numbers(counts, "counts") or of.COUNTS
+    run_study(lambda session, plan: of.budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--kinds", help="gaussian-noise, motion-blur and fog, some of them between commas.  [all]")
 @click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
@@ -145,13 +130,12 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     from featcal.studies import corrupt as of
     from featcal.suite.source import CORRUPTIONS
 
-    asked, shown = _split_up(options, of.METHODS)
     chosen = CORRUPTIONS if kinds is None else [one.strip() for one in kinds.split(",") if one.strip()]
-    levels = _whole(severities, "severities") or of.SEVERITIES
-    run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, asked, **shown)
+    levels = whole_numbers(severities, "severities") or of.SEVERITIES
+    run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, of.METHODS, options)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @_STUDY
 def schedule(suite: str, **options: Any) -> None:
@@ -162,11 +146,10 @@ def schedule(suite: str, **options: Any) -> None:
     """
     from featcal.studies import schedule as of
 
-    asked, shown = _split_up(options, of.METHODS)
-    run_study(of.schedule, suite, asked, **shown)
+    run_study(of.schedule, suite, of.METHODS, options)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @_STUDY
 def ablate(suite: str, **options: Any) -> None:
@@ -176,11 +159,10 @@ def ablate(suite: str, **options: Any) -> None:
     """
     from featcal.studies import ablate as of
 
-    asked, shown = _split_up(options, ("merged",))
-    run_study(of.ablate, suite, asked, **shown)
+    run_study(of.ablate, suite, ("merged",), options)
 
 
-@click.command(cls=Command, old=_OLD, epilog=_KEPT)
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Numbers of tasks between commas.  [2, doubled up to all]")
 @_STUDY
@@ -191,6 +173,5 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
     """
     from featcal.studies import tasks as of
 
-    asked, shown = _split_up(options, of.METHODS)
-    given = _whole(counts, "counts")
-    run_study(lambda session, plan: of.tasks(session, plan, given), suite, asked, **shown)
+    given = whole_numbers(counts, "counts")
+    run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)

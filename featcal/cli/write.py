@@ -8,17 +8,21 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
-from featcal.cli.options import JSON, OUT, SUITE, Size
-from featcal.cli.terminal import bar, say, say_notes, show
-from featcal.suite.methods import is_baseline, method_names
+from featcal.cli.options import JSON, OUT, SUITE, Size, note_folders
+from featcal.cli.terminal import bar, require_new, say, say_notes, show
+from featcal.suite import methods
+from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
 from featcal.system.progress import keep_memory
+
+_ONE_FOR_ALL = "--task is for react, which has a map for every task"
 
 
 @click.command()
 @SUITE
 @click.option(
     "--method",
+    callback=note_folders,
     shell_complete=complete_model,
     help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
     "react@calibrated.  [the suite's own recipe]",
@@ -49,14 +53,20 @@ def merge(
     descent, without labels; the loss before and after is printed. With `react`, whose maps per task are multiplied
     into heads, the folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
     """
+    from featcal.baselines.shared.folded import locate_expert
     from featcal.export.merge import merge_to_folder
 
     if method is not None and is_baseline(model_name(method).kind):
         if scale is not None:
             raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+        if task is not None and MODULES not in methods.method(model_name(method).kind).about.needs:
+            raise click.UsageError(_ONE_FOR_ALL)
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
+        require_new(out)
         session = opening.session(suite, device or "auto")
+        if task is not None:  # as far as it can be known before the fit
+            locate_expert(session.family, task)
         document = session.fit.baseline(method, bar()).save(out, task)
         say_notes(document)
         if "loss_before" in document and not as_json:
@@ -66,7 +76,7 @@ def merge(
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
     if task is not None:
-        raise click.UsageError("--task is for react, which has a map for every task")
+        raise click.UsageError(_ONE_FOR_ALL)
     # Sums on a GPU come in another order, so its bits differ: it is used where it is asked for.
     on = "cpu" if device in (None, "auto") else str(device)
     document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory, device=on)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from featcal.formats.output import OutputFolder
 from featcal.models.compute import compute_for
 from featcal.suite.facts import suite_facts
 from featcal.suite.methods import is_merger, merger_names, method
-from featcal.suite.name_grammar import known_option, model_name, value_of
+from featcal.suite.name_grammar import model_name, read_options
 from featcal.suite.options import options_of_class, type_of
 from featcal.suite.recipe import DTYPE, MergeRecipe, explain_recipe
 from featcal.suite.schema import Suite
@@ -114,9 +113,6 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
         for name in said.keys() & options.keys():
             raise InputError(f"{name} is given twice, in the method's name and as --{name}; leave one out")
         options |= said
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"--{name} must be a finite number, not {value}")
     takes_own = own is not None and method in (None, own.method)
     start = own.model_dump(exclude_none=True) if own is not None and takes_own else {"method": method}
     try:
@@ -132,8 +128,4 @@ def _read(text: str) -> tuple[str, dict[str, object]]:
         known = merger_names()
         raise InputError(f"no merge method '{kind}'; there are {', '.join(known)}.{did_you_mean(kind, known)}")
     alone = [one for one in options_of_class(method(kind)) if one.default is not None]  # others are given per task
-    types = {**{one.name: type_of(one) for one in alone}, DTYPE: str}
-    said = model_name(text).options
-    for option, _ in said:
-        known_option(option, tuple(types), kind)
-    return kind, {o: value_of(value, types[o], f"model '{text}': {o}") for o, value in said}
+    return kind, read_options(model_name(text), {one.name: type_of(one) for one in alone} | {DTYPE: str})

@@ -44,7 +44,7 @@ class MergeResult:
         Raises:
             InputError: a model of another library than transformers.
         """
-        return library_model(self.family.adapter, self.family.origin, self.weights)
+        return library_model(self.family, self.family.origin, self.weights)
 
 
 def merge(
@@ -65,10 +65,12 @@ def merge(
     if suite is None:
         if not {"base", "experts"} <= objects.keys():
             raise InputError("merge: what is merged? Give a suite, or base= and experts=")
+        if method is not None and "merged" in objects:
+            raise InputError("merge: both merged and method say how the experts are merged; leave one out")
         suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))
         method = None
     if not isinstance(suite, Suite | Family):
-        raise InputError(f"merge: a {type(suite).__name__} is no suite; give one, or base= and experts=")
+        raise InputError(f"merge: a {type(suite).__name__} is not a suite; give one, or base= and experts=")
     family = ensure_family(suite, "cpu")
     recipe = recipe_for(family.suite, method)
     return MergeResult(family, recipe, family.merge(recipe))

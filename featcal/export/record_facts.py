@@ -12,8 +12,8 @@ from featcal.formats.in_memory import HeldModel, HeldWeights
 from featcal.formats.weights import Over, Weights, raw_bytes
 from featcal.models.lane import ExpertPass
 from featcal.system.distributed import ALONE, Ranks
-from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256
+from featcal.system.in_memory import change_error
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
@@ -24,9 +24,7 @@ def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, st
         InputError: a model in memory has changed since its suite was made.
     """
     files = input_files(family)
-    held = {
-        name: one for name, weights in _models(family).items() if (one := _find_model_in_memory(weights)) is not None
-    }
+    held = _models_in_memory(family)
     elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.select_led(family.experts).keys()}
     known = [name for name in files if files[name] or name in held]
     mine = [name for name in known if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
@@ -41,13 +39,20 @@ def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, st
 
 
 def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
-    digest = model.tensors_digest()
-    if digest != model.content:
-        raise InputError(
-            f"{name}: the {model.kind} in memory has other values than when its suite was made; make the suite "
-            "again with featcal.Suite.of"
-        )
-    return {f"{model.kind} in memory": digest}
+    if not model.is_unchanged():
+        raise change_error(model, name)
+    return {f"{model.kind} in memory": model.content}
+
+
+def require_unchanged(family: Family) -> None:
+    """Raise InputError if a model in memory has changed since its suite was made."""
+    for name, held in _models_in_memory(family).items():
+        _hash_held(name, held)
+
+
+def _models_in_memory(family: Family) -> dict[str, HeldModel]:
+    found = {name: _find_model_in_memory(weights) for name, weights in _models(family).items()}
+    return {name: held for name, held in found.items() if held is not None}
 
 
 def _find_model_in_memory(weights: Weights) -> HeldModel | None:

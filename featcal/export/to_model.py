@@ -6,33 +6,37 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from featcal.export.record_facts import require_unchanged
 from featcal.export.write import content_of, require_weights_alone, write_beside
+from featcal.family.opening import Family
 from featcal.formats.located import Located
 from featcal.formats.pretrained import model_of
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def library_model(adapter: Adapter, container: Located, model: Weights) -> PreTrainedModel:
+def library_model(family: Family, container: Located, model: Weights) -> PreTrainedModel:
     """Return what `from_pretrained` makes of the folder that `write_model` writes of the same, bit for bit.
 
     Args:
+        family: the suite that it was made of.
         container: whose class, configuration and tensors outside the tower it has.
 
     Raises:
-        InputError: a model of another library, one that is more than its weights, or a class that transformers does not
-            have.
+        InputError: a model of another library, one that is more than its weights, a class that transformers does not
+            have, or a model in memory that has changed since its suite was made.
     """
+    adapter = family.adapter
     require_weights_alone(model)
     if adapter.library != "transformers":
         raise InputError(
             f"{model.label}: to_model gives models of transformers, and this is one of {adapter.library}; save it, and "
             "load the folder with that"
         )
+    require_unchanged(family)
     source = container.open(adapter.canonical, adapter.aliases)
     tensors = content_of(adapter, source, model, list(source.info))
     with TemporaryDirectory(prefix="featcal-model-") as place:

@@ -62,6 +62,10 @@ class HeldModel:
         lines = (f"{name} {tensor_digest(tensor)}\n" for name, tensor in sorted(self.tensors.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
+    def is_unchanged(self) -> bool:
+        """Say whether every tensor is as it was when the model was given."""
+        return self.tensors_digest() == self.content
+
 
 @dataclass(frozen=True)
 class HeldWeights:
@@ -108,7 +112,7 @@ def locate_held(reference: str, label: str) -> HeldLocated:
     """Find the model in memory that a reference means.
 
     Raises:
-        InputError: it is not there any more, or it is samples.
+        InputError: it is not there any more, it was changed, or it is samples.
     """
     model = find_held(reference, label)
     if not isinstance(model, HeldModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.calibrate import calibrate as calibrate_suite
@@ -91,15 +91,18 @@ def calibrate(
             `merge` gives.
         config: left out, the options that the suite recommends, else the paper's for the architecture.
         device: "auto", "cpu" or "cuda", for a suite; an opened one stays where it is.
-        objects: keywords of `Suite.of` beside the merged model; with a suite, those of
-            `featcal.calibration.calibrate.calibrate`.
+        objects: keywords of `Suite.of` beside the merged model; none with a suite, which has them.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     if isinstance(model, Suite | Family):
-        return calibrate_suite(model, config, device=device, progress=progress, **cast(Any, objects))
+        if objects:
+            raise InputError(f"calibrate: give a suite, or {', '.join(objects)} with a merged model, not both")
+        return calibrate_suite(model, config, device=device, progress=progress)
+    if "merged" in objects:
+        raise InputError("calibrate: the merged model is the first argument; leave merged= out")
     if not {"base", "experts"} <= objects.keys():
         what = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
         raise InputError(

@@ -23,8 +23,7 @@ from featcal.session.model_names import recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
 from featcal.session.open_suite import Kind, OpenSuite
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.methods import baseline_names
-from featcal.suite.name_grammar import REFERENCE
+from featcal.suite.methods import REFERENCE, baseline_names
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent

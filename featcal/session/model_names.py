@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from featcal.baselines.shared.folded import with_heads
 from featcal.calibration.anchor import AnchorWeights
@@ -23,24 +22,12 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
-from featcal.suite.methods import is_method, method
-from featcal.suite.name_grammar import (
-    ALL,
-    REFERENCE,
-    ModelName,
-    format_parts,
-    known_option,
-    model_name,
-    parts_of,
-    takes_options,
-    value_of,
-)
+from featcal.suite.methods import ALL, REFERENCE
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, exactly
 from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
-
-_RHO = "rho"
 
 
 def config_of(name: ModelName, family: Family) -> CalibrationConfig:
@@ -49,14 +36,10 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
     Raises:
         InputError: an option that is unknown or outside its range.
     """
-    options: dict[str, Any] = {}
-    for option, text in name.options:
-        known_option(option, tuple(ASKED), "calibrated")
-        if option in PARTIAL:
-            options[option] = parts_of(text) or all_parts(family.adapter, family.suite.tasks)[option]
-            continue
-        options[option] = value_of(text, ASKED[option].kind, f"model 'calibrated': {option}")
-    return config_for(family, **options)
+    said = read_options(name, {option: one.kind for option, one in ASKED.items()})
+    # None, all parts, would leave the suite's own choice.
+    every = all_parts(family.adapter, family.suite.tasks)
+    return config_for(family, **{o: every[o] if value is None else value for o, value in said.items()})
 
 
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
@@ -117,31 +100,19 @@ def weights_of(model: str, family: Family) -> Weights:
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
     """
-    name = read_name(model)
+    name = model_name(model)
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
-        return AnchorWeights(_rho(name, model), family.base, family.merged)
+        said = read_options(name, {"rho": float})
+        if not said:
+            raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
+        return AnchorWeights(said["rho"], family.base, family.merged)
     if name.kind == REFERENCE:
         return with_heads(family, family.model(model), Path(model).expanduser())
     if name.kind in ("base", "merged"):
         return family.model(model)
     return family.merge(recipe_for(family.suite, model))
-
-
-def read_name(model: str) -> ModelName:
-    """Split a name that can mean one thing alone into its parts."""
-    name = model_name(model)
-    # Neither is taken silently: a folder that is made later would change what a printed command means.
-    if takes_options(model) and Path(model).exists():
-        option = "seed=42" if model == "calibrated" else "scale=1"
-        if is_method(model):
-            option = method(model)().name.partition(":")[2].partition(",")[0] or "dtype=float32"
-        raise InputError(
-            f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
-            f"folder, or give the other an option, such as {model}:{option}"
-        )
-    return name
 
 
 def _expert(name: ModelName, family: Family) -> Weights:
@@ -153,13 +124,6 @@ def _expert(name: ModelName, family: Family) -> Weights:
             f"model 'expert:{name.task}': no such task; there are {', '.join(known)}.{did_you_mean(name.task, known)}"
         )
     return known[name.task]
-
-
-def _rho(name: ModelName, model: str) -> float:
-    for option, text in name.options:
-        known_option(option, (_RHO,), "anchor")
-        return float(value_of(text, float, f"model '{model}': {_RHO}"))
-    raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
 
 
 def recorded_config(folder: Path) -> CalibrationConfig:

@@ -12,10 +12,10 @@ from featcal.calibration.config import resolve
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
-from featcal.session.model_names import config_of, name_calibration, read_name
+from featcal.session.model_names import config_of, name_calibration
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import is_baseline
-from featcal.suite.name_grammar import reference_in
+from featcal.suite.name_grammar import model_name, reference_in
 from featcal.system.errors import InputError
 
 OBJECT = "object"
@@ -80,8 +80,7 @@ def resolve_model(given: ModelId, family: Family) -> ModelRef:
     suite's, else the method's own.
 
     Raises:
-        InputError: an option that is unknown or outside its range, a name that is a folder's as well, or an object that
-            is not a model.
+        InputError: an option that is unknown or outside its range, or an object that is not a model.
     """
     if isinstance(given, ModelRef):
         return given
@@ -96,7 +95,7 @@ def resolve_model(given: ModelId, family: Family) -> ModelRef:
     if not isinstance(given, str):
         label = given.weights.label if isinstance(given, Calibrated) else given.label
         return ModelRef(OBJECT, label, label, given=given)
-    name = read_name(given)
+    name = model_name(given)
     if name.kind == "calibrated":
         config, of = config_of(name, family), resolve_model(name.of or MERGED, family)
         if of.kind == "merged":

@@ -91,7 +91,7 @@ class OpenSuite:
         """Return the model that is meant by a name, options, weights or a calibration's result.
 
         Raises:
-            InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
+            InputError: an option that is unknown or outside its range.
         """
         return resolve_model(model, self.family)
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from featcal.calibration.calibrate import config_for
 from featcal.session.session import Session
-from featcal.studies.method_lists import ALL, everything
+from featcal.studies.method_lists import everything
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of
+from featcal.suite.methods import ALL
 
 
 def compare_methods(session: Session, plan: Plan) -> Study:

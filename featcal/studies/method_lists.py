@@ -7,7 +7,6 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 from featcal.system.errors import InputError
 
-ALL = "all"
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 
@@ -53,21 +52,6 @@ def parse_methods(text: str) -> list[str]:
     if not names:
         raise InputError("methods: name at least one model, or all")
     return list(dict.fromkeys(names))
-
-
-def seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds in a list with commas between, each once.
-
-    Raises:
-        InputError: something else than whole numbers from 0 on.
-
-    >>> seeds("42, 43,42")
-    (42, 43)
-    """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise InputError("seeds: give whole numbers between commas, such as 42,43,44")
-    return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def with_samples(model: str, samples: int, seed: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from featcal.samples.prepare import Modality
-from featcal.suite.methods import LABELS, MODULES, NEEDS, SAMPLES, TASK, method
-from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.suite.methods import LABELS, MODULES, NAMED, NEEDS, REFERENCE, SAMPLES, TASK, method
+from featcal.suite.name_grammar import model_name
 
 _OWN: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("base", "merged", "anchor", REFERENCE), ()),
+    **dict.fromkeys((*NAMED, REFERENCE), ()),
     "calibrated": (SAMPLES,),
     "expert": (MODULES, TASK),
 }

@@ -19,8 +19,43 @@ from featcal.system.formatting import exactly
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
 """Ways to calibrate a block: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
 with what the experts' weights know as a prior."""
-EXACT, FAST = PRECISIONS = ("exact", "fast")
+PRECISIONS = ("exact", "fast")
 _OWN = (REFINED, INFORMED)
+
+
+CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
+"""Values that `cautious` stands for."""
+_LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
+
+
+def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
+    """Return the numbers that a recipe brings for so many samples per task; the paper's are those for CLIP.
+
+    Args:
+        class_token: whether the architecture has one, as CLIP has: with few samples "refined" then takes less of the
+            experts' features.
+    """
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "mu": 0.0}
+    if recipe == REFINED:
+        alpha = 0.3 if class_token and samples <= 16 else 0.6
+        numbers |= {"lam": refined_lam(samples), "alpha": alpha, "beta": 0.5}
+    if recipe == INFORMED:  # the same for every number of samples: the prior holds what few of them do not show
+        numbers |= {"lam": 0.001, "alpha": 0.6, "beta": 0.5, "mu": 0.1}
+    return numbers
+
+
+def refined_lam(samples: int) -> float:
+    """Return the ridge strength of "refined" for so many samples per task: 0.05 up to 8, 0.01 at 16, 0.001 from 64 on,
+    log-linear between, to two digits.
+
+    >>> [refined_lam(n) for n in (4, 8, 16, 32, 64, 256)]
+    [0.05, 0.05, 0.01, 0.0032, 0.001, 0.001]
+    """
+    for (few, high), (many, low) in pairwise(_LAM_BY_SAMPLES):
+        if samples <= many:
+            share = max(0.0, math.log(samples / few) / math.log(many / few))
+            return float(f"{high * (low / high) ** share:.2g}")
+    return _LAM_BY_SAMPLES[-1][1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +87,31 @@ class Option(OptionFacts):
     later: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Raise InputError where a value is not one of the option called `name`."""
+        """Raise InputError where a value is not one of the option called `name`: of another type, or out of range."""
         if self.choices and value not in self.choices:
             raise InputError(f"{name} is '{value}'; choose {' or '.join(self.choices)}")
-        if self.kind in (int, float) and not self.holds(value):
-            raise InputError(f"{name} is {value:g}; it {self.sentence(self.kind)}")
+        self.require(name, value, self.kind)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
     """Return the field of an option with a fixed default, which says its kind and what holds where it is left out."""
-    left_out = ("off", "on")[default] if isinstance(default, bool) else _write_default(default)
+    left_out = ("off", "on")[default] if isinstance(default, bool) else _format_default(default)
     return field(default=default, metadata={_SAID: Option(help=help, kind=type(default), left_out=left_out, **more)})
 
 
-def _number(help: str, left_out: str, **more: Any) -> Any:
-    """Return the field of a number that recipe, architecture and samples decide where it is left out."""
-    said = Option(help=help, kind=float, left_out=left_out, of_recipe=True, **more)
+def _number(name: str, help: str, paper: str = "", **more: Any) -> Any:
+    """Return the field of a number that recipe, architecture and samples decide where it is left out.
+
+    Args:
+        paper: its values in the paper, which depend on the architecture.
+    """
+    left_out: dict[str, list[str]] = {paper: [PAPER]} if paper else {}
+    for recipe in _OWN:
+        few, many = (recipe_numbers(recipe, samples)[name] for samples in (8, 64))
+        words = exactly(many) + (f", {exactly(few)} with few samples" if few != many else "")
+        left_out.setdefault(words, []).extend([recipe] if many else [])
+    told = "; ".join(f"{' and '.join(recipes)}: {words}" for words, recipes in left_out.items() if recipes)
+    said = Option(help=help, kind=float, left_out=told, of_recipe=True, **more)
     return field(default=None, metadata={_SAID: said})
 
 
@@ -76,7 +120,7 @@ def _parts(help: str, label: str) -> Any:
     return field(default=None, metadata={_SAID: Option(help=help, kind=tuple, left_out="all", label=label)})
 
 
-def _write_default(value: float | str) -> str:
+def _format_default(value: float | str) -> str:
     return exactly(value) if isinstance(value, float) else str(value)
 
 
@@ -92,22 +136,22 @@ class CalibrationConfig:
     function that calibrates does so. `calibration.calibrate.config_for` gives what a suite recommends instead.
 
     Raises:
-        InputError: a value outside its range; the message names the option.
+        InputError: a value of another type or outside its range; the message names the option.
     """
 
     # fmt: off
     lam: float = _number(
-        "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
-        "paper: 0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", least=0, steps=_LAM,
+        "lam", "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
+        "0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", least=0, steps=_LAM,
     )
     rho: float = _number(
-        "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
-        "paper: 2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
+        "rho", "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
+        "2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
         steps=tuple(step / 10 for step in range(41)),
     )
     alpha: float = _number(
-        "Share of the expert's own input features in the targets (Eq. 10).",
-        "paper: 0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α",
+        "alpha", "Share of the expert's own input features in the targets (Eq. 10).",
+        "0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α",
         least=0, most=1, steps=_SHARES,
     )
     samples: int = _option(
@@ -146,12 +190,12 @@ class CalibrationConfig:
         "refined, with what the experts' weights know as a prior (docs/theory.md).", label="Recipe", choices=RECIPES,
     )
     beta: float = _number(
-        "Share of the residual stream's gap to the expert that output maps are to close; above 0 it needs alpha above "
-        "0.", "0.5", label="β, stream", symbol="β", least=0, most=1, recipes=_OWN, steps=_SHARES,
+        "beta", "Share of the residual stream's gap to the expert that output maps are to close; above 0 it needs "
+        "alpha above 0.", label="β, stream", symbol="β", least=0, most=1, recipes=_OWN, steps=_SHARES,
     )
     mu: float = _number(
-        "Weight of the prior, what the experts' weights say of the inputs that they were trained on, against the "
-        "samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
+        "mu", "Weight of the prior, what the experts' weights say of the inputs that they were trained on, against the "
+        "samples of one task; 0 is refined.", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
         later=True, steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
     )
     weigh_tokens: bool = _option(
@@ -166,7 +210,7 @@ class CalibrationConfig:
         64, "Samples per forward pass; changes nothing but time and memory.", least=1, idle=True,
     )
     precision: str = _option(
-        EXACT, "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
+        "exact", "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
         "solve (below lam 1e-3 float32 products and float64 solve).", choices=PRECISIONS,
     )
 
@@ -188,6 +232,7 @@ class CalibrationConfig:
         for name in PARTIAL:
             chosen = getattr(self, name)
             if chosen is not None:  # a tuple, so that options can be hashed
+                OPTIONS[name].check(name, chosen)
                 object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
                 if not getattr(self, name):
                     raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
@@ -226,48 +271,14 @@ OWN = tuple(name for name, one in OPTIONS.items() if one.of_recipe or one.recipe
 """Options that a suite recommends for one recipe; they say nothing of another."""
 IDLE = tuple(name for name, one in OPTIONS.items() if one.idle)
 """Options that change nothing but time and memory."""
-CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
-"""Values that `cautious` stands for."""
 SHORTHANDS: Mapping[str, Option] = {
     "cautious": Option(
         kind=bool,
-        help="Take alpha 0.3 and beta 0: for calibration samples in fog, or drifted from what the model will see; "
-        "with clean or merely noisy ones it costs about two points.", left_out="off", label="Cautious", recipes=_OWN,
+        help=f"Take {' and '.join(f'{name} {value:g}' for name, value in CAUTIOUS.items())}: for calibration samples "
+        "in fog, or drifted from what the model will see; with clean or merely noisy ones it costs about two points.",
+        left_out="off", label="Cautious", recipes=_OWN,
     )
 }  # fmt: skip
 """Options that are short for the values of others, which every name, command and record says in their place."""
 ASKED: Mapping[str, Option] = {**OPTIONS, **SHORTHANDS}
 """All that can be asked for by name."""
-
-
-def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
-    """Return the numbers that a recipe brings for so many samples per task; the paper's are those for CLIP.
-
-    Args:
-        class_token: whether the architecture has one, as CLIP has: with few samples "refined" then takes less of the
-            experts' features.
-    """
-    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "mu": 0.0}
-    if recipe == REFINED:
-        alpha = 0.3 if class_token and samples <= 16 else 0.6
-        numbers |= {"lam": refined_lam(samples), "alpha": alpha, "beta": 0.5}
-    if recipe == INFORMED:  # the same for every number of samples: the prior holds what few of them do not show
-        numbers |= {"lam": 0.001, "alpha": 0.6, "beta": 0.5, "mu": 0.1}
-    return numbers
-
-
-def refined_lam(samples: int) -> float:
-    """Return the ridge strength of "refined" for so many samples per task: 0.05 up to 8, 0.01 at 16, 0.001 from 64 on,
-    log-linear between, to two digits.
-
-    >>> [refined_lam(n) for n in (4, 8, 16, 32, 64, 256)]
-    [0.05, 0.05, 0.01, 0.0032, 0.001, 0.001]
-    """
-    for (few, high), (many, low) in pairwise(_LAM_BY_SAMPLES):
-        if samples <= many:
-            share = max(0.0, math.log(samples / few) / math.log(many / few))
-            return float(f"{high * (low / high) ** share:.2g}")
-    return _LAM_BY_SAMPLES[-1][1]
-
-
-_LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))

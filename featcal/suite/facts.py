@@ -24,10 +24,11 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
     found = {"shipped": _find_shipped_name(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
-    return found | ({"in_memory": held} if (held := list(_parts_in_memory(suite))) else {})
+    return found | ({"in_memory": held} if (held := list(parts_in_memory(suite))) else {})
 
 
-def _parts_in_memory(suite: Suite) -> Iterator[str]:
+def parts_in_memory(suite: Suite) -> Iterator[str]:
+    """Yield the models and samples of a suite that were given as Python objects, as messages name them."""
     yield from (role for role, reference in references(suite).items() if is_held(reference))
     for name, task in suite.tasks.items():
         sources = {split: task.source(split) for split in SPLITS}

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from featcal.suite.source import SOURCE_KINDS
+from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.in_memory import Holdable, hold
 
-COLUMN_OPTIONS = ("image", "label", "input", "pair", "target", "targets", "limit", "corruption")
+COLUMN_OPTIONS = (*OPTIONS_OF_KIND["rows"], "limit", "corruption")
 """Keys of `columns`, for rows."""
 _VALUES = ("pixel_values", "input_ids")
 _TENSORS = {"attention_mask": "mask", "labels": "labels"}
 """Keys of a mapping of tensors beside its values, and the options of a source that they are."""
-_ENDINGS = {".npz": "arrays", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 Row = dict[str, Any]
 
 
@@ -32,6 +31,10 @@ class HeldTensors:
     tensors: Mapping[str, Any]
     sha256: str
     kind: str = "tensors"
+
+    def is_unchanged(self) -> bool:
+        """Say whether the values are those that were given."""
+        return _digest(self.tensors) == self.sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,10 @@ class HeldRows:
 
     def __len__(self) -> int:
         return len(self.content)
+
+    def is_unchanged(self) -> bool:
+        """Say whether the rows are those that were given."""
+        return _digest(self.content) == self.sha256
 
     def column(self, name: str) -> list[Any]:
         """Return every value of a column; numbers of arrays as Python's own."""
@@ -112,10 +119,10 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
 
 
 def _path_source(given: str, label: str) -> dict[str, Any]:
-    kinds = [kind for ending, kind in _ENDINGS.items() if given.endswith(ending)]
+    kinds = [kind for ending, kind in ENDINGS.items() if given.endswith(ending)]
     if not kinds and not Path(given).expanduser().is_dir():
         raise InputError(
-            f"{label}: '{given}' is not a folder of pictures and ends like none of {', '.join(_ENDINGS)}; say what "
+            f"{label}: '{given}' is not a folder of pictures and ends like none of {', '.join(ENDINGS)}; say what "
             "it is, as in a suite file: {'hub': 'owner/name', 'split': 'train'}"
         )
     return {kinds[0] if kinds else "imagefolder": given}
@@ -141,10 +148,7 @@ def _tensor_source(
     unused = [name for name in columns if name != "limit"]
     if unused:
         raise InputError(f"{label}: columns ({', '.join(unused)}) are of rows, and these samples are tensors")
-    digest = hashlib.sha256()
-    for option, tensor in found.items():
-        _digest_value({option: tensor.numpy()}, digest)
-    held = HeldTensors(found, digest.hexdigest())
+    held = HeldTensors(found, _digest(found))
     options = {option: option for option in found if option != "key"}
     return {"tensors": hold(held), "key": "samples", **options, **columns}, held
 
@@ -165,7 +169,7 @@ def _is_array(given: Any) -> bool:
 
 
 def _split_labels(given: tuple[Any, ...], label: str) -> tuple[Any, Sequence[Any]]:
-    if len(given) != 2 or isinstance(given[1], str) or not hasattr(given[1], "__len__"):
+    if len(given) != 2 or isinstance(given[1], str) or not hasattr(given[1], "__len__") or not np.ndim(given[1]):
         raise InputError(f"{label}: a tuple is (samples, labels); give a list of samples otherwise")
     values, labels = given
     if not hasattr(values, "__len__") or len(values) != len(labels):
@@ -184,17 +188,15 @@ def _rows_of(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
         )
     values = np.asarray(given) if _is_array(given) else given
     rows = [_row(values[index], label) for index in range(len(values))]
-    if labels is not None:
+    if labels is not None and rows:
         # Words beside a text are its answer; words beside a picture name its class.
         name = "target" if isinstance(labels[0], str) and "input" in rows[0] else "label"
         rows = [{**row, name: _plain(one)} for row, one in zip(rows, labels, strict=True)]
-    digest = hashlib.sha256()
     try:
-        for row in rows:
-            _digest_value(row, digest)
+        digest = _digest(rows)
     except (OSError, SyntaxError) as error:  # a picture of Pillow reads its file when it is looked at
         raise InputError(f"{label}: a picture cannot be read ({error})") from error
-    return HeldRows(rows, tuple(dict.fromkeys(name for row in rows for name in row)), {}, digest.hexdigest())
+    return HeldRows(rows, tuple(dict.fromkeys(name for row in rows for name in row)), {}, digest)
 
 
 def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
@@ -204,12 +206,7 @@ def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldR
         raise InputError(f"{label}: a data set has its labels in a column; name it with columns={{'label': …}}")
     # A format such as torch's would turn texts and pictures into tensors.
     plain = given.with_format(None) if hasattr(given, "with_format") else given
-    # `datasets` keeps a digest of the data and of all that was done to it, so no row has to be read.
-    digest = hashlib.sha256(str(getattr(given, "_fingerprint", "")).encode())
-    if not getattr(given, "_fingerprint", None):
-        for index in range(len(plain)):
-            _digest_value(plain[index], digest)
-    return HeldRows(plain, tuple(given.column_names), dict(given.features or {}), digest.hexdigest())
+    return HeldRows(plain, tuple(given.column_names), dict(given.features or {}), _digest(plain))
 
 
 def _row(sample: Any, label: str) -> Row:
@@ -258,6 +255,16 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
+def _digest(samples: Any) -> str:
+    """Return the SHA-256 of tensors by name, a list of rows or a data set, in hexadecimal digits."""
+    # `datasets` keeps a digest of the data and of all that was done to it, so no row has to be read.
+    fingerprint = getattr(samples, "_fingerprint", None)
+    digest = hashlib.sha256(str(fingerprint or "").encode())
+    for value in () if fingerprint else [samples] if isinstance(samples, Mapping) else samples:
+        _digest_value(value, digest)
+    return digest.hexdigest()
+
+
 def _digest_value(value: Any, digest: Any) -> None:
     """Add a value to a digest: numbers, texts, arrays and pictures by what they hold."""
     if isinstance(value, Mapping):
@@ -268,6 +275,10 @@ def _digest_value(value: Any, digest: Any) -> None:
         digest.update(f"[{len(value)}]".encode())
         for one in value:
             _digest_value(one, digest)
+    elif hasattr(value, "detach"):
+        from featcal.formats.contents import tensor_digest  # needs torch, as who gives a tensor has it
+
+        digest.update(tensor_digest(value.detach()).encode())
     elif _is_array(value):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())

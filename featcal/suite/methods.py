@@ -37,8 +37,11 @@ GROUP = "featcal.methods"
 """The entry points of packages that bring methods."""
 MERGER, BASELINE = "merger", "baseline"
 _FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
-_RESERVED = ("base", "merged", "expert", "calibrated", "anchor", "reference", "all")
-"""Names and kinds of models that no method makes, and the name of all methods."""
+PLAIN, WITH_OPTIONS = ("base", "merged"), ("calibrated", "anchor")
+NAMED = (*PLAIN, "expert", *WITH_OPTIONS)
+"""Names of models that no method makes."""
+REFERENCE, ALL = "reference", "all"
+"""Kind of every text that is not a name, a folder or Hub id; and what stands for all methods, or all parts."""
 
 
 class Method(Options):
@@ -97,11 +100,17 @@ def register_method(
         name: small letters, digits, - and +; a second class with that name in the same module replaces the first.
 
     Raises:
-        InputError: the name is not possible, or another method has it.
+        InputError: the name is not possible or another method has it, or what is decorated is not a method.
     """
 
     def register(kind: Kind) -> Kind:
-        if not re.fullmatch(r"[a-z][a-z0-9+-]*", name) or name in _RESERVED:
+        if not (isinstance(kind, type) and issubclass(kind, Method) and hasattr(kind, "role")):
+            raise InputError(f"method '{name}': {kind!r} is not a Merger or Baseline; derive a class from one of them")
+        if "__dataclass_fields__" not in vars(kind):  # its options would be those of its base class
+            raise InputError(
+                f"method '{name}': {kind.__name__} is not a dataclass; write @dataclass(frozen=True) above it"
+            )
+        if not re.fullmatch(r"[a-z][a-z0-9+-]*", name) or name in (*NAMED, REFERENCE, ALL):
             raise InputError(
                 f"'{name}' cannot be the name of a method: small letters, digits, - and +, no model's name"
             )

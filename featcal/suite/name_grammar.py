@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
-from featcal.suite.methods import is_merger, is_method, method, method_names
+from featcal.suite.methods import (
+    ALL,
+    PLAIN,
+    REFERENCE,
+    WITH_OPTIONS,
+    is_merger,
+    is_method,
+    method,
+    method_names,
+)
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, shorten
 
-PLAIN = ("base", "merged")
 _MOST = 8
 """Models one on another, of which there is use for two or three."""
-_AND, ALL = "+", "all"
-"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
-word for all of them, where a suite recommends some."""
+_AND = "+"
+"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options."""
 _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
 """Signs of the grammar in the name of a part."""
-REFERENCE = "reference"
-"""Kind of every text that is not one of the names: a folder or Hub id."""
 
 
 def grammar() -> str:
@@ -34,7 +40,7 @@ def grammar() -> str:
 
 def takes_options(kind: str) -> bool:
     """Say whether models of a kind have options, as those of all methods do."""
-    return kind in ("calibrated", "anchor") or is_method(kind)
+    return kind in WITH_OPTIONS or is_method(kind)
 
 
 def acts_on_another(kind: str) -> bool:
@@ -44,7 +50,8 @@ def acts_on_another(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelName:
-    """A name in its parts. A folder that is called like a name is meant by `./ties`.
+    """A name in its parts. It never means a folder that is called so, which `./ties` does: a folder that is made later
+    does not change what a name means.
 
     Args:
         kind: "base", "merged", "expert", "calibrated", "anchor", a method, or `REFERENCE`.
@@ -141,7 +148,7 @@ def format_parts(parts: Sequence[str] | None) -> str:
     return ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
 
 
-def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
+def _value_of(text: str, kind: type, what: str) -> bool | int | float | str:
     """Return an option's value in the type that it has.
 
     Raises:
@@ -158,9 +165,21 @@ def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
     return value
 
 
-def known_option(name: str, known: tuple[str, ...], model: str) -> None:
-    """Raise InputError for an option that a kind of model does not have."""
-    if name not in known:
-        raise InputError(
-            f"model '{model}' has no option '{shorten(name)}'; it takes {', '.join(known)}.{did_you_mean(name, known)}"
-        )
+def read_options(name: ModelName, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return the options of a name in their types; of those that choose parts the names, or None for all parts.
+
+    Raises:
+        InputError: an option that is not among `types`, or a value of another type.
+    """
+    for option, _ in name.options:
+        if option not in types:
+            raise InputError(
+                f"model '{name.kind}' has no option '{shorten(option)}'; it takes {', '.join(types)}."
+                f"{did_you_mean(option, types)}"
+            )
+    return {
+        option: parts_of(text)
+        if types[option] is tuple
+        else _value_of(text, types[option], f"model '{name.kind}': {option}")
+        for option, text in name.options
+    }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from featcal.suite.held_samples import COLUMN_OPTIONS, read_samples
-from featcal.suite.methods import is_merger
+from featcal.suite.methods import is_merger, merger_names
 from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean
+from featcal.system.formatting import did_you_mean, shorten
 from featcal.system.in_memory import hold
 
 DEFAULT_MERGE = "task-arithmetic"
@@ -59,6 +59,7 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
     Raises:
         InputError: objects of another kind.
     """
+    _require_known("keyword", given, SuiteObjects.__annotations__)
     if not isinstance(given.get("experts"), Mapping) or not given["experts"]:
         raise InputError(f"{WHERE}: experts is a mapping from tasks to models, as in experts={{'cars': model}}")
     held: list[Any] = []
@@ -79,9 +80,16 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
             held.append(thing)
     classes = given.get("classes") or {}
     for task in _known_tasks(classes, content["tasks"], "classes"):
+        if isinstance(classes[task], str) or not isinstance(classes[task], Iterable):
+            raise InputError(f"{WHERE}: classes of '{task}' are {shorten(repr(classes[task]))}; give a list of names")
         content["tasks"][task]["classes"] = [str(name) for name in classes[task]]
     for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
-        content["tasks"][task] |= given["task_options"][task]
+        options = _require_mapping(given["task_options"][task], f"task_options of '{task}'", "{'max_length': 64}")
+        if twice := sorted(options.keys() & content["tasks"][task].keys()):
+            raise InputError(
+                f"{WHERE}: task_options of '{task}': {twice[0]} has a keyword of its own; leave it out here"
+            )
+        content["tasks"][task] |= options
     return content, tuple(held)
 
 
@@ -128,11 +136,10 @@ def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: l
         return recipe.model_dump(exclude_none=True)
     if isinstance(given, Mapping):
         return dict(given)
-    if isinstance(given, str) and is_merger(given.partition(":")[0]):
-        if Path(given).exists():
-            raise InputError(
-                f"{WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that"
-            )
+    kind = given.partition(":")[0] if isinstance(given, str) else ""
+    if kind and not is_merger(kind) and not Path(given).exists() and (near := did_you_mean(kind, merger_names())):
+        raise InputError(f"{WHERE}: merged: '{shorten(given)}' is neither a folder nor a merge method.{near}")
+    if is_merger(kind):
         name = model_name(given)
         return {"method": name.kind, **dict(name.options)}
     return _refer(given, "merged", held)
@@ -151,10 +158,7 @@ def _known_tasks(given: Any, tasks: Mapping[str, Any], what: str) -> list[str]:
     """
     if given is None:
         return []
-    if not isinstance(given, Mapping):
-        raise InputError(
-            f"{WHERE}: {what} is a {type(given).__name__}; give a mapping from tasks, {{'{next(iter(tasks))}': …}}"
-        )
+    _require_mapping(given, what, f"{{'{next(iter(tasks))}': …}}")
     unknown = [task for task in given if task not in tasks]
     if unknown:
         raise InputError(
@@ -164,19 +168,28 @@ def _known_tasks(given: Any, tasks: Mapping[str, Any], what: str) -> list[str]:
     return list(given)
 
 
+def _require_mapping(given: Any, what: str, example: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise InputError(f"{WHERE}: {what} is a {type(given).__name__}; give a mapping, such as {example}")
+    return given
+
+
+def _require_known(what: str, given: Iterable[str], known: Collection[str]) -> None:
+    unknown = [str(name) for name in given if name not in known]
+    if unknown:
+        raise InputError(
+            f"{WHERE}: there is no {what} '{unknown[0]}', only {', '.join(known)}.{did_you_mean(unknown[0], known)}"
+        )
+
+
 def _columns_of(given: SuiteObjects, task: str, tasks: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the columns of a task's rows are: those of all tasks, or its own.
 
     Raises:
         InputError: columns do not have such an option.
     """
-    columns = given.get("columns") or {}
+    columns = _require_mapping(given.get("columns") or {}, "columns", "{'input': '{text}'}")
     if columns and all(isinstance(one, Mapping) and name in tasks for name, one in columns.items()):
         columns = columns.get(task, {})
-    unknown = [name for name in columns if name not in COLUMN_OPTIONS]
-    if unknown:
-        raise InputError(
-            f"{WHERE}: columns have no option '{unknown[0]}', only {', '.join(COLUMN_OPTIONS)}."
-            f"{did_you_mean(str(unknown[0]), COLUMN_OPTIONS)}"
-        )
+    _require_known("option of columns", columns, COLUMN_OPTIONS)
     return columns

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from featcal.system.errors import InputError
-from featcal.system.formatting import exactly
+from featcal.system.formatting import exactly, shorten
 
 _FACTS = "facts"
+_KINDS: Mapping[type, tuple[str, type | tuple[type, ...]]] = {
+    bool: ("True or False", bool),
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    str: ("a text", str),
+    tuple: ("a list of names", (str, list, tuple)),
+}
+"""What an option of a type is in words, and the types that may be given for it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,15 @@ class OptionFacts:
             and (self.below is None or value < self.below)
             and (self.most is None or value <= self.most)
         )
+
+    def require(self, name: str, value: Any, kind: type[Any]) -> None:
+        """Raise InputError where a value is not of the kind, or outside the range; `name` is the option's."""
+        what, kinds = _KINDS[kind]
+        # Python's bool is an int.
+        if not issubclass(type(value), kinds) or (type(value) is bool) is not (kind is bool):
+            raise InputError(f"{name} is {shorten(repr(value))}; give {what}")
+        if kind in (int, float) and not self.holds(value):
+            raise InputError(f"{name} is {exactly(value)}; it {self.sentence(kind)}")
 
     def interval(self) -> str:
         """Return the range as mathematics writes it, such as "(0, 1]"; "" where there is no bound."""
@@ -82,18 +100,24 @@ class Options:
     """All that tells a model of a method from others of it.
 
     Raises:
-        InputError: a value outside its range; the message names the option.
+        InputError: a value of another type or outside its range; the message names the option.
     """
 
     kind: ClassVar[str]
     """The method's name, which `register_method` gives."""
 
     def __post_init__(self) -> None:
+        problems: list[str] = []
         for one in options_of_class(type(self)):
             value, said = getattr(self, one.name), facts_of(one)
-            for number in value.values() if isinstance(value, Mapping) else (value,):
-                if number is not None and not said.holds(number):
-                    raise InputError(f"{self.kind}: {one.name} is {number}; it {said.sentence(type_of(one))}")
+            for single in value.values() if said.by_task and isinstance(value, Mapping) else (value,):
+                try:
+                    if single is not None:
+                        said.require(f"{self.kind}: {one.name}", single, type_of(one))
+                except InputError as error:
+                    problems.append(str(error))
+        if problems:
+            raise InputError(*problems)
 
     @property
     def name(self) -> str:

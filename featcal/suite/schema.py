@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import (
     BaseModel,
     Field,
-    FiniteFloat,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -65,9 +64,8 @@ def _type_of(option: Option) -> Any:
         return tuple[str, ...] | None
     if option.choices:
         return Literal[option.choices] | None
-    kind = FiniteFloat if option.kind is float else option.kind
-    bounded = Annotated[kind, Field(ge=option.least)] if option.kind is int and option.least is not None else kind
-    return bounded | None
+    kind: Any = option.kind
+    return kind | None
 
 
 if TYPE_CHECKING:
@@ -306,7 +304,7 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
     try:
         suite = Suite.model_validate(_with_catalogue(content, label))
     except ValidationError as error:
-        found = error.errors(include_context=False, include_input=False, include_url=False)
+        found = _without_noise(error.errors(include_context=False, include_input=False, include_url=False))
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
         problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
         raise InputError(f"{label}: not a valid suite\n{problems}") from error
@@ -338,6 +336,12 @@ def _with_catalogue(content: dict[str, Any], label: str) -> dict[str, Any]:
 def task_catalogue() -> dict[str, dict[str, Any]]:
     """Return tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
     return {name: task for file in task_files() for name, task in read_yaml(file).items()}
+
+
+def _without_noise(found: Sequence[Any]) -> list[Any]:
+    """Leave out that a recipe is not a text, where it is said what is wrong with the recipe."""
+    said = [_place(e["loc"]) for e in found if e["type"] not in ("string_type", "model_type")]
+    return [e for e in found if e["type"] != "string_type" or not any(p.startswith(_place(e["loc"])) for p in said)]
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -10,7 +10,7 @@ from featcal.suite.strict import Strict
 from featcal.suite.template import template_fields
 from featcal.system.in_memory import is_held
 
-_OPTIONS: dict[str, tuple[str, ...]] = {
+OPTIONS_OF_KIND: dict[str, tuple[str, ...]] = {
     "embedded": ("split",),
     "tensors": ("key", "labels", "mask"),
     "arrays": ("split",),
@@ -22,8 +22,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "self_generated": (),
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
-SOURCE_KINDS = tuple(kind for kind in _OPTIONS if kind != "rows")
+SOURCE_KINDS = tuple(kind for kind in OPTIONS_OF_KIND if kind != "rows")
 """Those that a suite file can name."""
+ENDINGS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".npz": "arrays"}
+"""Kinds of source by how their files end."""
 _LATER = ("corruption", "pair", "self_generated", "rows")
 """Options that suite files did not have at first."""
 
@@ -136,15 +138,15 @@ class Source(Strict):
 
     @model_validator(mode="after")
     def _one_kind_with_its_options(self) -> Source:
-        kinds = [kind for kind in _OPTIONS if getattr(self, kind) is not None]
+        kinds = [kind for kind in OPTIONS_OF_KIND if getattr(self, kind) is not None]
         if len(kinds) != 1:
             raise ValueError(f"give exactly one of {', '.join(SOURCE_KINDS)} (found {', '.join(kinds) or 'none'})")
-        options = {option for allowed in _OPTIONS.values() for option in allowed}
-        misplaced = {option for option in options if getattr(self, option) is not None} - set(_OPTIONS[kinds[0]])
+        options = {option for allowed in OPTIONS_OF_KIND.values() for option in allowed}
+        misplaced = {option for option in options if getattr(self, option) is not None} - set(OPTIONS_OF_KIND[kinds[0]])
         if misplaced:
             raise ValueError(
                 f"{', '.join(sorted(misplaced))} means nothing to a source of kind '{kinds[0]}', "
-                f"which takes {', '.join(_OPTIONS[kinds[0]])} and limit"
+                f"which takes {', '.join(OPTIONS_OF_KIND[kinds[0]])} and limit"
             )
         if self.tensors is not None and self.key is None:
             raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
@@ -205,7 +207,7 @@ class Source(Strict):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in _OPTIONS if getattr(self, kind) is not None)
+        return next(kind for kind in OPTIONS_OF_KIND if getattr(self, kind) is not None)
 
     @property
     def is_unpinned(self) -> bool:

@@ -20,14 +20,20 @@ class Holdable(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Of its content, in hexadecimal digits."""
+        """Of its content when it was given, in hexadecimal digits."""
+
+    def is_unchanged(self) -> bool:
+        """Say whether its content is still what `sha256` says; reads all of it."""
 
 
 def hold(thing: Holdable) -> str:
     """Return a reference to a thing, which means it for as long as somebody holds the thing itself."""
-    reference = f"{MEMORY}{thing.kind}-{thing.sha256[:16]}"
-    _held.setdefault(reference, WeakSet()).add(thing)
-    return reference
+    _held.add(thing)
+    return _refer(thing)
+
+
+def _refer(thing: Holdable) -> str:
+    return f"{MEMORY}{thing.kind}-{thing.sha256[:16]}"
 
 
 def is_held(reference: object) -> bool:
@@ -36,18 +42,29 @@ def is_held(reference: object) -> bool:
 
 
 def find_held(reference: str, label: str) -> Any:
-    """Return the thing that a reference means; of several of the same content one of them.
+    """Return the thing that a reference means; of several one that still has that content.
 
     Raises:
-        InputError: nobody holds it any more, or it belongs to another process; `label` names who asks.
+        InputError: nobody holds it any more, it was changed, or it belongs to another process; `label` names who asks.
     """
-    things = list(_held.get(reference) or ())
+    things = [thing for thing in _held if _refer(thing) == reference]
     if not things:
         raise InputError(
             f"{label}: '{reference}' names something in the memory of a Python process, and it is not there (any "
             "more); make the suite anew with featcal.Suite.of, or give a file or folder"
         )
-    return things[0]
+    unchanged = next((thing for thing in things if thing.is_unchanged()), None)
+    if unchanged is None:
+        raise change_error(things[0], label)
+    return unchanged
 
 
-_held: dict[str, WeakSet[Any]] = {}
+def change_error(thing: Holdable, label: str) -> InputError:
+    """Return the error that says that a thing has changed since it was given."""
+    return InputError(
+        f"{label}: the {thing.kind} in memory has other values than when its suite was made; make the suite again with "
+        "featcal.Suite.of"
+    )
+
+
+_held: WeakSet[Any] = WeakSet()

@@ -178,7 +178,7 @@ NOT_OF_MERGEKIT = {
     "normalize: true or false, not 'no way'": mergekit(parameters={"normalize": "no way"}),
     "rescale: true has no recipe in featcal": mergekit(parameters={"rescale": True}),
     "models: 'org/a' is named twice": mergekit(models=[{"model": "org/a", "parameters": {"weight": 1}}] * 2),
-    "greater than 0": mergekit(merge_method="ties", parameters={"density": 0}),
+    "density is 0; it lies in (0, 1]": mergekit(merge_method="ties", parameters={"density": 0}),
     "dtype 'float64' is not one of float32, bfloat16, float16": mergekit(dtype="float64"),
     "linear with base_model and without normalized weights has no recipe in featcal": mergekit(
         merge_method="linear", parameters={"weight": 1, "normalize": False}

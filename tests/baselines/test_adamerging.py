@@ -140,7 +140,7 @@ def test_padding_counts_for_nothing(tmp_path: Path, tiny: Family) -> None:
 def test_what_cannot_be_done_says_why(tiny: Family) -> None:
     for name, message in {
         "adamerging:steps=-1": "steps is -1; it is at least 0",
-        "adamerging:rate=0": "rate is 0.0; it is above 0 and finite",
+        "adamerging:rate=0": "rate is 0; it is above 0 and finite",
         "adamerging-test:batch=0": "batch is 0; it is at least 1",
         "adamerging:split=test": "no option 'split'; it takes samples, seed, steps, rate, batch",
     }.items():

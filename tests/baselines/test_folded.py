@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click import UsageError
 from click.testing import CliRunner
 from lanes import rows
 from safetensors.torch import load_file
@@ -30,7 +31,7 @@ from featcal.export.write import rewrite
 from featcal.family.opening import Family, batches_of
 from featcal.models.families.timm_vit import TimmVit
 from featcal.models.model import Model, own_head
-from featcal.system.errors import InputError
+from featcal.system.errors import FeatcalError, InputError
 from featcal.testing.trial import TASKS, Trial, write_trial
 
 REACT = React(samples=5)
@@ -156,7 +157,7 @@ def test_a_task_whose_expert_has_no_head_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path) -> None:
+def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="a clip model has no head in its files; write all tasks"):
         fit(tiny, React(samples=12)).save(tmp_path / "out", "pets")
     with pytest.raises(InputError, match="one model for all tasks"):
@@ -167,3 +168,11 @@ def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path) -> None:
     asked = ["merge", str(tmp_path / "suite" / "suite.yaml"), "--out", str(tmp_path / "out"), "--task", "left"]
     assert CliRunner().invoke(commands, [*asked, "--method", "tsv-m"]).exit_code == 2
     assert [one.name for one in tmp_path.iterdir()] == ["suite"]
+    monkeypatch.setattr("featcal.session.fits.fit", lambda *_, **__: pytest.fail("fitted in vain"))
+    for changed, said in (
+        (["--task", "lef", "--method", "react"], "has no task 'lef'"),
+        (["--method", "react", "--out", str(tmp_path)], "exists; name another"),
+        (["--method", "svc"], "--task is for react"),
+    ):
+        with pytest.raises((FeatcalError, UsageError), match=said):
+            CliRunner().invoke(commands, [*asked, *changed], catch_exceptions=False, standalone_mode=False)

@@ -103,7 +103,7 @@ def test_text_moves_and_its_padding_counts_for_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_polished_says_why(tiny: Family) -> None:
     for name, message in {
         "polished:steps=-1": "steps is -1; it is at least 0",
-        "polished:rate=0": "rate is 0.0; it is above 0 and finite",
+        "polished:rate=0": "rate is 0; it is above 0 and finite",
         "polished:batch=0": "batch is 0; it is at least 1",
         "polished@nowhere": "no folder .*nowhere",
     }.items():

@@ -156,7 +156,7 @@ def test_names(tiny: Family) -> None:
     assert resolve_model("regmean:samples=8", tiny).name == "regmean:samples=8,seed=42,reduce=0.95"
     assert baseline_options(model_name("regmean++:reduce=0.5"), tiny) == RegMeanPlusPlus(reduce=0.5)
     for name, message in {
-        "regmean:reduce=2": r"reduce is 2\.0; it lies in \[0, 1\]",
+        "regmean:reduce=2": r"reduce is 2; it lies in \[0, 1\]",
         "regmean++:samples=0": "samples is 0; it is at least 1",
         "regmean:scale=1": "no option 'scale'; it takes samples, seed, reduce",
     }.items():

@@ -82,7 +82,7 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
     assert resolve_model(own, tiny).name == own
     for name, message in {
         "svc@": "names no model after @",
-        "svc:alpha=0": "alpha is 0.0; it is above 0 and finite",
+        "svc:alpha=0": "alpha is 0; it is above 0 and finite",
         "svc:samples=8": "no option 'samples'; it takes alpha",
         "svc@anchor": "needs its rho",
         "svc@expert": "is every expert on its own task",

@@ -111,9 +111,9 @@ def test_unknown_split_from_python(tiny: Family) -> None:
 
 def test_scale_that_is_no_number(edit_suite: Edit, tiny: Family, tmp_path: Path) -> None:
     file = edit_suite(lambda content: content["merged"].update(scale=float("nan")))
-    with pytest.raises(InputError, match="finite number"):
+    with pytest.raises(InputError, match="scale is nan; it is finite"):
         load_suite(file)
-    with pytest.raises(InputError, match="--scale must be a finite number"):
+    with pytest.raises(InputError, match="scale is inf; it is finite"):
         merge_to_folder(tiny, "task-arithmetic", float("inf"), tmp_path / "out")
 
 

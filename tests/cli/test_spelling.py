@@ -193,4 +193,8 @@ def test_a_shell_completes_models_recipes_and_commands(capsys: pytest.CaptureFix
     assert completions("calibrate", "clip-mini", "--recipe", "") == [*RECIPES]
     assert completions("study", "sw") == ["sweep"]
     assert completions("sweep", "clip-m") == ["clip-mini"]  # by the old name too, without a word about it
+    assert completions("compare", "clip-mini", "--model", "al") == ["all"]
+    assert completions("evaluate", "clip-mini", "--model", "al") == []
+    assert "--model" in completions("study", "ablate", "clip-mini", "--methods", "", "--mo")
+    assert completions("compare", "clip-mini", "--methods", "")
     assert capsys.readouterr().err == ""

@@ -24,13 +24,14 @@ from tiny_clip import TASKS
 
 from featcal import evaluate, measure_drift
 from featcal.cli import commands
+from featcal.cli.study import whole_numbers
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
 from featcal.session.session import Session
 from featcal.studies import runner
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
-from featcal.studies.method_lists import parse_methods, seeds, with_samples
+from featcal.studies.method_lists import parse_methods, with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
@@ -182,7 +183,7 @@ def test_a_method_that_cannot_be_used_is_a_row_that_says_why(own: Session) -> No
     methods = ["regmean:reduce=2", "calibrated:lamb=1", "./nowhere", "merged"]
     study = table(own, methods)
     by_method = {one.method: one for one in study.summaries()}
-    assert "reduce is 2.0; it lies in [0, 1]" in by_method["regmean:reduce=2"].failure
+    assert "reduce is 2; it lies in [0, 1]" in by_method["regmean:reduce=2"].failure
     assert "no option 'lamb'" in by_method["calibrated:lamb=1"].failure
     assert "nowhere" in by_method["./nowhere"].failure
     assert by_method["./nowhere"].average is None
@@ -331,7 +332,7 @@ def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])
 def test_seeds_are_whole_numbers(given: str) -> None:
     with pytest.raises(InputError, match="whole numbers"):
-        seeds(given)
+        whole_numbers(given, "seeds")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a peak can be counted anew on Linux alone")

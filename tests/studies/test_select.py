@@ -19,10 +19,12 @@ import pytest
 import torch
 import yaml
 from clip_config import clip_config
+from objects import clip_objects
 from safetensors.torch import load_file, save_file
 from tiny_clip import CLASSES, SIDE, TASKS
 from tiny_text import distributions, library, text_suite
 
+import featcal
 from featcal import calibrate, cli, load_suite, measure_drift, open_family, select
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.heads import ClassificationHead
@@ -681,6 +683,25 @@ def test_a_start_that_was_chosen_has_a_command_too(
     assert folder.command() == f"featcal export {tmp_path / 'out'} --out calibrated"
     code, _, err = run("merge", many_file, "--method", "ties:scale=1", "--scale", 2, "--out", tmp_path / "no")
     assert (code, "scale" in err) == (1, True)
+
+
+def test_a_choice_of_a_suite_in_memory_is_a_python_call(tiny_suite_file: Path, tmp_path: Path) -> None:
+    """No command can name the suite."""
+    suite = featcal.Suite.of(**clip_objects(tiny_suite_file))
+    family = featcal.open_family(suite, "cpu")
+    config = plan_candidates(family, ASKED)[0].config
+    assert config is not None
+    for start, chosen in (("ties:scale=1", None), ("merged", None), ("svc", None), ("ties", config)):
+        found = Selection(family, config, start, chosen, (), None, {}, {}, (), 0.0, None)
+        out = tmp_path / start.partition(":")[0]
+        exec(found.command(out=str(out)), {"featcal": featcal, "suite": suite})
+        expected = Session(family).fit.weights(found.model)
+        for name, tensor in family.model(str(out)).read(family.adapter.tower).items():
+            torch.testing.assert_close(tensor, expected.read([name])[name], rtol=1e-5, atol=1e-6)
+        shutil.rmtree(out)
+    given = featcal.Suite.of(**{**clip_objects(tiny_suite_file), "merged": clip_objects(tiny_suite_file)["base"]})
+    left = replace(found, family=featcal.open_family(given, "cpu"), start="merged", config=None)
+    assert left.command() == "# the merged model as it was given"
 
 
 def test_below_8_samples_the_default_stays(run: Run, many_file: Path, many: Family, scored: Any) -> None:

@@ -140,6 +140,13 @@ def test_help_says_what_an_option_does_and_what_holds_without_it() -> None:
         ({"recipe": "fast"}, "recipe is 'fast'; choose paper or refined or informed"),
         ({"recipe": "refined", "alpha": 0.0, "beta": 0.5}, "alpha is 0: beta above 0 needs"),
         ({"blocks": ()}, "blocks is empty"),
+        ({"samples": "8"}, "samples is '8'; give a whole number"),
+        ({"samples": 8.5}, "samples is 8.5; give a whole number"),
+        ({"samples": True}, "samples is True; give a whole number"),
+        ({"lam": "0.1"}, "lam is '0.1'; give a number"),
+        ({"biases": "no"}, "biases is 'no'; give True or False"),
+        ({"biases": 1}, "biases is 1; give True or False"),
+        ({"tasks": 3}, "tasks is 3; give a list of names"),
     ],
 )
 def test_a_value_out_of_range_is_refused(asked: dict[str, Any], why: str) -> None:

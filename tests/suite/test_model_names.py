@@ -233,7 +233,7 @@ WRONG = {
     "'' is not an option such as scale=0.6": ["ties:", "ties:scale=1,"],
     "scale is given twice": "ties:scale=1,scale=2",
     "scale is a number, not 'much'": "ties:scale=much",
-    "--scale must be a finite number, not inf": "ties:scale=inf",
+    "ties: scale is inf; it is finite": "ties:scale=inf",
     "has no option 'scal'; it takes scale, density, dtype. Did you mean 'scale'?": "ties:scal=1",
     "has no option 'density'; it takes scale, normalize, dtype": "task-arithmetic:density=0.5",
     "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
@@ -269,12 +269,16 @@ def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
         measure_drift(tiny, "expert", samples=4)
 
 
-def test_a_folder_that_is_called_like_a_name_must_be_told_from_it(
-    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_name_never_means_a_folder_that_is_called_so(
+    tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = ["evaluate", str(tiny_suite_file), "--eval-samples", "4", "--model", "ties", "--json"]
+    expected = CliRunner().invoke(commands, asked)
     monkeypatch.chdir(tmp_path)
-    for name in ("calibrated", "ties"):
-        (tmp_path / name).mkdir()
-        with pytest.raises(InputError, match=f"two models are called '{name}'.*write ./{name} for the folder"):
-            measure_drift(tiny, name, samples=4)
-    assert model_name("./calibrated").kind == "reference"
+    (tmp_path / "ties").mkdir()
+    found = CliRunner().invoke(commands, asked)
+    assert json.loads(found.stdout) == json.loads(expected.stdout)
+    assert "note: --model ties is what featcal calls so; write ./ties for the folder" in found.stderr
+    assert "note" not in expected.stderr
+    with pytest.raises(InputError, match=r"\./ties"):
+        measure_drift(tiny, "./ties", samples=4)

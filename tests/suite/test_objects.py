@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import gzip
 import json
 from collections.abc import Callable
@@ -107,10 +109,60 @@ def test_a_model_that_changed_meanwhile_is_not_recorded(clip_file: Path, tmp_pat
     result = featcal.calibrate(featcal.Suite.of(**given), FEW)
     with torch.no_grad():
         tensor.add_(1)
+    for use in (lambda: result.save(tmp_path / "out"), result.to_model):
+        with pytest.raises(
+            InputError, match="expert pets: the CLIPVisionModel in memory has other values than when its suite"
+        ):
+            use()
+
+
+def test_what_changed_since_the_suite_was_made_is_refused(clip_file: Path) -> None:
+    """Unless another suite holds the same content, which stands for it then."""
+    given = clip_objects(clip_file)
+    tensor, pixels = next(given["experts"]["pets"].parameters()), given["samples"]["pets"][0]
+    with torch.no_grad():
+        tensor.mul_(1.25)  # content of no other test
+    pixels.mul_(0.75)
+    suite, again = featcal.Suite.of(**given), featcal.Suite.of(**copy.deepcopy(given))
+    found = featcal.calibrate(suite, FEW)
+    names = found.family.adapter.tower
+    expected = found.weights.read(names)
+    before = tensor.detach().clone()
+    with torch.no_grad():
+        tensor.add_(1)
+    pixels.add_(1)
+    # Not to the bit: sums depend on how tensors are aligned in memory.
+    torch.testing.assert_close(featcal.calibrate(suite, FEW).weights.read(names), expected, rtol=0, atol=1e-5)
+    del again, found
+    gc.collect()
+    with pytest.raises(InputError, match="expert 'pets': the CLIPVisionModel in memory has other values than when its"):
+        featcal.open_family(suite, "cpu")
+    with torch.no_grad():
+        tensor.copy_(before)
     with pytest.raises(
-        InputError, match="expert pets: the CLIPVisionModel in memory has other values than when its suite"
+        InputError, match="task 'pets', calibration samples: tensors: the tensors in memory has other values than when"
     ):
-        result.save(tmp_path / "out")
+        featcal.calibrate(suite, FEW)
+
+
+def test_samples_in_half_precision(clip: dict[str, Any]) -> None:
+    values, labels = clip["samples"]["pets"]
+    suite = featcal.Suite.of(**{**clip, "samples": {"pets": (values.bfloat16(), labels)}})
+    drawn = featcal.open_family(suite, "cpu").samples("pets", "calibration", 4, 42)
+    assert torch.equal(drawn.inputs["pixel_values"], values.bfloat16()[list(drawn.indices)].float())
+
+
+def test_a_suite_and_objects_are_not_given_together(clip: dict[str, Any]) -> None:
+    suite, objects = featcal.Suite.of(**clip), {"base": clip["base"], "experts": clip["experts"]}
+    with pytest.raises(InputError, match="calibrate: give a suite, or samples with a merged model, not both"):
+        featcal.calibrate(suite, samples=clip["samples"])
+    with pytest.raises(InputError, match="calibrate: the merged model is the first argument; leave merged= out"):
+        featcal.calibrate("ties", merged="ties", **objects)
+    with pytest.raises(InputError, match="merge: both merged and method say how the experts are merged; leave one out"):
+        featcal.merge(method="ties", merged="ties", **objects)
+    options: Any = {"lam": 1.0}
+    with pytest.raises(InputError, match=r"options of a calibration are a featcal\.CalibrationConfig\(.*not a dict"):
+        featcal.calibrate(suite, options)
 
 
 def test_suites_of_the_same_content_are_the_same(clip: dict[str, Any], clip_file: Path) -> None:
@@ -269,15 +321,18 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "no experts": (lambda o: {**o, "experts": {}}, "Suite.of: experts is a mapping from tasks to models"),
     "recipe": (
         lambda o: {**o, "merged": "ties:scal=1"},
-        r"(?s)Suite.of: .*'scal' means nothing to ties.*Did you mean 'scale'",
+        r"Suite.of: not a valid suite\n  merged: 'scal' means nothing to ties.*Did you mean 'scale'",
     ),
     "merged": (lambda o: {**o, "merged": 3.0}, "merged: a float; give a PreTrainedModel"),
     "task": (
         lambda o: {**o, "samples": {"pet": PICTURES}},
         "calibration samples of 'pet', for which there is no expert; there are pets, signs. Did you mean 'pets'",
     ),
-    "classes": (lambda o: {**o, "classes": ["a"]}, "Suite.of: classes is a list; give a mapping from tasks"),
-    "samples": (lambda o: {**o, "samples": PICTURES}, "Suite.of: calibration samples is a list; give a mapping"),
+    "classes": (lambda o: {**o, "classes": ["a"]}, "Suite.of: classes is a list; give a mapping, such as"),
+    "samples": (
+        lambda o: {**o, "samples": PICTURES},
+        "Suite.of: calibration samples is a list; give a mapping, such as {'pets': …}",
+    ),
     "one sample": (lambda o: {**o, "samples": {"pets": [1, 2]}}, "task 'pets', calibration samples: a sample is a int"),
     "kind": (
         lambda o: {**o, "samples": {"pets": 3}},
@@ -299,7 +354,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "option": (
         lambda o: {**o, "columns": {"inputs": "{a}"}},
-        "columns have no option 'inputs', .* Did you mean 'input'",
+        "there is no option of columns 'inputs', .* Did you mean 'input'",
     ),
     "tensors": (
         lambda o: {**o, "samples": {"pets": {"pixel_values": PIXELS, "token_type_ids": 1}}},
@@ -318,6 +373,29 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
         r"columns \(input\) are of rows, and these samples are t",
     ),
     "tools": (lambda o: {**o, "base": "here"}, "tokenizer and processor are for a base in memory; 'here' has its own"),
+    "keyword": (
+        lambda o: {**o, "sample": o["samples"]},
+        "Suite.of: there is no keyword 'sample', only name, .*base, .*Did you mean 'samples'?",
+    ),
+    "near": (
+        lambda o: {**o, "merged": "tie:scale=1"},
+        "merged: 'tie:scale=1' is neither a folder nor a merge method. Did you mean 'ties'",
+    ),
+    "class names": (lambda o: {**o, "classes": {"pets": "cat"}}, "classes of 'pets' are 'cat'; give a list of names"),
+    "columns list": (lambda o: {**o, "columns": ["text"]}, "columns is a list; give a mapping, such as {'input'"),
+    "task options": (
+        lambda o: {**o, "task_options": {"pets": ["metric"]}},
+        "task_options of 'pets' is a list; give a mapping, such as {'max_length'",
+    ),
+    "expert twice": (
+        lambda o: {**o, "task_options": {"pets": {"expert": "elsewhere"}}},
+        "task_options of 'pets': expert has a keyword of its own; leave it out here",
+    ),
+    "no pairs": (lambda o: {**o, "samples": {"pets": ([], [])}}, "task 'pets', calibration samples: there are none"),
+    "one label": (
+        lambda o: {**o, "samples": {"pets": (PIXELS, torch.tensor(1))}},
+        r"calibration samples: a tuple is \(samples, labels\)",
+    ),
 }
 
 
@@ -329,10 +407,11 @@ def test_wrong_objects_are_told(clip: dict[str, Any], name: str) -> None:
 
 
 def test_a_recipe_that_is_a_folder_too(clip: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name means the recipe, as everywhere; the folder is ./ties."""
     (tmp_path / "ties").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"'ties' is a merge method and a folder here; write \./ties for that"):
-        featcal.Suite.of(**{**clip, "merged": "ties"})
+    assert getattr(featcal.Suite.of(**{**clip, "merged": "ties"}).merged, "method", "") == "ties"
+    assert featcal.Suite.of(**{**clip, "merged": "./ties"}).merged == "./ties"
 
 
 def test_a_model_object_is_no_name_of_a_model(clip: dict[str, Any]) -> None:
@@ -360,7 +439,7 @@ def test_what_is_no_suite_is_told(clip: dict[str, Any]) -> None:
             InputError, match=r"suite: a CLIPModel is not a suite; read one with featcal\.load_suite, or make one"
         ):
             function(clip["base"])
-    with pytest.raises(InputError, match="merge: a CLIPModel is no suite; give one, or base= and experts="):
+    with pytest.raises(InputError, match="merge: a CLIPModel is not a suite; give one, or base= and experts="):
         featcal.merge(clip["base"])
 
 

@@ -137,7 +137,7 @@ def test_a_merger_of_ones_own_is_measured_written_and_read_strictly(
     assert all(torch.allclose(again[name], whole[name], atol=1e-6) for name in tower)
     drift = document(run("drift", tiny_suite_file, "--model", "halfway:way=0.25", "--samples", 2, "--json"))
     assert "halfway:way=0.25" in str(drift["model"])
-    for asked, said in {"wy=1": "Did you mean 'way'?", "way=2": "way: Input should be less than or equal"}.items():
+    for asked, said in {"wy=1": "Did you mean 'way'?", "way=2": "halfway: way is 2; it lies in [0, 1]"}.items():
         code, _, err = run("merge", tiny_suite_file, "--method", f"halfway:{asked}", "--out", tmp_path / "n")
         assert code == 1
         assert said in err
@@ -192,6 +192,24 @@ def test_a_check_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_that_no_method_can_have(name: str) -> None:
     with pytest.raises(InputError, match=r"cannot be the name|is a method .* already"):
         register_method(name, "another")(Rogue)
+
+
+def test_what_no_method_is_made_of() -> None:
+    class Bare(Merger):
+        way: float = option(0.5, "share of the way")
+
+    for kind, said in (
+        (Bare, r"method 'bare': Bare is not a dataclass; write @dataclass\(frozen=True\) above it"),
+        (dict, "method 'bare': <class 'dict'> is not a Merger or Baseline; derive a class"),
+        (methods.Method, "Method'> is not a Merger or Baseline"),
+        (len, "method 'bare': <built-in function len> is not"),
+    ):
+        register: Any = register_method("bare", "nothing")
+        with pytest.raises(InputError, match=said):
+            register(kind)
+    assert not is_method("bare")
+    with pytest.raises(InputError, match="ties: density is 'a'; give a number"):
+        method("ties")(density="a")
 
 
 BROUGHT = OWN.replace('"halfway"', '"brought"').replace('"shrunk"', '"brought-too"')

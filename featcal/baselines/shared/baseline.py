@@ -13,7 +13,7 @@ from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import BASELINE, Method, method
-from featcal.suite.name_grammar import ModelName, known_option, value_of
+from featcal.suite.name_grammar import ModelName, read_options
 from featcal.suite.options import option, options_of_class, type_of
 
 Made = tuple[Weights, Mapping[str, Any]]
@@ -90,9 +90,5 @@ def baseline_options(name: ModelName, family: Family) -> Baseline:
     """
     kind = method(name.kind)
     assert issubclass(kind, Baseline)
-    types = {one.name: type_of(one) for one in options_of_class(kind)}
-    given: dict[str, Any] = {}
-    for said, text in name.options:
-        known_option(said, tuple(types), name.kind)
-        given[said] = value_of(text, types[said], f"model '{name.kind}': {said}")
+    given = read_options(name, {one.name: type_of(one) for one in options_of_class(kind)})
     return kind(**kind.defaults(family) | given)

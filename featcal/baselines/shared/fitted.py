@@ -53,7 +53,7 @@ class Fitted:
         Raises:
             InputError: a model of another library than transformers, or one that is more than its weights.
         """
-        return library_model(self.family.adapter, self._container, self.weights)
+        return library_model(self.family, self._container, self.weights)
 
     def save(self, out: str | Path, task: str | None = None) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.

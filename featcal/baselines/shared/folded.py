@@ -36,6 +36,7 @@ from featcal.formats.located import Located
 from featcal.formats.output import save_tensors, save_text
 from featcal.formats.weights import Canonical, InMemory, Overlay, Stored, Weights
 from featcal.models.model import FeatureMap, Head, Model
+from featcal.suite.schema import expert_role
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
@@ -134,6 +135,19 @@ class _Headed(Overlay):
         return self.under.repeats(stored, name)
 
 
+def locate_expert(family: Family, task: str) -> Located:
+    """Return the files of a task's expert, whose head may be replaced.
+
+    Raises:
+        InputError: no such task, or an expert whose files are not a folder with a head of its own.
+    """
+    spec = family.suite.task(task)
+    if not family.adapter.classifier:
+        raise InputError(f"task '{task}': a {family.adapter.family} model has no head in its files; write all tasks")
+    label = expert_role(task)
+    return locate(str(checkpoint_folder(spec.expert, family.suite.root, label)), family.suite.root, label)
+
+
 def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
     """Return the files of a task's expert with the task's head in place of their own, for a model of this task alone.
 
@@ -141,18 +155,13 @@ def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
         InputError: no such task, an expert whose files are not a folder with a head of its own, or a head that cannot
             take the map.
     """
-    spec, names = family.suite.task(task), family.adapter.classifier
-    if not names:
-        raise InputError(f"task '{task}': a {family.adapter.family} model has no head in its files; write all tasks")
-    label = f"expert '{task}'"
-    folder = checkpoint_folder(spec.expert, family.suite.root, label)
-    located = locate(str(folder), family.suite.root, label)
+    located = locate_expert(family, task)
     tensors = _tensors(family, task, fold_heads(family, model, split)[task])
 
     def open_stored(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
         own = located.open(canonical, aliases)
         if missing := sorted(tensors.keys() - own.info.keys()):
-            raise InputError(f"{label}: no {some(missing)} in {folder}, so its head has no place there")
+            raise InputError(f"{located.label}: no {some(missing)} in {located.folder}, so its head has no place there")
         return _Headed(own.label, own, {name: tensor.to(own.info[name].dtype) for name, tensor in tensors.items()})
 
     return replace(located, open=open_stored)

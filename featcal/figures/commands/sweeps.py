@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from featcal.figures.commands.measured import Measured
 from featcal.suite.calibration_options import PARTIAL, SWITCHES
-from featcal.suite.name_grammar import ALL, model_name, parts_of
+from featcal.suite.methods import ALL
+from featcal.suite.name_grammar import model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
 Box = tuple[tuple[str, ...], ...]

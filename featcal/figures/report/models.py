@@ -11,7 +11,8 @@ from featcal.figures.theme import ROLES, Shown
 from featcal.session.model_names import recorded_config
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.suite.methods import REFERENCE
+from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 

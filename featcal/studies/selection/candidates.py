@@ -20,8 +20,8 @@ from featcal.suite.calibration_options import (
     REFINED,
     CalibrationConfig,
 )
-from featcal.suite.methods import SAMPLES, TEST_DATA, is_method, method
-from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, method
+from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)

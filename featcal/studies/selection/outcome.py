@@ -14,7 +14,9 @@ from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_
 from featcal.studies.selection.held_out import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.name_grammar import reference_in
+from featcal.suite.facts import parts_in_memory
+from featcal.suite.methods import is_baseline
+from featcal.suite.name_grammar import model_name, reference_in
 from featcal.suite.recipe import MergeRecipe
 
 
@@ -118,11 +120,14 @@ class Selection:
         return Verdict(start, repair, margin(repair.score, start.score))
 
     def command(self, suite: str | None = None, out: str = "calibrated") -> str:
-        """Return the command that makes the model that was chosen.
+        """Return the command that makes the model that was chosen; of a suite in memory, which no command can name, the
+        Python call, where `suite` is that suite.
 
         Args:
             suite: how it is to call the suite; left out, by its name.
         """
+        if any(parts_in_memory(self.family.suite)):
+            return self._call(out)
         said = suite or self.family.suite.name
         if self.config is not None:
             return calibrate_command(said, self.config, config_for(self.family), out, self.start)
@@ -134,6 +139,16 @@ class Selection:
             return shlex.join(["featcal", "export", reference, "--out", out])
         method = [] if self.start == MERGED else ["--method", self.start]
         return shlex.join(["featcal", "merge", said, *method, "--out", out])
+
+    def _call(self, out: str) -> str:
+        if self.config is not None:
+            return f"featcal.open_session(suite).fit.calibrate({self.model!r}).save({out!r})"
+        if is_baseline(model_name(self.start).kind):
+            return f"featcal.open_session(suite).fit.baseline({self.start!r}).save({out!r})"
+        if self.start == MERGED:
+            merges = isinstance(self.family.suite.merged, MergeRecipe)
+            return f"featcal.merge(suite).save({out!r})" if merges else "# the merged model as it was given"
+        return f"featcal.merge(suite, {self.start!r}).save({out!r})"
 
     def to_json(self, suite: str | None = None) -> dict[str, Any]:
         """Return the public document of `featcal select --json`; `suite` as in `command`."""
