@@ -46,12 +46,18 @@ def examine(
     on: EvaluationSamples,
     repair: ModelId | None = None,
     progress: Progress = silent,
+    unscored: str = "",
 ) -> Iterator[Findings]:
     """Give what is known of a model after its scores, after its drift, and after the calibration; `diagnose` says what
-    is raised."""
+    is raised.
+
+    Args:
+        unscored: why no model is to be scored; "" to score them.
+    """
     one = session.resolve(model)
-    found = Findings("The merge" if one.kind == "merged" else one.label, whole=False)
-    found = _score(session, one, on, found, progress)
+    found = Findings("The merge" if one.kind == "merged" else one.label, no_scores=unscored, whole=False)
+    if not unscored:
+        found = _score(session, one, on, found, progress)
     yield found
     ledger = session.measure.drift(one, attributed(on), progress)
     found = replace(found, on=tables.describe_samples(ledger), layers=_layers(ledger), final=_final(ledger))
@@ -113,6 +119,7 @@ def _repair(
     return replace(
         found,
         repaired=None if scores is None else compare_scores(score(session, one, on), scores),
+        repair_samples=None if repair.config is None else repair.config.samples,
         repaired_final=float(tables.relative_drift(after).iloc[-1]),
     )
 

@@ -18,13 +18,16 @@ _CONFIRMED = 1e-9
 """Norm of a drift, relative to the features, up to which there is none: rounding."""
 
 
+Numbers = dict[str, float | str | bool]
+
+
 @dataclass(frozen=True)
 class Sentence:
     """One line of a verdict: what it is about, its words, and its numbers (shares of 1, relative norms, names)."""
 
     about: str
     text: str
-    numbers: Mapping[str, float | str | bool] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _say_worst(lost: Comparison) -> Sentence:
         text = f"No task loses more than noise; {task} loses most ({_by(one)})."
     else:
         text = f"{task} suffers most: {percent(one.b)} %, its expert {percent(one.a)} % ({_by(one)})."
-    return Sentence("worst", text, {"task": task} | _numbers(one, "expert", "model"))
+    return Sentence("worst", text, _numbers(one, "expert", "model") | {"task": task})
 
 
 def _say_layers(found: Findings) -> Iterator[Sentence]:
@@ -132,7 +135,7 @@ def _say_layers(found: Findings) -> Iterator[Sentence]:
     text = f"{off}; {first.layer} causes the largest part of that, {100 * first.share:.0f} %"
     text += f", then {then[0].layer} with {100 * then[0].share:.0f} %." if then else "."
     yield Sentence("drift", text, {"final": found.final, "layer": first.layer, "share": first.share})
-    numbers = {"layer": first.layer, "mismatch": first.mismatch, "propagation": first.propagation}
+    numbers: Numbers = {"layer": first.layer, "mismatch": first.mismatch, "propagation": first.propagation}
     yield Sentence("cause", _say_cause(first), numbers)
 
 
@@ -153,14 +156,15 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
     if found.no_repair:
         yield Sentence("repair", f"What calibration would bring is not measured: {found.no_repair}")
     if found.repaired is not None:
-        one = found.repaired.average
+        one, how = found.repaired.average, "Calibration"
+        how += f" on {found.repair_samples} samples per task" if found.repair_samples else ""
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
-            text = f"What calibration changes ({_by(one)}) is within noise: {percent(one.b)} %."
+            text = f"{how} brings it to {percent(one.b)} % ({_by(one)}), which is within noise."
         elif one.difference < 0:
-            text = f"Calibration does harm: it brings it to {percent(one.b)} % ({_by(one)})."
+            text = f"{how} does harm: it brings it to {percent(one.b)} % ({_by(one)})."
         else:
-            text = f"Calibration brings it to {percent(one.b)} % ({_by(one)})"
+            text = f"{how} brings it to {percent(one.b)} % ({_by(one)})"
             gap = 0.0 if found.lost is None else found.lost.average.a - one.a
             text += f", which closes {100 * one.difference / gap:.0f} % of the gap to the experts." if gap > 0 else "."
             numbers |= {"closed": one.difference / gap} if gap > 0 else {}
@@ -223,7 +227,7 @@ def _by(one: Difference) -> str:
     return f"{points(one.difference)} points, {points(one.low)} to {points(one.high)}"
 
 
-def _numbers(one: Difference, a: str, b: str) -> dict[str, float | str | bool]:
+def _numbers(one: Difference, a: str, b: str) -> Numbers:
     """Return both scores by what they are of, their difference and its interval."""
-    scores = {a: one.a, b: one.b, "difference": one.difference, "low": one.low, "high": one.high}
-    return {**scores, "within noise": one.is_within_noise}
+    found: Numbers = {a: one.a, b: one.b, "difference": one.difference, "low": one.low, "high": one.high}
+    return found | {"within noise": one.is_within_noise}
