@@ -330,6 +330,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
 @pytest.mark.parametrize(
     ("page", "step"),
     [
+        ("verdict", (Measurements, "drift")),
         ("drift", (Measurements, "drift")),
         ("drift", (Fits, "calibrate")),
         ("calibrate", (Measurements, "features")),
