@@ -14,7 +14,7 @@ from app.downloads import Numbers, Origin, file_name
 from featcal.drift.ledger import DriftLedger
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
-from featcal.figures.verdict.measure import attributed
+from featcal.figures.verdict.measure import attribution_options
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
@@ -40,7 +40,7 @@ TABS = ("Task by task", "Cause", "Growth", "Decisions", "Feature sources")
 def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
     """Draw which layer caused the final drift over `over` (a task or the mean)."""
     view.choice("Layers", list(LAYERS), "parts")
-    options = replace(attributed(on), sublayers=_sublayers())
+    options = replace(attribution_options(on), sublayers=_sublayers())
     with state.progress() as report:
         ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
     booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
@@ -60,7 +60,7 @@ def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSa
     """Draw what drift does to decisions, task by task, and sample by sample of one task."""
     options = DriftOptions(on.samples, on.split, on.seed)
     with state.progress() as report:
-        ledgers = {name: _judged(session, model, options, report) for name, model in models.items()}
+        ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
     _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
 
 
@@ -74,7 +74,7 @@ def _origin(session: Session, options: DriftOptions, models: Mapping[str, ModelR
     return origin if over == tables.ALL_TASKS else origin.with_task(over)
 
 
-def _judged(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
+def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
     """Return a ledger with the effect on scores where the suite has labels and a head, else without."""
     try:
         session.measure.judges(model, options)

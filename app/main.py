@@ -40,7 +40,7 @@ PAGES = {name: page for pages in SECTIONS.values() for name, page in pages.items
 FIRST, HOME_PAGE = "verdict", "home"
 
 
-def listed(name: str) -> list[st.Page]:
+def make_pages(name: str) -> list[st.Page]:
     """Return a page as the menu lists it."""
     file, (title, icon) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
@@ -53,7 +53,7 @@ def listed(name: str) -> list[st.Page]:
 
 
 keep_memory()
-menu = {section: [page for name in pages for page in listed(name)] for section, pages in SECTIONS.items()}
+menu = {section: [page for name in pages for page in make_pages(name)] for section, pages in SECTIONS.items()}
 page = st.navigation(menu, expanded=True)
 name = page.url_path or FIRST
 HERE = ROOT / "app"

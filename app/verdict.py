@@ -9,16 +9,16 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, ledger_view, options, preview, state, view
+from app import downloads, ledger_view, options, preview, runs, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from app.preview import Kept
 from app.selection import HOME
-from featcal.figures import ledger_charts, ledger_tables, tables, text
+from featcal.figures import ledger_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
-from featcal.figures.verdict.measure import attributed, examine, repair_of
+from featcal.figures.verdict.measure import attribution_options, examine, repair_of
 from featcal.figures.verdict.sentences import Verdict, judge
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
@@ -34,6 +34,8 @@ STEPS = {
     sentences.CHECK: ("Check the experts", "suite", ":material/inventory_2:"),
 }
 """What to do next → the button for it, and the page where it is done."""
+MOST_BARS = 14
+"""Layers of all models that half of the page has room for."""
 Charts = tuple[Mapping[str, pd.DataFrame], Mapping[str, pd.DataFrame]]
 """Attribution and layers of every model, as `preview.figures` draws them."""
 
@@ -65,25 +67,29 @@ def _measure(
 ) -> Verdict:
     """Draw sentences and charts as soon as their numbers are there; return the whole verdict."""
     shown: Charts | None = None
-    verdict = Verdict((), sentences.NOTHING)
+    verdict, repair = Verdict((), sentences.NOTHING), _choose_repair(session, compared.models[compared.a])
+    measured = dict(compared.models)
     with state.progress(step) as report:
-        for found in _examine(session, compared, on, report):
+        for found in _examine(session, compared, repair, on, report):
             verdict = judge(found)
+            measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with said.container():
                 preview.say(verdict)
             if found.final is not None and shown is None:
                 shown = _tables(session, compared, on, report)
                 with below:
                     _draw_charts(session, compared, on, shown)
+    runs.keep(session, measured, on)
     if shown is not None and _is_home(on):
         preview.keep(Kept(verdict, shown[0][compared.a], shown[1][compared.a]))
     return verdict
 
 
-def _examine(session: Session, compared: Compared, on: EvaluationSamples, report: Progress) -> Iterator[Findings]:
+def _examine(
+    session: Session, compared: Compared, repair: ModelRef | None, on: EvaluationSamples, report: Progress
+) -> Iterator[Findings]:
     """Measure model A; whatever takes a job is left out, and the verdict says so."""
-    model = compared.models[compared.a]
-    repair, unmeasured, unscored = _choose_repair(session, model), "", ""
+    model, unmeasured, unscored = compared.models[compared.a], "", ""
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
         if is_long(session, seconds):
@@ -101,7 +107,9 @@ def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
 
 def _tables(session: Session, compared: Compared, on: EvaluationSamples, report: Progress) -> Charts:
     """Measure what both charts show, of both models."""
-    ledgers = {name: session.measure.drift(model, attributed(on), report) for name, model in compared.models.items()}
+    ledgers = {
+        name: session.measure.drift(model, attribution_options(on), report) for name, model in compared.models.items()
+    }
     return (
         {name: ledger_tables.attribution(one, tables.ALL_TASKS) for name, one in ledgers.items()},
         {
@@ -114,7 +122,7 @@ def _tables(session: Session, compared: Compared, on: EvaluationSamples, report:
 def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, shown: Charts) -> None:
     """Draw who caused the final drift beside what every layer adds and inherits; below each other where both are
     wide."""
-    wide = len(compared.models) > 1 or max(map(len, shown[0].values())) > ledger_charts.MANY
+    wide = sum(map(len, shown[0].values())) > MOST_BARS
     origin = downloads.sample_origin(session, on, compared.models)
     left, right = (st.container(), st.container()) if wide else st.columns(2)
     first, second = preview.figures(*shown)

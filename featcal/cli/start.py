@@ -173,7 +173,7 @@ def _diagnose_own(parts: Parts, models: Sequence[str], on: EvaluationSamples, ou
     from featcal.authoring.from_paths import begin
     from featcal.family.opening import open_family
     from featcal.figures.report.write import free, write_report
-    from featcal.figures.verdict.measure import attributed
+    from featcal.figures.verdict.measure import attribution_options
     from featcal.preflight.check import check as preflight
     from featcal.session.session import Session
 
@@ -197,7 +197,7 @@ def _diagnose_own(parts: Parts, models: Sequence[str], on: EvaluationSamples, ou
         return 1
     keep_memory()
     session, progress = Session(open_family(suite, device), one_shot=False), bar()
-    ledger = session.measure.drift(session.resolve("merged"), attributed(on), progress)
+    ledger = session.measure.drift(session.resolve("merged"), attribution_options(on), progress)
     # The report first: where it fails, no suite file is left behind.
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)

@@ -253,6 +253,7 @@ def assert_measured(session: Session, on: EvaluationSamples, verdict: Verdict, m
     ledger = session.measure.drift(model, DriftOptions(on.samples, on.split, on.seed, attribution=True))
     booked = ledger_tables.attribution(ledger, tables.ALL_TASKS)
     most = booked.loc[booked["share"].idxmax()]
+    assert booked["contribution"].sum() == pytest.approx(most["final"], rel=1e-4)  # the waterfall adds up (Prop. 2)
     assert found["drift"].numbers == {"final": most["final"], "layer": most["layer"], "share": most["share"]}
     assert f"{most['layer']} causes the largest part of that, {100 * most['share']:.0f} %" in found["drift"].text
     layers = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True).set_index("layer")

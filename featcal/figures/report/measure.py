@@ -20,7 +20,7 @@ from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
 from featcal.figures.theme import Shown
-from featcal.figures.verdict.measure import attributed, diagnose
+from featcal.figures.verdict.measure import attribution_options, diagnose
 from featcal.figures.verdict.sentences import Verdict
 from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
@@ -74,7 +74,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
             scores.
     """
     session = asked.session
-    options = attributed(asked.on)
+    options = attribution_options(asked.on)
     ledgers = {shown: session.measure.drift(model, options, progress) for shown, model in asked.models.items()}
     final = EvaluationSamples(None, "test" if "test" in session.family.suite.splits() else session.split)
     scores, missing = _scores(asked, final, progress)

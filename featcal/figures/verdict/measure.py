@@ -59,7 +59,7 @@ def examine(
     if not unscored:
         found = _score(session, one, on, found, progress)
     yield found
-    ledger = session.measure.drift(one, attributed(on), progress)
+    ledger = session.measure.drift(one, attribution_options(on), progress)
     found = replace(found, on=tables.describe_samples(ledger), layers=_layers(ledger), final=_final(ledger))
     if repair is not None:
         yield found
@@ -75,7 +75,7 @@ def repair_of(session: Session, model: ModelId) -> ModelRef | None:
     return session.resolve("calibrated" if one.kind == "merged" else f"calibrated@{one.name}")
 
 
-def attributed(on: EvaluationSamples) -> DriftOptions:
+def attribution_options(on: EvaluationSamples) -> DriftOptions:
     """Return the options of a drift that is attributed to layers, on these samples."""
     return DriftOptions(on.samples, on.split, on.seed, attribution=True)
 

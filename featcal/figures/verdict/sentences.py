@@ -32,7 +32,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the measurements of a model say, in words, and what to do next."""
+    """Lines that say what was measured of a model, and what to do next."""
 
     sentences: tuple[Sentence, ...]
     next: str
@@ -72,15 +72,15 @@ def _say_scores(found: Findings) -> Iterator[Sentence]:
     average = found.lost.average
     where = f"on average over {len(found.lost.tasks)} tasks" if len(found.lost.tasks) > 1 else "on its only task"
     scored = f"{percent(average.b)} % {where}, the experts {percent(average.a)} %"
-    numbers = _numbers(average, "expert", "model")
+    numbers, change = _numbers(average, "expert", "model"), _format_change(average)
     if average.is_within_noise:
-        text = f"{found.model} keeps what its experts know: {found.metric} {scored} ({_by(average)}, within noise)."
+        text = f"{found.model} keeps what its experts know: {found.metric} {scored} ({change}, within noise)."
     elif average.difference > 0:
-        text = f"{found.model} is better than its experts: {found.metric} {scored} ({_by(average)})."
+        text = f"{found.model} is better than its experts: {found.metric} {scored} ({change})."
     else:
         kept = f"{100 * average.b / average.a:.0f} %" if average.a > 0 else "none"
         numbers |= {"kept": average.b / average.a} if average.a > 0 else {}
-        text = f"{found.model} keeps {kept} of its experts' {found.metric}: {scored} ({_by(average)})."
+        text = f"{found.model} keeps {kept} of its experts' {found.metric}: {scored} ({change})."
     yield Sentence("kept", text, numbers)
     if found.gained is not None:
         yield _say_base(found.gained.average)
@@ -99,11 +99,11 @@ def _say_scores(found: Findings) -> Iterator[Sentence]:
 def _say_base(gained: Difference) -> Sentence:
     base = f"The base model scores {percent(gained.a)} %"
     if gained.is_within_noise:
-        text = f"{base}; what merging changed about that ({_by(gained)}) is within noise."
+        text = f"{base}; what merging changed about that ({_format_change(gained)}) is within noise."
     elif gained.difference > 0:
-        text = f"{base}, so merging has brought something ({_by(gained)})."
+        text = f"{base}, so merging has brought something ({_format_change(gained)})."
     else:
-        text = f"{base}, so merging has done harm ({_by(gained)}), as it does where its scale is too large."
+        text = f"{base}, so merging has done harm ({_format_change(gained)}), as it does where its scale is too large."
     return Sentence("base", text, _numbers(gained, "base", "model"))
 
 
@@ -112,9 +112,9 @@ def _say_worst(lost: Comparison) -> Sentence:
     if one.difference >= 0:
         text = "No task scores less than its expert."
     elif one.is_within_noise:
-        text = f"No task loses more than noise; {task} loses most ({_by(one)})."
+        text = f"No task loses more than noise; {task} loses most ({_format_change(one)})."
     else:
-        text = f"{task} suffers most: {percent(one.b)} %, its expert {percent(one.a)} % ({_by(one)})."
+        text = f"{task} suffers most: {percent(one.b)} %, its expert {percent(one.a)} % ({_format_change(one)})."
     return Sentence("worst", text, _numbers(one, "expert", "model") | {"task": task})
 
 
@@ -160,11 +160,11 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
         how += f" on {found.repair_samples} samples per task" if found.repair_samples else ""
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
-            text = f"{how} brings it to {percent(one.b)} % ({_by(one)}), which is within noise."
+            text = f"{how} brings it to {percent(one.b)} % ({_format_change(one)}), which is within noise."
         elif one.difference < 0:
-            text = f"{how} does harm: it brings it to {percent(one.b)} % ({_by(one)})."
+            text = f"{how} does harm: it brings it to {percent(one.b)} % ({_format_change(one)})."
         else:
-            text = f"{how} brings it to {percent(one.b)} % ({_by(one)})"
+            text = f"{how} brings it to {percent(one.b)} % ({_format_change(one)})"
             gap = 0.0 if found.lost is None else found.lost.average.a - one.a
             text += f", which closes {100 * one.difference / gap:.0f} % of the gap to the experts." if gap > 0 else "."
             numbers |= {"closed": one.difference / gap} if gap > 0 else {}
@@ -222,7 +222,7 @@ def _is_worse(one: Difference) -> bool:
     return one.difference < 0 and not one.is_within_noise
 
 
-def _by(one: Difference) -> str:
+def _format_change(one: Difference) -> str:
     """Return a difference with its interval in words."""
     return f"{points(one.difference)} points, {points(one.low)} to {points(one.high)}"
 
