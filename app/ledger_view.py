@@ -1,10 +1,12 @@
-"""Draw the lower half of the Drift page: attribution, growth, effect on decisions, feature sources."""
+"""Draw the tabs of the Drift page: attribution, growth, effect on decisions, feature sources."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from app import downloads, state, view
@@ -12,6 +14,7 @@ from app.downloads import Numbers, Origin, file_name
 from featcal.drift.ledger import DriftLedger
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
+from featcal.figures.verdict.measure import attribution_options
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
@@ -30,32 +33,48 @@ _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement,
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
 
 
-def sections(
-    session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, task: str, layer: str
-) -> None:
-    """Draw attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
-    # Both controls are drawn before the ledger that they decide, and each stands above its own chart.
-    first, second = st.container(), st.container()
-    with first:
-        st.subheader("Which layer caused the final drift?")
-        fine = view.choice("Layers", ["blocks", "attention and MLP"], "parts") != "blocks"
-    with second:
-        st.subheader("Does drift grow on its way?")
-        tokens = "class" if _class_token(session) else "all"
-    with first, state.progress() as report:
-        options = DriftOptions(on.samples, on.split, on.seed, tokens, sublayers=fine, attribution=True)
-        ledgers = {name: _ledger(session, model, options, report) for name, model in models.items()}
-    origin = downloads.sample_origin(session, options, models)
-    if over != tables.ALL_TASKS:
-        origin = origin.with_task(over)
-    with first:
-        _attribution(ledgers, over, layer, origin)
-    with second:
-        _growth(ledgers, over, layer, origin)
+LAYERS = ("blocks", "attention and MLP")
+TABS = ("Task by task", "Cause", "Growth", "Decisions", "Feature sources")
+
+
+def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
+    """Draw which layer caused the final drift over `over` (a task or the mean)."""
+    view.choice("Layers", list(LAYERS), "parts")
+    options = replace(attribution_options(on), sublayers=_sublayers())
+    with state.progress() as report:
+        ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
+    booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
+    attribution(ledger_charts.waterfall(booked, layer), booked, over, _origin(session, options, models, over))
+
+
+def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
+    """Draw where drift grows on its way over `over` (a task or the mean)."""
+    tokens = "class" if _class_token(session) else "all"
+    options = DriftOptions(on.samples, on.split, on.seed, tokens, _sublayers())
+    with state.progress() as report:
+        ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
+    _growth(ledgers, over, layer, _origin(session, options, models, over))
+
+
+def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
+    """Draw what drift does to decisions, task by task, and sample by sample of one task."""
+    options = DriftOptions(on.samples, on.split, on.seed)
+    with state.progress() as report:
+        ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
     _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
 
 
-def _ledger(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
+def _sublayers() -> bool:
+    """Say whether attention and MLP are layers of their own, as is chosen above the attribution."""
+    return view.one_of(LAYERS, state.selection().parts) == LAYERS[1]
+
+
+def _origin(session: Session, options: DriftOptions, models: Mapping[str, ModelRef], over: str) -> Origin:
+    origin = downloads.sample_origin(session, options, models)
+    return origin if over == tables.ALL_TASKS else origin.with_task(over)
+
+
+def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
     """Return a ledger with the effect on scores where the suite has labels and a head, else without."""
     try:
         session.measure.judges(model, options)
@@ -70,17 +89,20 @@ def _class_token(session: Session) -> bool:
         return False
     chosen = view.choice("Norms over", ["all tokens", "class token"], "tokens") != "all tokens"
     st.caption(
-        "Changes γ, η and the response below: over all tokens of a state, or over the class token alone, the one that "
-        "the head reads. The shares above are of the final feature and stay."
+        "γ, η and the response over all tokens of a state, or over the class token alone, the one that the head reads."
     )
     return chosen
 
 
-def _attribution(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
-    booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
+def attribution(figure: go.Figure, booked: Mapping[str, pd.DataFrame], over: str, origin: Origin) -> None:
+    """Draw the waterfall of the final drift over `over` (a task or the mean), with its table.
+
+    Args:
+        booked: model → rows of `ledger_tables.attribution`.
+    """
     shares = {name: one.set_index("layer")["share"] for name, one in booked.items()}
     view.chart(
-        ledger_charts.waterfall(booked, layer),
+        figure,
         "attribution",
         f"Contribution of every layer to the final drift on {over}; shares: {tables.describe_ranges(shares)}",
         Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution"),
@@ -107,7 +129,6 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
 def _decisions(
     session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: EvaluationSamples, origin: Origin
 ) -> None:
-    st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
         heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
         needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
@@ -135,8 +156,7 @@ def _decisions(
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:
-    """Show what other feature sources would have cost, measured when asked for."""
-    st.subheader("Was it right to refresh features block by block?")
+    """Show what other feature sources would have cost the calibration, measured when asked for."""
     if config.recipe != PAPER:
         st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")
         return

@@ -13,34 +13,48 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from app import preview  # noqa: E402
-from featcal.figures import charts, tables  # noqa: E402
 from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
 from featcal.system.errors import FeatcalError  # noqa: E402
 from featcal.system.progress import keep_memory  # noqa: E402
 
-PAGES = {
-    "drift": ("Drift", ":material/stacked_bar_chart:"),
-    "calibrate": ("Calibrate", ":material/tune:"),
-    "features": ("Features", ":material/scatter_plot:"),
-    "cosines": ("Cosines", ":material/architecture:"),
-    "accuracy": ("Accuracy", ":material/target:"),
-    "runs": ("Runs", ":material/history:"),
-    "leaderboard": ("Leaderboard", ":material/leaderboard:"),
-    "suite": ("Suite", ":material/inventory_2:"),
-    "bring": ("Bring your own", ":material/drive_folder_upload:"),
-    "jobs": ("Jobs", ":material/pending_actions:"),
+SECTIONS = {
+    "Diagnose": {
+        "verdict": ("Verdict", ":material/gavel:"),
+        "drift": ("Drift", ":material/bar_chart:"),
+        "features": ("Features", ":material/scatter_plot:"),
+        "cosines": ("Cosines", ":material/architecture:"),
+        "accuracy": ("Accuracy", ":material/target:"),
+    },
+    "Repair": {
+        "calibrate": ("Calibrate", ":material/tune:"),
+        "leaderboard": ("Leaderboard", ":material/leaderboard:"),
+    },
+    "Workspace": {
+        "suite": ("Suite", ":material/inventory_2:"),
+        "bring": ("Bring your own", ":material/drive_folder_upload:"),
+        "runs": ("Runs", ":material/history:"),
+        "jobs": ("Jobs", ":material/pending_actions:"),
+    },
 }
-FIRST, HOME_PAGE = "drift", "home"
+PAGES = {name: page for pages in SECTIONS.values() for name, page in pages.items()}
+FIRST, HOME_PAGE = "verdict", "home"
+
+
+def make_pages(name: str) -> list[st.Page]:
+    """Return a page as the menu lists it."""
+    file, (title, icon) = ROOT / "pages" / f"{name}.py", PAGES[name]
+    # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
+    title = f"{icon} {title}"
+    if name != FIRST:
+        return [st.Page(file, title=title, url_path=name)]
+    # The page that the app opens on has the app's own address; its name leads there too.
+    also = st.Page(file, title=title, url_path=name, visibility="hidden")
+    return [st.Page(file, title=title, url_path=HOME_PAGE, default=True), also]
+
 
 keep_memory()
-files = {name: ROOT / "pages" / f"{name}.py" for name in PAGES}
-# The icon is part of the title, which draws it with streamlit's own font: as `icon` it would be fetched from Google.
-titles = {name: f"{icon} {title}" for name, (title, icon) in PAGES.items()}
-# The page that the app opens on has the app's own address; its name leads there too.
-home = st.Page(files[FIRST], title=titles[FIRST], url_path=HOME_PAGE, default=True)
-also = st.Page(files[FIRST], title=titles[FIRST], url_path=FIRST, visibility="hidden")
-others = [st.Page(files[name], title=titles[name], url_path=name) for name in PAGES if name != FIRST]
-page = st.navigation([home, also, *others])
+menu = {section: [page for name in pages for page in make_pages(name)] for section, pages in SECTIONS.items()}
+page = st.navigation(menu, expanded=True)
 name = page.url_path or FIRST
 HERE = ROOT / "app"
 st.set_page_config(page_title=f"{PAGES[name][0]} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
@@ -48,21 +62,23 @@ st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
 st.html(HERE / "style.css")
 
 
-def first_chart() -> None:
+def first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
-    table = preview.read_kept()
-    if table is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
+    kept = preview.read_kept()
+    if kept is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
         return
-    st.header("Where did the merged model go wrong?")
-    frames = {"merged": tables.layer_rows(table, tables.ALL_TASKS, relative=True)}
-    st.plotly_chart(charts.drift_layers(frames, relative=True), key="first-chart", alt="Drift per layer, kept")
+    st.header(preview.TITLE)
+    preview.say(kept.verdict)
+    figures = preview.figures({"merged": kept.booked}, {"merged": kept.layers})
+    for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
+        column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
 
 
 opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
         if name == FIRST:
-            first_chart()
+            first_page()
         st.caption("Loading torch and transformers …")
 # Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()

@@ -7,19 +7,17 @@ from pathlib import Path
 
 import torch
 
-from app import preview
 from app.preview import HOME_SUITE, SAMPLES
 from app.selection import OPTIONS
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import idle_options
 from featcal.family.opening import open_family
-from featcal.figures import tables
 from featcal.preflight.estimates import LIBRARIES, estimate
 from featcal.server.lengths import draw_sizes
 from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
-from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 
 
@@ -49,13 +47,10 @@ def bytes_needed(suite: Suite) -> int:
 
 
 def prepare(reference: str = HOME_SUITE) -> None:
-    """Open a suite and measure what the first page shows, for the next `open_resident`; errors wait until then."""
+    """Open a suite for the next `open_resident`, since nobody who comes first should wait for that; errors wait until
+    then."""
     with suppress(FeatcalError):
-        session = open_resident(reference)
-        ledger = session.measure.drift("merged", DriftOptions(SAMPLES))
-        _prepared.append(session)
-        if reference == HOME_SUITE:
-            preview.keep(tables.drift_table(ledger))
+        _prepared.append(open_resident(reference))
 
 
 _prepared: list[Session] = []

@@ -45,6 +45,14 @@ export default function ({ data }) {
   if (address.href !== window.location.href) {
     window.history.replaceState(window.history.state, "", address.href);
   }
+  // Streamlit puts sections into a list that may only hold items: to a screen reader they are labelled groups of links.
+  const menu = document.querySelector('[data-testid="stSidebarNavItems"]');
+  menu?.setAttribute("role", "none");
+  [...menu?.children ?? []].forEach((section) => {
+    section.setAttribute("role", "group");
+    section.setAttribute("aria-label", section.querySelector("header span")?.innerText ?? "");
+    section.querySelectorAll("li").forEach((item) => item.setAttribute("role", "none"));
+  });
   const left = window.featcalPage;
   window.featcalPage = address.pathname;
   if (left && left !== address.pathname && window.innerWidth < 768) {  // a phone: the list of pages covers the next one

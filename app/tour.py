@@ -25,27 +25,33 @@ class Step:
 
 STEPS = (
     Step(
-        "drift",
-        "Eight experts were merged into one model. Every bar is a layer: how far the merged model's features are from "
-        "those of the expert of each task, relative to their size. It grows with depth.",
+        "verdict",
+        "Eight experts were merged into one model. These sentences say what was measured of it. In the first chart "
+        "every bar is what a layer caused of the final drift, and the bars add up to it; the second shows what each "
+        "layer adds by itself and what it inherits.",
     ),
     Step(
         "drift",
-        "Now block 3 is chosen, and the charts below are of it. Drift is mismatch, which this layer's own weights "
-        "cause, plus propagation, which layers before it sent on.",
-        {"layer": "block 3"},
+        "Drift is how far the model's features are from the expert's: the line. Block 1 is chosen now, and the tabs "
+        "below look at it. The bars are its own mismatch and what earlier layers sent on; they do not add up to the "
+        "line, since the two can point in different directions.",
+        {"layer": "block 1"},
     ),
     Step(
         "calibrate",
-        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs are those "
-        "of the experts. No training: move a slider and the model is computed again.",
+        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as near "
+        "to those of the experts as one model can. No training: move a slider and the model is computed again.",
         {"b": "calibrated"},
     ),
-    Step("features", "One point is one sample. Where calibration works, its points lie nearer to the expert's."),
+    Step(
+        "features",
+        "One point is the final feature of one sample. Where calibration works, its points lie nearer to the expert's.",
+        {"layer": "head"},
+    ),
     Step(
         "accuracy",
-        "And does it answer better? Scores of the test split are shown when asked for, with the samples that "
-        "became right and those that became wrong. What you choose from here on holds on every page.",
+        "And does it answer better? The button below scores the calibrated model on the test split, and then shows "
+        "which samples became right and which became wrong. What you choose from here on holds on every page.",
     ),
 )
 

@@ -22,7 +22,19 @@ from pathlib import Path
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "leaderboard", "suite", "bring", "jobs")
+PAGES = (
+    "verdict",
+    "drift",
+    "calibrate",
+    "features",
+    "cosines",
+    "accuracy",
+    "runs",
+    "leaderboard",
+    "suite",
+    "bring",
+    "jobs",
+)
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHART = '[data-testid="stPlotlyChart"]'
 READY = """(() => {
@@ -146,7 +158,7 @@ def settle(page: Page, seconds: float = 300, steady: float = SETTLED) -> None:
 def go(page: Page, name: str, seconds: float = 300, steady: float = SETTLED) -> None:
     """To another page of the app by its link in the sidebar, as a user goes; waits until it has finished."""
     page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click()
-    page.wait_for_url(re.compile(r"^https?://[^/]+/(drift)?(\?.*)?$" if name == "drift" else rf"/{name}(\?.*)?$"))
+    page.wait_for_url(re.compile(r"^https?://[^/]+/(verdict)?(\?.*)?$" if name == "verdict" else rf"/{name}(\?.*)?$"))
     settle(page, seconds, steady)
 
 

@@ -24,7 +24,7 @@ THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"drift": 755, "calibrate": 1145, "features": 1250, "accuracy": 800, "leaderboard": 1310}
+SHOWN = {"verdict": 1000, "drift": 640, "calibrate": 1145, "features": 1250, "accuracy": 800, "leaderboard": 1310}
 """Page → pixels from its top that the README shows."""
 
 
@@ -52,10 +52,13 @@ def few_colours(shot: Image.Image) -> Image.Image:
 
 
 def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
-    """Visit every page as a user would: calibrate first, so that the others have something to compare."""
-    page.goto(f"{address}/calibrate?suite={suite}")
+    """Visit every page as a user would: the first one, then calibrate, so that the others have something to compare."""
+    page.goto(f"{address}/?suite={suite}")
     browser.settle(page, steady=STEADY)
-    for name in browser.PAGES:
+    first, *others = browser.PAGES
+    photograph(page, out / f"{first}-{theme}.png")
+    browser.go(page, "calibrate", steady=STEADY)
+    for name in others:
         browser.go(page, name, steady=STEADY)
         if name == "accuracy":
             score = page.get_by_role("button", name="Score the calibrated model")

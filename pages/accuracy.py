@@ -28,7 +28,7 @@ try:
         found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
-    st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
+    st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/bar_chart:")
     stopped.end_page()
 
 scores = {shown: one for shown, one in found.items() if one is not None}

@@ -53,7 +53,7 @@ st.plotly_chart(
     on_select=choose_layer,
     selection_mode="points",
     config=view.plotly(per_layer.name),
-    alt=f"Drift per layer on {over}, local mismatch and propagation stacked, drift as a line: {said}",
+    alt=f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {said}",
 )
 st.caption(
     f"Mean over {tables.describe_samples(ledgers[first])}. "
@@ -62,18 +62,27 @@ st.caption(
 view.explain(text.DRIFT)
 view.fold(per_layer)
 
-st.subheader(f"{plain(layer)}, task by task")
-of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
-said = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
-rows = tables.stack_models(of_tasks)
-view.chart(
-    charts.drift_tasks(of_tasks, relative),
-    "drift-tasks",
-    f"Drift of every task at {layer}: {said}",
-    Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
-    text.DRIFT_TASKS,
-)
-
-ledger_view.sections(session, models, on, over, task, layer)
-if compared.calibration:
-    ledger_view.sources(session, compared.calibration)
+by_task, cause, growth, decisions, sources = st.tabs(ledger_view.TABS)
+with by_task:
+    st.caption(f"{plain(layer)}, task by task")
+    of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
+    said = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+    rows = tables.stack_models(of_tasks)
+    view.chart(
+        charts.drift_tasks(of_tasks, relative),
+        "drift-tasks",
+        f"Drift of every task at {layer}: {said}",
+        Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
+        text.DRIFT_TASKS,
+    )
+with cause:
+    ledger_view.cause(session, models, on, over, layer)
+with growth:
+    ledger_view.growth(session, models, on, over, layer)
+with decisions:
+    ledger_view.decisions(session, models, on, task)
+with sources:
+    if compared.calibration:
+        ledger_view.sources(session, compared.calibration)
+    else:
+        st.caption("Feature sources are those of a calibration: choose a calibrated model B.")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featcal.cli import opening
+from featcal.cli.completion import complete_suite
 from featcal.cli.groups import OF_MEASUREMENTS, Command
-from featcal.cli.options import DRAWN, JSON, MEASURED, block, file_to_write, models_option
+from featcal.cli.options import DRAWN, JSON, MEASURED, Option, block, file_to_write, models_option
 from featcal.cli.suite import show_check
 from featcal.cli.terminal import bar, say, say_notes, show
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
+    from featcal.authoring.from_paths import Parts
     from featcal.drift.ledger import DriftLedger
+    from featcal.session.session import Session
+    from featcal.suite.views import EvaluationSamples
 
 
 def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -32,30 +37,33 @@ def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[st
     return found
 
 
-MODELS_AND_SAMPLES = block(
-    click.option("--base", required=True, help="Folder or Hub id of the model that the experts were fine-tuned from."),
-    click.option(
-        "--expert",
-        "experts",
-        multiple=True,
-        required=True,
-        callback=_parse_tasks,
-        help="TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.",
-    ),
-    click.option(
-        "--data",
-        multiple=True,
-        callback=_parse_tasks,
-        help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or beside "
-        "each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: \"{question}\"}'.  "
-        "[none: the suite file asks for them]",
-    ),
-)
-"""The models and samples of a suite."""
+def _models_and_samples(required: bool = True) -> Option:
+    """Return the options for the models and samples of a suite."""
+    return block(
+        click.option(
+            "--base", required=required, help="Folder or Hub id of the model that the experts were fine-tuned from."
+        ),
+        click.option(
+            "--expert",
+            "experts",
+            multiple=True,
+            required=required,
+            callback=_parse_tasks,
+            help="TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.",
+        ),
+        click.option(
+            "--data",
+            multiple=True,
+            callback=_parse_tasks,
+            help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or "
+            "beside each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: "
+            '"{question}"}\'.  [none: the suite file asks for them]',
+        ),
+    )
 
 
 @click.command()
-@MODELS_AND_SAMPLES
+@_models_and_samples()
 @click.option("--merged", help="Folder or Hub id of the merged model, or a merge method.  [task-arithmetic, scale 0.3]")
 @file_to_write("Suite file to write; must not exist.")
 @JSON
@@ -94,42 +102,84 @@ def init(
 
 
 @click.command(cls=Command, old=OF_MEASUREMENTS)
-@click.argument("folder")
-@MODELS_AND_SAMPLES
-@models_option("Show this model as well; may be repeated:", left_out="the one in FOLDER alone")
+@click.argument("model", metavar="SUITE|FOLDER", shell_complete=complete_suite)
+@_models_and_samples(required=False)
+@models_option("Judge this model of the suite, or show it beside FOLDER; may be repeated:", left_out="the merged one")
 @MEASURED
-@file_to_write("File to write, report.html or report.md; the suite is written beside it as report.yaml.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="With FOLDER: report.html or report.md to write; the suite is written beside it as report.yaml.",
+)
 @DRAWN
 def diagnose(
-    folder: str,
-    base: str,
+    model: str,
+    base: str | None,
     experts: Mapping[str, str],
     data: Mapping[str, str],
     models: tuple[str, ...],
-    samples: int,
-    split: str | None,
-    out: Path,
-    seed: int,
+    out: Path | None,
     device: str,
     as_json: bool,
+    **drawn: Any,
 ) -> int:
-    """Check a merged model of your own and report its drift.
+    """Say in a few lines what is wrong with a merged model, and what to do.
 
-    No suite is needed; FOLDER may also be a Hub id. A suite file is written beside the report, whose commands name it.
-    --model calibrated adds what calibration would give. If a check finds a problem, the exit status is 1 and nothing
-    is written.
+    How much of the experts it keeps, which task suffers most, which layer causes most of the final drift, what a
+    calibration with the suite's options brings: all measured, with intervals.
+
+    A merged model of your own needs no suite: name its FOLDER (or Hub id), --base, --expert, --data and --out. It is
+    checked, and its report and a suite file are written; --model calibrated adds what calibration would give. If a
+    check finds a problem, the exit status is 1 and nothing is written.
+
+    --json prints one document for one model, and {"models": [...]} with a document for each of several.
+    """
+    from featcal.authoring.from_paths import Parts
+    from featcal.suite.views import EvaluationSamples
+
+    on = EvaluationSamples(**drawn)
+    if base is None and not (experts or data or out):
+        keep_memory()
+        _judge(opening.session(model, device, one_shot=False), models or ("merged",), on, as_json)
+        return 0
+    if base is None or not experts or out is None:
+        raise click.UsageError("a model without a suite is named by FOLDER, --base, --expert, --data and --out")
+    return _diagnose_own(Parts(base, experts, data, model), models, on, out, (device, as_json))
+
+
+def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_json: bool) -> None:
+    """Print the verdict on models of a suite."""
+    from featcal.figures.verdict.measure import diagnose as measure
+    from featcal.figures.verdict.measure import repair_of
+
+    found = {one: measure(session, one, on, repair_of(session, one), bar()) for one in models}
+    for name, verdict in found.items() if not as_json else ():
+        if len(found) > 1:
+            say(f"{'' if name == models[0] else chr(10)}{name}:")
+        for line in verdict.lines:
+            say(line)
+    head = {"suite": session.family.suite.name, "split": on.split or session.split, "samples": on.samples}
+    documents = [{**head, "seed": on.seed, "model": name, **one.to_json()} for name, one in found.items()]
+    show(documents[0] if len(documents) == 1 else {"models": documents}, as_json, (), ())
+
+
+def _diagnose_own(parts: Parts, models: Sequence[str], on: EvaluationSamples, out: Path, how: tuple[str, bool]) -> int:
+    """Check a model without a suite, print the verdict on it and write its report.
+
+    Args:
+        how: device, and whether one document is printed.
     """
     from featcal.authoring.from_form import read_draft, write_draft
-    from featcal.authoring.from_paths import Parts, begin
+    from featcal.authoring.from_paths import begin
     from featcal.family.opening import open_family
     from featcal.figures.report.write import free, write_report
+    from featcal.figures.verdict.measure import attribution_options
     from featcal.preflight.check import check as preflight
     from featcal.session.session import Session
-    from featcal.suite.views import DriftOptions, EvaluationSamples
 
-    file = out.with_suffix(".yaml")
+    (device, as_json), file = how, out.with_suffix(".yaml")
     free(out, file)
-    begun = begin(Parts(base, experts, data, folder), file)
+    begun = begin(parts, file)
     suite = read_draft(begun.text, file)
     found = preflight(suite, probe=False)
     document: dict[str, Any] = {
@@ -146,9 +196,8 @@ def diagnose(
         show(document, as_json, (), ())
         return 1
     keep_memory()
-    on, progress = EvaluationSamples(samples, split, seed), bar()
-    session = Session(open_family(suite, device), one_shot=False)
-    ledger = session.measure.drift("merged", DriftOptions(samples, split, seed, attribution=True), progress)
+    session, progress = Session(open_family(suite, device), one_shot=False), bar()
+    ledger = session.measure.drift("merged", attribution_options(on), progress)
     # The report first: where it fails, no suite file is left behind.
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)
@@ -156,6 +205,8 @@ def diagnose(
     document |= {"suite": str(file), "drift": ledger.to_json(), "report": report}
     show(document, as_json, _worst_layers(ledger), ("task", "final relative drift", "most from layer", "share of it"))
     if not as_json:
+        for line in report["verdict"]:
+            say(line)
         say(f"written to {out} ({readable(report['bytes'])}) and {file}")
     return 0
 

@@ -21,12 +21,13 @@ _UNIT = {
 
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
-    """Draw ||m|| + ||p|| per layer as stacked bars with ||e|| as a line; one panel per model, one common scale."""
+    """Draw ||m|| and ||p|| per layer side by side, which do not add up, and ||e|| as a line; one panel per model, one
+    common scale."""
     return _ribbon(frames, "layer", relative, chosen)
 
 
 def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
-    """Draw ||m|| + ||p|| and ||e|| at one layer, task by task; one panel per model, one common scale."""
+    """Draw ||m||, ||p|| and ||e|| at one layer, task by task; one panel per model, one common scale."""
     return _ribbon(frames, "task", relative, None)
 
 
@@ -170,7 +171,7 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     if chosen is not None:
         place = list(next(iter(frames.values()))[key]).index(chosen)
         figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="group")
     if key == "layer":
         layer_axis(figure, list(next(iter(frames.values()))["layer"]))
     else:
@@ -178,7 +179,7 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     figure.update_yaxes(rangemode="tozero")
     # Panels share one scale, so the first alone says what it is.
     figure.update_yaxes(title=axis, col=1)
-    finish(figure, 440)
+    finish(figure, 420)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
     return figure
 

@@ -20,8 +20,8 @@ expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two 
 
 **Formula.** $e = m + p$ exactly, as vectors (Prop. 1). Bars and line are means over samples of the norms.
 
-**When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line lies at or below the top of the
-stack, and far below where the parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
+**When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line can lie below either bar where the
+parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
 tokens, but only one reaches the head: CLIP's class token, a language model's token before the answer. A layer of an
 encoder-decoder's decoder holds its own tokens and the encoder's normed output, both of which later layers see, under
 one norm: it is not the decoder's drift alone. Layers differ in scale: compare them in relative units. A small drift is

@@ -64,7 +64,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 7, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -97,7 +97,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 8, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
@@ -199,11 +199,11 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
 
 
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
-    app = opened("clip-mini", n="16")
+    app = opened("clip-mini", "verdict", n="16")
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
     assert control(app, "suite").options == ["clip-mini", "lm-mini", "t5-mini"]
-    assert charts(app) == 7
+    assert charts(app) == 2
 
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
@@ -229,10 +229,8 @@ def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: P
     def drawn(tokens: str) -> dict[str, Any]:
         app = opened(tiny_suite_file, tokens=tokens)
         assert healthy(app)
-        shown = [
-            getattr(one, "value", None) if one.type == "subheader" else getattr(one, "label", None) for one in app.main
-        ]
-        assert shown.index("Norms over") == shown.index("Does drift grow on its way?") + 1
+        (growth,) = (tab for tab in app.tabs if tab.label == "Growth")
+        assert [one.label for one in growth.get("button_group")] == ["Norms over"]
         data = [json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart")]
         return dict(zip(("layers", "tasks", "attribution", "growth", "response"), data, strict=False))
 
@@ -332,6 +330,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
 @pytest.mark.parametrize(
     ("page", "step"),
     [
+        ("verdict", (Measurements, "drift")),
         ("drift", (Measurements, "drift")),
         ("drift", (Fits, "calibrate")),
         ("calibrate", (Measurements, "features")),

@@ -20,7 +20,7 @@ from featcal.samples.sources import Samples
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 
 
-DRAWN = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+DRAWN = ("verdict", "drift", "calibrate", "features", "cosines", "accuracy", "suite")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
     return edit_suite(rename)
 
 
-@pytest.mark.parametrize("page", rows(DRAWN, quick=["drift", "accuracy"], slow=DRAWN))
+@pytest.mark.parametrize("page", rows(DRAWN, quick=["verdict", "accuracy"], slow=DRAWN))
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
     app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true")
     if page == "accuracy":

@@ -1,4 +1,4 @@
-"""The kept first chart: the live numbers again, for the very same files only, without torch."""
+"""The kept first page: the live one again, for the very same files only, without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tiny_text import write_text_suite
 
-from app import opening, preview
+from app import preview
+from app.preview import Kept
 from featcal.family.opening import Family
-from featcal.figures import tables
-from featcal.session.api import measure_drift
+from featcal.figures import ledger_tables, tables
+from featcal.figures.verdict.measure import diagnose
+from featcal.session.session import Session
+from featcal.suite.views import DriftOptions, EvaluationSamples
 
 
 @pytest.fixture
@@ -22,40 +24,46 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_is_kept_comes_back(tiny: Family, cache: Path) -> None:
-    table = tables.drift_table(measure_drift(tiny, samples=4))
+@pytest.fixture(scope="module")
+def measured(tiny: Family) -> Kept:
+    session, on = Session(tiny), EvaluationSamples(4)
+    ledger = session.measure.drift("merged", DriftOptions(4, attribution=True))
+    return Kept(
+        diagnose(session, "merged", on),
+        ledger_tables.attribution(ledger, tables.ALL_TASKS),
+        tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True),
+    )
+
+
+def test_what_is_kept_comes_back(measured: Kept, cache: Path) -> None:
     assert preview.read_kept() is None
-    preview.keep(table)
+    preview.keep(measured)
     found = preview.read_kept()
     assert found is not None
-    pd.testing.assert_frame_equal(found, table, check_dtype=False, rtol=1e-9)
+    assert found.verdict.lines == measured.verdict.lines
+    assert found.verdict == measured.verdict
+    pd.testing.assert_frame_equal(found.booked, measured.booked, check_dtype=False, rtol=1e-9)
+    pd.testing.assert_frame_equal(found.layers, measured.layers, check_dtype=False, rtol=1e-9)
     assert len(list(cache.iterdir())) == 1
 
 
-def test_changed_files_are_measured_anew(tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
+def test_changed_files_are_measured_anew(
+    measured: Kept, tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preview.keep(measured)
     monkeypatch.setattr(preview, "data_path", lambda name: tiny.suite.root)
     assert preview.read_kept() is None
 
 
-def test_another_suite_leaves_what_is_kept_alone(tiny: Family, tmp_path: Path, cache: Path) -> None:
-    preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
-    before = {file: file.read_bytes() for file in cache.iterdir()}
-    opening.prepare(str(write_text_suite(tmp_path / "text", "t5")))
-    assert {file: file.read_bytes() for file in cache.iterdir()} == before
-    opening._prepared.clear()
-
-
 def test_a_folder_that_cannot_be_written_is_no_failure(
-    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file" / "cache"))
-    preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
+    preview.keep(measured)
     assert "not kept" in capsys.readouterr().err
 
 
-def test_the_first_chart_needs_no_torch() -> None:
-    imports = "from app import preview; from featcal.figures import charts, tables"
-    code = f"import sys; {imports}; assert 'torch' not in sys.modules"
+def test_the_first_page_needs_no_torch() -> None:
+    code = "import sys; from app import preview; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -24,6 +24,7 @@ pytestmark = [
 
 MODELS = {"b": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "8"}
 PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "verdict": ("verdict", {}),
     "drift": ("drift", {"sources": "true"}),
     "calibrate": ("calibrate", {"booked": "true", "spread": "true", "conditioning": "true"}),
     "cosines": ("cosines", {}),
@@ -87,7 +88,7 @@ def test_options_of_a_chart_are_in_its_command(choice: dict[str, str], tiny_suit
     assert healthy(app)
     lines = [line for block in app.code for line in block.value.splitlines() if line.startswith("featcal drift")]
     flag = "--tokens class" if "tokens" in choice else "--sublayers"
-    assert any("--attribution" in line and flag in line for line in lines)
+    assert any(flag in line and ("--attribution" in line) == ("parts" in choice) for line in lines)
 
 
 def test_a_model_of_controls_is_named_in_full(tiny_suite_file: Path) -> None:

@@ -49,7 +49,7 @@ class Seen:
 
 def path(name: str) -> str:
     """The first part of a page's address."""
-    return "/" if name == "drift" else f"/{name}"
+    return "/" if name == "verdict" else f"/{name}"
 
 
 def look(visitor: Visitor, name: str) -> Seen:

@@ -128,7 +128,7 @@ class Visitor:
     @property
     def place(self) -> str:
         """The name of the page."""
-        return urlsplit(self.page.url).path.strip("/") or "drift"
+        return urlsplit(self.page.url).path.strip("/") or "verdict"
 
     @property
     def heading(self) -> str:

@@ -35,6 +35,13 @@ def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
     assert list(figure.data[0].x) == LAYERS
 
 
+def test_mismatch_and_propagation_do_not_look_like_a_sum() -> None:
+    norms = {"drift": [0.3], "mismatch": [0.25], "propagation": [0.25], "alignment": [-0.3]}
+    figure = charts.drift_layers({"merged": pd.DataFrame({"layer": ["block 0"], **norms})}, relative=True)
+    assert figure.layout.barmode == "group"
+    assert [(one.type, one.y[0]) for one in figure.data] == [("bar", 0.25), ("bar", 0.25), ("scatter", 0.3)]
+
+
 def test_answers_never_look_like_a_model() -> None:
     assert not set(theme.OTHERS) & {theme.COLOUR[role] for role in theme.ROLES}
 

@@ -92,7 +92,7 @@ class Content:
         suite: its name.
         description: its own words.
         made: date and version.
-        about: lines of the summary, plain sentences.
+        about: lines of the verdict.
         settings: everything that the numbers depend on.
     """
 

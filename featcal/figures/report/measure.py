@@ -20,14 +20,15 @@ from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
 from featcal.figures.theme import Shown
+from featcal.figures.verdict.measure import attribution_options, diagnose
+from featcal.figures.verdict.sentences import Verdict
 from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import count_looks
-from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
-from featcal.system.formatting import percent
 from featcal.system.progress import Progress
 from featcal.system.versions import versions
 
@@ -54,6 +55,12 @@ class Asked:
     def models(self) -> dict[str, ModelRef]:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
+    def verdict(self, progress: Progress) -> Verdict:
+        """Say what the measurements of the first model say, beside the first calibrated one that is shown."""
+        first, *others = self.models.values()
+        calibrated = next((one for one in others if one.config is not None), None)
+        return diagnose(self.session, first, self.on, calibrated, progress)
+
     def measurement(self, what: str, on: EvaluationSamples, *more: str) -> Measured:
         """Return the origin of numbers of the models that are shown, and of `more`."""
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
@@ -67,7 +74,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
             scores.
     """
     session = asked.session
-    options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
+    options = attribution_options(asked.on)
     ledgers = {shown: session.measure.drift(model, options, progress) for shown, model in asked.models.items()}
     final = EvaluationSamples(None, "test" if "test" in session.family.suite.splits() else session.split)
     scores, missing = _scores(asked, final, progress)
@@ -83,7 +90,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
         suite.name,
         suite.description,
         f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        tuple(_sentences(ledgers, scores, next(iter(asked.names)))),
+        asked.verdict(progress).lines,
         tuple(parts),
         settings.settings(session, asked.names, asked.on, final),
     )
@@ -110,20 +117,6 @@ def _summary(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores]) -
             row["cosine to the experts"] = ledgers[shown].macro_cosine
         rows.append(row)
     return Table("Models", pd.DataFrame(rows), "drift: norm / norm of the expert's feature")
-
-
-def _sentences(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores], first: str) -> Iterator[str]:
-    """Say in words what stands out."""
-    for shown, ledger in ledgers.items():
-        booked = ledger_tables.attribution(ledger, tables.ALL_TASKS)
-        most = booked.loc[booked["share"].idxmax()]
-        yield (
-            f"{shown}: final drift {booked['final'][0]:.3f} of the norm of the experts' features; the largest share of "
-            f"it, {percent(most['share'])} %, was caused at {most['layer']}."
-        )
-    for shown in (one for one in ledgers if scores and one != first):
-        points = 100 * (scores[shown].average - scores[first].average)
-        yield f"{shown} scores {points:+.1f} points on average compared with {first}."
 
 
 def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSamples, missing: str) -> Iterator[Part]:

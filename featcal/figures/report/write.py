@@ -43,7 +43,7 @@ def write_report(
 
     Returns:
         The document of `featcal report --json`: `out`, names of `figures` that are files of their own, `bytes` of the
-        file, `notes`.
+        file, lines of the `verdict` that it begins with, `notes`.
 
     Raises:
         InputError: `out` cannot be written, models cannot be shown together, or one cannot be opened or measured.
@@ -67,7 +67,8 @@ def write_report(
             put_new(out, written)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
-    return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
+    size = out.stat().st_size
+    return {"out": str(out), "figures": drawn, "bytes": size, "verdict": list(content.about), "notes": notes}
 
 
 def report_command(reference: str, names: Sequence[str], on: EvaluationSamples) -> str:

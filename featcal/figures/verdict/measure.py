@@ -1,0 +1,138 @@
+"""Measure what a verdict says, cheap things first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.evaluate import Scores
+from featcal.evaluation.paired import compare_scores
+from featcal.figures import ledger_tables, tables
+from featcal.figures.verdict.findings import Findings, LayerFinding
+from featcal.figures.verdict.sentences import Verdict, judge
+from featcal.session.model_ref import BASE, EXPERT, MERGED, ModelId, ModelRef
+from featcal.session.session import Session
+from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.errors import InputError, NoScores
+from featcal.system.progress import Progress, silent
+
+_LEFT = ("base", "expert", "calibrated", "anchor")
+"""Kinds of models that nobody would calibrate."""
+
+
+def diagnose(
+    session: Session,
+    model: ModelId = MERGED,
+    on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
+    repair: ModelId | None = None,
+    progress: Progress = silent,
+) -> Verdict:
+    """Measure a model and say what the numbers say.
+
+    Args:
+        repair: the calibrated model that it is compared with; None says nothing of calibration.
+
+    Raises:
+        InputError, NumericalError: as `Measurements.drift`; a suite without answers has no scores, and says so.
+    """
+    *_, found = examine(session, model, on, repair, progress)
+    return judge(found)
+
+
+def examine(
+    session: Session,
+    model: ModelId,
+    on: EvaluationSamples,
+    repair: ModelId | None = None,
+    progress: Progress = silent,
+    unscored: str = "",
+) -> Iterator[Findings]:
+    """Give what is known of a model after its scores, after its drift, and after the calibration; `diagnose` says what
+    is raised.
+
+    Args:
+        unscored: why no model is to be scored; "" to score them.
+    """
+    one = session.resolve(model)
+    found = Findings("The merge" if one.kind == "merged" else one.label, no_scores=unscored, whole=False)
+    if not unscored:
+        found = _score(session, one, on, found, progress)
+    yield found
+    ledger = session.measure.drift(one, attribution_options(on), progress)
+    found = replace(found, on=tables.describe_samples(ledger), layers=_layers(ledger), final=_final(ledger))
+    if repair is not None:
+        yield found
+        found = _repair(session, one, session.resolve(repair), on, found, progress)
+    yield replace(found, whole=True)
+
+
+def repair_of(session: Session, model: ModelId) -> ModelRef | None:
+    """Return a model calibrated with the suite's own options; None for one that is no merge."""
+    one = session.resolve(model)
+    if one.kind in _LEFT:
+        return None
+    return session.resolve("calibrated" if one.kind == "merged" else f"calibrated@{one.name}")
+
+
+def attribution_options(on: EvaluationSamples) -> DriftOptions:
+    """Return the options of a drift that is attributed to layers, on these samples."""
+    return DriftOptions(on.samples, on.split, on.seed, attribution=True)
+
+
+def score(session: Session, model: ModelId, on: EvaluationSamples, progress: Progress = silent) -> Scores:
+    """Score a model for people who choose: whole answers of language models, whose first tokens can all be right while
+    the answers are wrong; classes off the features that drift is measured on.
+
+    Raises:
+        InputError: there is nothing to score with.
+    """
+    if session.is_text:
+        return session.measure.scores(model, on, progress)
+    return session.measure.quick_scores(model, on)
+
+
+def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress) -> Findings:
+    try:
+        own, experts, base = (score(session, model, on, progress) for model in (one, EXPERT, BASE))
+    except NoScores as error:
+        return replace(found, no_scores=str(error))
+    return replace(
+        found,
+        metric=tables.metric_name({"": own}),
+        on=f"{tables.how_many(task.n for task in own.tasks.values())} {own.split} samples per task",
+        lost=compare_scores(experts, own),
+        gained=compare_scores(base, own),
+        taught=compare_scores(base, experts),
+    )
+
+
+def _repair(
+    session: Session, one: ModelRef, repair: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress
+) -> Findings:
+    try:
+        session.fit.calibrate(repair, progress)
+        after = session.measure.features(repair, on, progress)
+    except InputError as error:  # a model that is more than its weights
+        return replace(found, no_repair=str(error))
+    scores = None if found.lost is None else score(session, repair, on, progress)
+    return replace(
+        found,
+        repaired=None if scores is None else compare_scores(score(session, one, on), scores),
+        repair_samples=None if repair.config is None else repair.config.samples,
+        repaired_final=float(tables.relative_drift(after).iloc[-1]),
+    )
+
+
+def _layers(ledger: DriftLedger) -> tuple[LayerFinding, ...]:
+    """Return every layer as the charts of attribution and of drift show it; none where nothing drifted."""
+    booked = ledger_tables.attribution(ledger, tables.ALL_TASKS).set_index("layer")["share"]
+    rows = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True).set_index("layer")
+    return tuple(
+        LayerFinding(str(layer), float(share), float(rows["mismatch"][layer]), float(rows["propagation"][layer]))
+        for layer, share in booked.dropna().items()
+    )
+
+
+def _final(ledger: DriftLedger) -> float:
+    return float(tables.relative_drift(ledger).iloc[-1])

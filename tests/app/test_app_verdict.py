@@ -1,0 +1,109 @@
+"""The page that the app opens on: the lines of the command, what to do next, and what it keeps for the next start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_pages import button, charts, healthy, opened
+from lanes import rows
+from streamlit.testing.v1 import AppTest
+from tiny_text import write_text_suite
+
+from app import preview, verdict
+from featcal.figures.names import plain
+from featcal.figures.verdict import sentences
+from featcal.figures.verdict.measure import diagnose
+from featcal.figures.verdict.sentences import Verdict
+from featcal.session.session import open_session
+from featcal.suite.views import EvaluationSamples
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+
+
+def lines(app: AppTest) -> list[str]:
+    """Every line of the verdict on the page."""
+    (listed,) = (one.value for one in app.markdown if one.value.startswith("- **"))
+    shown = [line.removeprefix("- ").removeprefix("**").removesuffix("**") for line in listed.splitlines()]
+    rest = [one.value for kind in ("markdown", "success", "caption") for one in app.get(kind)]
+    return [*shown, *(one for one in rest if one.startswith(("Next: ", "Measured on")))]
+
+
+def expected(found: Verdict) -> list[str]:
+    return [plain(line) for line in found.lines]
+
+
+@pytest.mark.parametrize("family", rows(("clip", "t5", "llama"), quick=["clip"], slow=["t5", "llama"]))
+def test_the_page_says_what_the_command_says(family: str, tiny_suite_file: Path, tmp_path: Path) -> None:
+    file = tiny_suite_file if family == "clip" else write_text_suite(tmp_path / "suite", family)
+    app = opened(file, "verdict", n="8", rho="1.5", lam="0.05")
+    assert healthy(app)
+    assert charts(app) == 2
+    session = open_session(str(file), resident=True)
+    calibrated = "calibrated:rho=1.5,lam=0.05,samples=64"
+    assert lines(app) == expected(diagnose(session, "merged", EvaluationSamples(8), calibrated))
+
+
+STEPS = {
+    sentences.REPAIR: ("Repair it", "Repair it in closed form"),
+    sentences.CHECK: ("Check the experts", "What is loaded?"),
+    sentences.NOTHING: (None, ""),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_button_leads_to_what_is_next(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(verdict, "judge", lambda found: replace(sentences.judge(found), next=step))
+    app = opened(tiny_suite_file, "verdict", n="8")
+    primary = [one.label for one in app.button if one.proto.type == "primary"]
+    label, header = STEPS[step]
+    assert primary == ([label] if label else [])
+    assert len(app.success) == (label is None)
+    if label:
+        button(app, label).click().run()
+        assert healthy(app)
+        assert header in app.header[0].value
+
+
+@pytest.mark.slow
+def test_another_merge_is_judged_by_its_name(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "verdict", n="8", a="ties:scale=1")
+    assert healthy(app)
+    session = open_session(str(tiny_suite_file), resident=True)
+    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated@ties:scale=1")
+    assert lines(app) == expected(found)
+    assert lines(app)[0].startswith(plain("ties:scale=1 keeps"))
+
+
+def test_a_base_is_not_calibrated(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "verdict", n="8", a="base")
+    assert healthy(app)
+    assert not any("Calibration" in line for line in lines(app))
+
+
+@pytest.mark.slow
+def test_work_that_takes_a_job_is_left_to_its_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "is_long", lambda session, seconds: True)
+    monkeypatch.setattr(verdict, "seconds_to_calibrate", lambda session, config: 8000.0)
+    app = opened(tiny_suite_file, "verdict", n="8")
+    assert healthy(app)
+    assert "What calibration would bring is not measured: it takes about 2.2 h" in " ".join(lines(app))
+
+
+@pytest.mark.slow
+def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+    first = opened("clip-mini", "verdict")
+    assert healthy(first)
+    kept = preview.read_kept()
+    assert kept is not None
+    assert lines(first) == expected(kept.verdict)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("what is kept is not measured again")
+
+    monkeypatch.setattr(verdict, "_measure", fail)
+    again = opened("clip-mini", "verdict")
+    assert (healthy(again), lines(again), charts(again)) == (True, lines(first), 2)

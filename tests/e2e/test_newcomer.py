@@ -1,0 +1,42 @@
+"""What a newcomer wants to know of a merge, and how many clicks that takes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from e2e.conftest import App
+from e2e.visitor import Model, Visitor
+
+pytestmark = pytest.mark.e2e
+QUESTIONS = {
+    "which layer": r"block \d causes the largest part of that, \d+ %",
+    "which task": r"\w+ suffers most: \d+\.\d %, its expert \d+\.\d %",
+    "whose fault": r"is its own mismatch, \d\.\d\d comes in from the layers before it",
+    "how much is repaired": r"brings it to \d+\.\d % \(\+\d+\.\d points, .*\), which closes \d+ % of the gap",
+}
+
+
+def test_five_questions_are_answered_within_three_clicks(visitor: Visitor, app: App) -> None:
+    visitor.open("/")
+    said = visitor.page.get_by_test_id("stMain").inner_text()
+    assert {asked for asked, answer in QUESTIONS.items() if not re.search(answer, said)} == set()
+    visitor.click("Repair it")
+    assert (visitor.place, visitor.heading) == ("calibrate", "Repair it in closed form")
+    (repaired,) = re.findall(r"brings it to (\d+\.\d) %", said)
+    assert visitor.metric("accuracy, calibrated") == float(repaired)
+    visitor.click("Write the checkpoint")
+    folder = app.folder / Model(0.05, 2.0, 0.3, 64).folder("clip-mini")
+    assert (folder / "model.safetensors").is_file()
+    assert folder.name in visitor.page.get_by_test_id("stAlertContentSuccess").last.inner_text()
+
+
+@pytest.mark.parametrize("path", ["/", "/drift"])
+def test_a_page_to_begin_with_is_short(visitor: Visitor, path: str) -> None:
+    visitor.page.set_viewport_size({"width": 1400, "height": 900})
+    visitor.open(f"{path}?suite=clip-mini")  # a link: without the tour
+    main = visitor.page.get_by_test_id("stMainBlockContainer")
+    assert main.evaluate("place => place.scrollHeight") < 1600
+    controls = ("stButtonGroup", "stSelectbox", "stSlider", "stCheckbox", "stButton")
+    assert sum(main.get_by_test_id(one).count() for one in controls) <= 7
