@@ -144,7 +144,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     models = {a: first, shown: session.resolve(name), b: second}
     with state.progress() as report:
         measured = {a: features[a], shown: session.measure.features(name, on, report), b: features[b]}
-    scores, _ = state.quick_scores(session, models, on)
+    scores, _ = state.answer_scores(session, models, on)
     frame = repair_tables.model_summary(measured, scores)
     metric = tables.metric_name(scores) if scores else ""
     if scores:
@@ -172,7 +172,7 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
             session.measure.features(one, on, report)
-    scores, missing = state.quick_scores(session, {str(n): session.resolve(one) for n, one in seeds.items()}, on)
+    scores, missing = state.answer_scores(session, {str(n): session.resolve(one) for n, one in seeds.items()}, on)
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
         return

@@ -18,7 +18,7 @@ from featcal.figures.names import plain, shorten
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import recording
-from featcal.studies.history import History, HistoryEntry, Mark
+from featcal.studies.history import History, HistoryEntry, Mark, Measured
 from featcal.studies.recording import hash_of, record
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -32,7 +32,11 @@ _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", 
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        problem = "" if model.calibration is None else record(session, model.calibration, on, History())
+        problem = (
+            ""
+            if model.calibration is None
+            else record(session, model.calibration, on, History(), state.scored_by(session, on))
+        )
         if problem:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
@@ -258,17 +262,18 @@ def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
         del formats["task"]
         st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
     if both and all(one.scores for one in both[0]) and st.button("Which samples flip?", icon=":material/swap_horiz:"):
-        _flips(session, (a, b), EvaluationSamples(both[0][0].samples, both[0][0].split, both[0][0].seed))
+        _flips(session, (a, b), both[0][0])
 
 
-def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], on: EvaluationSamples) -> None:
-    """Show how many samples of every task B has right and A has not, and the other way round."""
+def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: Measured) -> None:
+    """Show how many samples of a measurement B has right and A has not, task by task, and the other way round."""
+    on = EvaluationSamples(measured.samples, measured.split, measured.seed)
     try:
         with state.progress() as report:
             models = [session.resolve(run.model) for run in runs]
             for model in models:
                 session.measure.features(model, on, report)
-            before, after = (session.measure.quick_scores(model, on) for model in models)
+            before, after = (recording.score(session, model, on, measured.how, report) for model in models)
             found = compare_scores(before, after)
     except FeatcalError as error:
         view.problem(error)

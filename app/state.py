@@ -21,9 +21,12 @@ from app.maps import MapWorker
 from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.evaluation.evaluate import Scores
+from featcal.server.lengths import is_long, seconds_to_score
 from featcal.session.fingerprint import Stamp, suite_stamp
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.studies import recording
+from featcal.studies.history import How
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
@@ -194,7 +197,13 @@ def _held_sessions() -> Held:
     return Held(server_rules())
 
 
-def quick_scores(
+def scored_by(session: Session, on: EvaluationSamples) -> How:
+    """Return what a page makes scores of: as everywhere, but first tokens where whole answers take long."""
+    how = recording.scored_by(session)
+    return "features" if how == "answers" and is_long(session, seconds_to_score(session, on)) else how
+
+
+def answer_scores(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> tuple[dict[str, Scores], str]:
     """Score models on the samples that drift is measured on, or return none and the reason.
@@ -203,7 +212,9 @@ def quick_scores(
         NumericalError: features that are not finite, which is another matter than missing labels.
     """
     try:
-        return {name: session.measure.quick_scores(model, on) for name, model in models.items()}, ""
+        how = scored_by(session, on)
+        with progress() as report:
+            return {name: recording.score(session, model, on, how, report) for name, model in models.items()}, ""
     except InputError as error:
         return {}, str(error)
 

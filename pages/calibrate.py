@@ -24,14 +24,14 @@ with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 # Once the exact run is done, the preview is held against it.
 repair.confirm(previewed, session, config, after)
-scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
+scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 numbers: list[view.Metric] = [
     ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")
 ]
 if scores:
     first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
-    short = "first token" if session.is_text else "accuracy"
+    short = {"first-token accuracy": "first token"}.get(tables.metric_name(scores), tables.metric_name(scores))
     numbers += [
         (f"{short}, {a}", f"{percent(first / 100)} %", None),
         (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
@@ -87,10 +87,11 @@ if worse:
         f"These options raise the final drift of {tasks}. Try another λ or ρ, or more samples.",
         icon=":material/trending_up:",
     )
-if scores and session.is_text:
+if scores and session.is_text and state.scored_by(session, on) == "features":
     st.caption(
-        "First-token accuracy: how often the first token of the answer is right, read off the final features without "
-        "generating text. The Accuracy page scores whole answers."
+        "First-token accuracy: how often the first token of the answer is right, read off the final features, since "
+        "whole answers of this suite take long. It can be right where the answer is wrong: the Accuracy page scores "
+        "whole answers."
     )
 view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 

@@ -25,7 +25,7 @@ with state.progress() as report:
 features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found.items()})
 vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
-scores, missing = state.quick_scores(session, compared.models, on)
+scores, missing = state.answer_scores(session, compared.models, on)
 runs.keep(session, compared.models, on)
 
 origin = downloads.sample_origin(session, on, compared.models)

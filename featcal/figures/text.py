@@ -94,9 +94,8 @@ over a decoder's tokens includes tokens of the right answer, which it is given.
 COSINES = r"""
 **What this shows.** (a) Mean cosine of final features to the task's expert. (b) This cosine, one point per sample
 of the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
-validation score calibration gained over the merged model (for text: how often the first token of the answer is
-right). (d) In parameter space: cosine of $\theta_\text{model} - \theta_\text{base}$ to
-$\theta_\text{expert} - \theta_\text{base}$.
+validation score calibration gained over the merged model. (d) In parameter space: cosine of
+$\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
 
 **When it misleads.** Cosines ignore feature length, as a zero-shot head does; a language model's head does not.
 In (c) the score is a count over few samples: one sample is one step. (d) need not grow: features can come closer to
@@ -117,10 +116,10 @@ ACCURACY_OF_TEXT = r"""
 compared with the right answer as a whole string (exact match). *gap closed*
 $= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
 
-**When it misleads.** The page Calibrate shows something else, the first token of the answer, which needs no
-generation: the two agree only where first tokens tell answers apart. Exact match gives nothing for an answer that is
-right in other words. Choose options on validation samples; the gap closed is unstable where expert and merged model
-are close, and left out where the expert is not better.
+**When it misleads.** The page Calibrate scores whole answers too, of fewer samples; where these take long it shows
+the first token of the answer, which can be right where the answer is wrong. Exact match gives nothing for an answer
+that is right in other words. Choose options on validation samples; the gap closed is unstable where expert and merged
+model are close, and left out where the expert is not better.
 """
 
 DIFFERENCES = r"""

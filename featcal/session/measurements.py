@@ -176,6 +176,15 @@ class Measurements:
 
         return self.suite.get_or_make(_QUICK, (one.key, *self.suite.key(view)), make)
 
+    def answer_scores(self, model: ModelId, view: EvaluationSamples, progress: Progress = silent) -> Scores:
+        """Score a model by its answers, as people who choose between models need it: whole answers of text, whose
+        first tokens can all be right while the answers are wrong; classes off the features that drift is measured on.
+
+        Raises:
+            InputError: there is nothing to score with.
+        """
+        return self.scores(model, view, progress) if self.suite.is_text else self.quick_scores(model, view)
+
     def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
         """Return, by task, `[n]`: the lead of a model's first over its second class, or first token of an answer,
         sample by sample (mu of Eq. (44)), off the features that drift is measured on."""

@@ -7,19 +7,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from featcal.evaluation.evaluate import Scores
 from featcal.session.model_ref import ModelId
 from featcal.session.open_suite import Kind
 from featcal.session.session import Session
-from featcal.studies.history import History, HistoryEntry, Measured, TaskValue, current_maker, new_run, suite_hash
+from featcal.studies.history import History, HistoryEntry, How, Measured, TaskValue, current_maker, new_run, suite_hash
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
+from featcal.system.progress import Progress, silent
 
 _RECORDED, _SUITE_HASH = Kind[str]("why it is not recorded"), Kind[str]("hash of the suite")
 
 
-def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, history: History) -> str:
+def record(
+    session: Session, model: CalibrationConfig, on: EvaluationSamples, history: History, how: How | None = None
+) -> str:
     """Keep what the session measured of a calibrated model; measures what it has not measured yet.
+
+    Args:
+        how: what scores are made of, as in `measure`.
 
     Returns:
         Why it is not kept, or "".
@@ -29,10 +36,10 @@ def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, hi
     """
 
     def make() -> str:
-        kept = history.add(run_of(session, model), measure(session, model, on))
+        kept = history.add(run_of(session, model), measure(session, model, on, how))
         return "" if kept else history.problems[-1]
 
-    key = str(history.folder), model, on
+    key = str(history.folder), model, on, how
     problem = session.get_or_make(_RECORDED, key, make)
     if problem:  # a full disk may have room when somebody asks again
         session.forget(_RECORDED, key)
@@ -74,16 +81,35 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
     return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
 
 
-def measure(session: Session, model: ModelId, on: EvaluationSamples) -> Measured:
-    """Measure a model's drift, and its scores off the same features; without scores where there can be none.
+def scored_by(session: Session) -> How:
+    """Return what scores of a suite are made of: whole answers of text, else the features that drift is measured on."""
+    return "answers" if session.is_text else "features"
+
+
+def score(session: Session, model: ModelId, on: EvaluationSamples, how: How, progress: Progress = silent) -> Scores:
+    """Score a model by whole answers, or off the features that drift is measured on.
+
+    Raises:
+        InputError: there is nothing to score with.
+    """
+    if how == "answers":
+        return session.measure.scores(model, on, progress)
+    return session.measure.quick_scores(model, on)
+
+
+def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | None = None) -> Measured:
+    """Measure a model's drift and its scores on the same samples; without scores where there can be none.
+
+    Args:
+        how: what scores are made of; None as `scored_by` says. Of text, "features" are right or wrong first tokens.
 
     Raises:
         InputError: the model does not fit the suite, or the samples cannot be used.
         NumericalError: a drift is not finite.
     """
-    one = session.resolve(model)
+    one, how = session.resolve(model), how or scored_by(session)
     try:
-        scores = session.measure.quick_scores(one, on).to_json()["tasks"]
+        scores = score(session, one, on, how).to_json()["tasks"]
     except NoScores:
         scores = {}
     drift = {}
@@ -100,4 +126,4 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples) -> Measured
     if one.calibration is not None:
         seconds = float(session.fit.calibrate(one).record["seconds"]["total"])
     values = {task: TaskValue(**score) for task, score in scores.items()}
-    return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)
+    return Measured(how, on.split or session.split, on.samples, on.seed, values, drift, seconds)

@@ -14,8 +14,8 @@ from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor, nn
 
-from featcal import calibrate, load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import config_for, expert_passes
+from featcal import load_suite, measure_drift, open_family
+from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.token_rows import TokenRows, task_rows
 from featcal.drift.source import measure_sources

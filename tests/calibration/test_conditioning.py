@@ -32,7 +32,7 @@ def test_numbers_of_a_known_matrix() -> None:
     gram.add_rows(torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.0], dtype=torch.float64).sqrt()) @ turn)
     sums = LinearSums.zeros(torch.zeros(2, 4, dtype=torch.float64), torch.float64)
     sums.gram, sums.tokens, group._sums = gram, 3, sums
-    (found,) = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0))
+    (found,) = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0, mu=0.0))
     assert (found.layer, found.maps, found.width, found.tokens) == ("block 7", "q", 4, 3)
     assert found.smallest == pytest.approx(0.5, abs=1e-12)
     assert found.largest == pytest.approx(3.5, rel=1e-12)
@@ -53,7 +53,7 @@ def system(gram: torch.Tensor, tokens: int = 3) -> LinearGroup:
 
 def test_directions_without_data_and_ridge_decide_nothing() -> None:
     (found,) = conditioning_of(
-        "block 7", system(torch.diag(torch.tensor([2.0, 0.0]))), CalibrationConfig(lam=0.0, eps=0.0)
+        "block 7", system(torch.diag(torch.tensor([2.0, 0.0]))), CalibrationConfig(lam=0.0, eps=0.0, mu=0.0)
     )
     assert (found.effective_rank, found.smallest, found.condition) == (1.0, 0.0, float("inf"))
 

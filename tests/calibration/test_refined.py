@@ -13,9 +13,9 @@ from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor, nn
 
-from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
+from featcal import CalibrationConfig, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
-from featcal.calibration.calibrate import config_for, expert_passes
+from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.residual_parts import Part
 from featcal.family.opening import Family
 from featcal.models.adapter import Call

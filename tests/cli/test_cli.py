@@ -24,7 +24,6 @@ from featcal.cli.options import Size
 from featcal.family.opening import Family
 from featcal.formats.output import OutputFolder
 from featcal.session.measurements import Measurements
-from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
@@ -171,7 +170,8 @@ def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeyp
     code, _, err = run("calibrate", suite, "--out", tmp_path / "o", *numbers, *switches, "--max-memory", "2kB")
     assert (code, "seen" in err) == (1, True), err
     ((config, more),) = taken
-    off, on = {"biases": False, "layernorms": False}, {"rmsnorms": True, "completion_only": True}
+    off = {"beta": 0.0, "mu": 0.0, "biases": False, "layernorms": False}
+    on = {"rmsnorms": True, "completion_only": True}
     assert config == CalibrationConfig(0.1, 1.5, 0.2, 5, 9, batch_size=3, precision="fast", **off, **on)
     assert (more["resume"], more["max_memory"]) == (True, 2000)
 
@@ -202,7 +202,7 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
     for more in (parts, ()):
         code, _, err = run("study", "sweep", tiny_suite_file, *values, *more)
         assert (code, "seen" in err) == (1, True), err
-    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}  # the suite's own
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "mu": 0.0}  # the suite's own
     whole = CalibrationConfig(**numbers, samples=5, seed=9, biases=False, layernorms=False)
     part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
     assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), EvaluationSamples(3)) for one in (part, whole)]
@@ -211,8 +211,8 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
 def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, DriftOptions]] = []
 
-    def take(measure: Measurements, model: ModelRef, options: DriftOptions, progress: object) -> None:
-        taken.append((model.name, options))
+    def take(measure: Measurements, model: str, options: DriftOptions, progress: object) -> None:
+        taken.append((model, options))
         raise InputError("seen")
 
     monkeypatch.setattr(Measurements, "drift", take)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import CalibrationResult, config_for, expert_passes
+from featcal import calibrate_to_folder, load_suite, measure_drift, open_family
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger
 from featcal.family.opening import Family

@@ -20,8 +20,8 @@ from tiny_clip import write_suite
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from featcal import calibrate, load_suite, open_family
-from featcal.calibration.calibrate import expert_passes
+from featcal import load_suite, open_family
+from featcal.calibration.calibrate import calibrate, expert_passes
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.propagation import propagate

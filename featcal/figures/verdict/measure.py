@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from featcal.drift.ledger import DriftLedger
-from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import compare_scores
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict.findings import Findings, LayerFinding
@@ -80,21 +79,9 @@ def attribution_options(on: EvaluationSamples) -> DriftOptions:
     return DriftOptions(on.samples, on.split, on.seed, attribution=True)
 
 
-def score(session: Session, model: ModelId, on: EvaluationSamples, progress: Progress = silent) -> Scores:
-    """Score a model for people who choose: whole answers of language models, whose first tokens can all be right while
-    the answers are wrong; classes off the features that drift is measured on.
-
-    Raises:
-        InputError: there is nothing to score with.
-    """
-    if session.is_text:
-        return session.measure.scores(model, on, progress)
-    return session.measure.quick_scores(model, on)
-
-
 def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress) -> Findings:
     try:
-        own, experts, base = (score(session, model, on, progress) for model in (one, EXPERT, BASE))
+        own, experts, base = (session.measure.answer_scores(model, on, progress) for model in (one, EXPERT, BASE))
     except NoScores as error:
         return replace(found, no_scores=str(error))
     return replace(
@@ -115,10 +102,10 @@ def _repair(
         after = session.measure.features(repair, on, progress)
     except InputError as error:  # a model that is more than its weights
         return replace(found, no_repair=str(error))
-    scores = None if found.lost is None else score(session, repair, on, progress)
+    answers = session.measure.answer_scores
     return replace(
         found,
-        repaired=None if scores is None else compare_scores(score(session, one, on), scores),
+        repaired=None if found.lost is None else compare_scores(answers(one, on), answers(repair, on, progress)),
         repair_samples=None if repair.config is None else repair.config.samples,
         repaired_final=float(tables.relative_drift(after).iloc[-1]),
     )
