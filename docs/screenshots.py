@@ -24,7 +24,7 @@ THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"verdict": 1000, "drift": 640, "calibrate": 1145, "features": 1250, "accuracy": 800, "leaderboard": 1310}
+SHOWN = {"verdict": 930, "drift": 735, "calibrate": 1145, "features": 1250, "accuracy": 800, "leaderboard": 1310}
 """Page → pixels from its top that the README shows."""
 
 

@@ -38,10 +38,13 @@ def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[st
 
 
 def _models_and_samples(required: bool = True) -> Option:
-    """Return the options for the models and samples of a suite."""
+    """Return the options for the models and samples of a suite; where none is required, a suite may be named too."""
+    alone = "" if required else "  [none: a suite is named]"
     return block(
         click.option(
-            "--base", required=required, help="Folder or Hub id of the model that the experts were fine-tuned from."
+            "--base",
+            required=required,
+            help=f"Folder or Hub id of the model that the experts were fine-tuned from.{alone}",
         ),
         click.option(
             "--expert",
@@ -49,7 +52,7 @@ def _models_and_samples(required: bool = True) -> Option:
             multiple=True,
             required=required,
             callback=_parse_tasks,
-            help="TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.",
+            help=f"TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.{alone}",
         ),
         click.option(
             "--data",
@@ -109,7 +112,7 @@ def init(
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="With FOLDER: report.html or report.md to write; the suite is written beside it as report.yaml.",
+    help="With FOLDER: report.html or report.md to write; the suite is written beside it as report.yaml.  [no report]",
 )
 @DRAWN
 def diagnose(
@@ -123,7 +126,7 @@ def diagnose(
     as_json: bool,
     **drawn: Any,
 ) -> int:
-    """Say in a few lines what is wrong with a merged model, and what to do.
+    """Say what is wrong with a merged model, and what to do.
 
     How much of the experts it keeps, which task suffers most, which layer causes most of the final drift, what a
     calibration with the suite's options brings: all measured, with intervals.

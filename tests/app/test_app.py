@@ -18,7 +18,7 @@ from lanes import rows
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, opening
+from app import downloads, export, opening, state
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
@@ -30,6 +30,7 @@ from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
+from featcal.system.formatting import percent
 from featcal.system.resources import bundle_root
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
@@ -136,13 +137,22 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
 
 
-def test_first_tokens_are_not_called_accuracy(sentences: Path) -> None:
-    app = opened(sentences, "calibrate", lam="0.05")
-    assert any("first token" in one.label for one in app.metric)
-    assert any("without generating" in one.value for one in app.caption)
+def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> None:
+    app = opened(sentences, "calibrate", lam="0.05", n="5")
+    shown = {one.label: one.value for one in app.metric}
+    session, on = open_session(sentences), EvaluationSamples(5)
+    for label, model in (("exact match, merged", "merged"), ("exact match, experts", "expert")):
+        assert shown[label] == f"{percent(session.measure.scores(model, on).average)} %"
     go(app, "accuracy")
     assert healthy(app)
     assert any("generated answers" in one.value for one in app.caption)
+
+
+def test_first_tokens_stand_in_where_answers_take_long(sentences: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "is_long", lambda *_: True)
+    app = opened(sentences, "calibrate", lam="0.05")
+    assert any("first token" in one.label for one in app.metric)
+    assert any("can be right where the answer is wrong" in one.value for one in app.caption)
 
 
 def test_text_flips_show_both_answers(sentences: Path) -> None:

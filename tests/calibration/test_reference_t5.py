@@ -53,7 +53,7 @@ def reference(request: pytest.FixtureRequest, references: Callable[[str], Refere
 
 PAPER = {
     "paper": CalibrationConfig(lam=1e-5, rho=2.0, alpha=0.6, batch_size=4),
-    "scales": CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
+    "scales": clip_config(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
     "much ridge": CalibrationConfig(lam=2.0, rho=1.0, alpha=1.0, rmsnorms=True, batch_size=4),
     # few samples: targets token by token
     "few": CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, samples=4, batch_size=3),
@@ -102,8 +102,8 @@ def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
 
 
 PIECEWISE = {
-    "refined": CalibrationConfig(recipe="refined", lam=1e-3, rho=2.0, alpha=0.6, beta=0.5, batch_size=4),
-    "scales": CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
+    "refined": clip_config(recipe="refined", lam=1e-3, rho=2.0, alpha=0.6, beta=0.5, batch_size=4),
+    "scales": clip_config(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
     "informed": clip_config(recipe="informed", batch_size=4),
     "weighed": clip_config(recipe="informed", weigh_tokens=True, batch_size=4),
 }

@@ -57,7 +57,7 @@ HURT = Findings(
     final=0.73,
     repaired=compared(between(0.7, 0.8, 0.05, 0.15)),
     repaired_final=0.5,
-    repair_samples=64,
+    repair_samples="64",
 )
 """A merge that lost much, and is repaired in part."""
 EVERY = {
@@ -186,7 +186,10 @@ TABLE: Mapping[str, tuple[Findings, str, Mapping[str, str]]] = {
     "no labels": (
         UNSCORED,
         sentences.REPAIR,
-        {"kept": "There are no scores, so what follows is of features alone: no labels"},
+        {
+            "kept": "There are no scores, so what follows is of features alone: no labels",
+            "repaired drift": "Calibration lowers the final drift: from 0.73 to 0.50.",
+        },
     ),
     "an expert itself": (
         EXPERT,

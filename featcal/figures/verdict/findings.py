@@ -34,7 +34,7 @@ class Findings:
         final: norm of the final drift, relative to that of the experts' features, mean over tasks.
         repaired: from the model to the calibrated one.
         repaired_final: `final` of the calibrated model.
-        repair_samples: that calibration saw, per task.
+        repair_samples: that calibration saw per task, in words: "64", "40 to 64".
         no_repair: why there is no calibrated model, where that is known.
         whole: nothing more is going to be measured, so it can be said what to do next.
     """
@@ -50,6 +50,6 @@ class Findings:
     final: float | None = None
     repaired: Comparison | None = None
     repaired_final: float | None = None
-    repair_samples: int | None = None
+    repair_samples: str = ""
     no_repair: str = ""
     whole: bool = True

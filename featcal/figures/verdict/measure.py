@@ -59,7 +59,8 @@ def examine(
         found = _score(session, one, on, found, progress)
     yield found
     ledger = session.measure.drift(one, attribution_options(on), progress)
-    found = replace(found, on=tables.describe_samples(ledger), layers=_layers(ledger), final=_final(ledger))
+    seen = ", which flatters a calibration" if ledger.split == "calibration" else ""
+    found = replace(found, on=tables.describe_samples(ledger) + seen, layers=_layers(ledger), final=_final(ledger))
     if repair is not None:
         yield found
         found = _repair(session, one, session.resolve(repair), on, found, progress)
@@ -87,7 +88,6 @@ def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findin
     return replace(
         found,
         metric=tables.metric_name({"": own}),
-        on=f"{tables.how_many(task.n for task in own.tasks.values())} {own.split} samples per task",
         lost=compare_scores(experts, own),
         gained=compare_scores(base, own),
         taught=compare_scores(base, experts),
@@ -98,7 +98,7 @@ def _repair(
     session: Session, one: ModelRef, repair: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress
 ) -> Findings:
     try:
-        session.fit.calibrate(repair, progress)
+        record = session.fit.calibrate(repair, progress).record
         after = session.measure.features(repair, on, progress)
     except InputError as error:  # a model that is more than its weights
         return replace(found, no_repair=str(error))
@@ -106,7 +106,7 @@ def _repair(
     return replace(
         found,
         repaired=None if found.lost is None else compare_scores(answers(one, on), answers(repair, on, progress)),
-        repair_samples=None if repair.config is None else repair.config.samples,
+        repair_samples=tables.how_many(task["samples"] for task in record["tasks"].values()),
         repaired_final=float(tables.relative_drift(after).iloc[-1]),
     )
 

@@ -155,9 +155,9 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
     """Say what calibration brings to scores and to the final drift."""
     if found.no_repair:
         yield Sentence("repair", f"What calibration would bring is not measured: {found.no_repair}")
+    how = f"Calibration on {found.repair_samples} samples per task" if found.repair_samples else "Calibration"
     if found.repaired is not None:
-        one, how = found.repaired.average, "Calibration"
-        how += f" on {found.repair_samples} samples per task" if found.repair_samples else ""
+        one = found.repaired.average
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
             text = f"{how} brings it to {percent(one.b)} % ({_format_change(one)}), which is within noise."
@@ -171,7 +171,8 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
         yield Sentence("repair", text, numbers)
     if found.repaired_final is not None and found.final is not None:
         verb = "lowers" if found.repaired_final < found.final else "does not lower"
-        text = f"It {verb} the final drift: from {found.final:.2f} to {found.repaired_final:.2f}."
+        who = how if found.repaired is None else "It"
+        text = f"{who} {verb} the final drift: from {found.final:.2f} to {found.repaired_final:.2f}."
         yield Sentence("repaired drift", text, {"final": found.final, "calibrated": found.repaired_final})
 
 
