@@ -29,16 +29,19 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 
 
-def controls_on_page(session: Session) -> None:
-    """Draw all controls in the body of a page."""
-    _recipe(session, st)
-    switches = len(_switches(session))
-    first = st.columns(len(_sliders(session)))
-    second = st.columns(max(4, switches + 1), vertical_alignment="center")
-    _controls(session, [*first, *second[:switches]])
-    _offer_defaults(second[min(switches, len(second) - 1)])
-    _exact_fields(session, second[-1])
-    _parts(session)
+def controls_on_page(session: Session) -> DeltaGenerator:
+    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that."""
+    with st.container(gap="xsmall"):
+        _recipe(session, st)
+        sliders = [st.container() for _ in _sliders(session)]
+    with st.container(horizontal=True):
+        more = st.popover("More", icon=":material/settings:")
+        _exact_fields(session, st)
+        _offer_defaults(st)
+    _controls(session, [*sliders, *[more] * len(_switches(session))])
+    with more:
+        _parts(session)
+    return more
 
 
 def controls_in_sidebar(session: Session) -> None:
@@ -129,18 +132,13 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> None:
 
 def _parts(session: Session) -> None:
     """Draw what is calibrated, and on which tasks; nothing chosen is all."""
-    config = chosen_config(session)
-    named = ", ".join(chosen_parts(config)) or "everything"
-    with st.expander(f"Calibrate a part (now: {named})", icon=":material/select_all:"):
-        known = all_parts(session.family.adapter, session.tasks)
-        for place, name in zip(st.columns(len(PARTIAL)), PARTIAL, strict=True):
-            one, now = OPTIONS[name], list(getattr(config, name) or ())
-            state.control(
-                place.multiselect, name, now, [], one.label, known[name], placeholder=one.left_out, help=one.help
-            )
+    config, known = chosen_config(session), all_parts(session.family.adapter, session.tasks)
+    for name in PARTIAL:
+        one, now = OPTIONS[name], list(getattr(config, name) or ())
+        state.control(st.multiselect, name, now, [], one.label, known[name], placeholder=one.left_out, help=one.help)
 
 
-def _exact_fields(session: Session, place: DeltaGenerator) -> None:
+def _exact_fields(session: Session, place: Any) -> None:
     """Draw fields for values between a slider's steps, and for numbers that have no slider."""
     config, defaults = chosen_config(session), recipe_defaults(session)
     idle = idle_options(session.family.adapter)
@@ -173,7 +171,7 @@ def _step_name(step: float | str) -> str:
 
 
 def _offer_defaults(place: Any) -> None:
-    place.button("Back to this suite's defaults", on_click=_reset, icon=":material/restart_alt:")
+    place.button("Defaults", on_click=_reset, icon=":material/restart_alt:", help="Back to this suite's own options")
 
 
 def _reset(**also: Any) -> None:

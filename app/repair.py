@@ -28,7 +28,7 @@ SEEDS = 3
 """Calibrations whose spread is shown, with the chosen seed and the next ones."""
 QUICK = 20.0
 """Seconds of an exact run beyond which nothing is kept for previews: that costs up to as much again."""
-_EXACT = "exact run"
+_EXACT, _SHOWN = "exact run", "drift that was shown"
 _CHANGE = "before, after, change: drift / norm of the expert's feature"
 
 
@@ -43,13 +43,17 @@ class Previewed:
     """Relative drift behind the block after the last exact run, mean over tasks."""
 
 
-def preview(session: Session, on: EvaluationSamples) -> Previewed:
-    """Show a preview of the chosen block with the options as they are now, behind blocks of the last exact run."""
+def preview(session: Session, on: EvaluationSamples, more: DeltaGenerator, place: DeltaGenerator) -> Previewed:
+    """Show a preview of the chosen block with the options as they are now, behind blocks of the last exact run.
+
+    Args:
+        more: where the block is chosen.
+        place: where the preview is said.
+    """
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
-    left, right = st.columns([1, 3], vertical_alignment="bottom")
-    state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen_config(session)
+    state.control(more.selectbox, "layer", layer, None, "Block that is previewed", blocks)
+    shown, config = Previewed(place.container(key="block-preview").empty(), layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
     if suite != state.reference() or last == config:
         return shown
@@ -86,6 +90,16 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
     )
 
 
+def last_drift(config: CalibrationConfig, drift: pd.Series) -> pd.Series | None:
+    """Return the drift per layer that the page showed before these options, and keep the present one for the next."""
+    shown: list[tuple[str, CalibrationConfig, pd.Series]] = st.session_state.setdefault(_SHOWN, [])
+    now = state.reference(), config, drift
+    if not shown or shown[-1][:2] != now[:2]:
+        shown[:] = [*shown[-1:], now]
+    before = shown[0]
+    return before[2] if before[0] == now[0] and before[1] != config else None
+
+
 def rest(
     session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples, layer: str
 ) -> None:
@@ -113,7 +127,6 @@ def where_it_helps(
     session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples
 ) -> None:
     """Show the change of drift by block and task and, when asked for, of what is booked to each layer."""
-    st.subheader("Where does it help?")
     (a, before), (b, after) = features.items()
     origin = downloads.sample_origin(session, on, compared.models)
     _changes(repair_tables.drift_change(before, after), "change of drift", f"drift, {b} − {a}", origin)
@@ -138,7 +151,6 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     name = f"anchor:rho={exactly(config.rho)}"
     if any(model.name == name for model in compared.models.values()):
         return
-    st.subheader("How much of it is the anchor alone?")
     (a, first), (b, second) = compared.models.items()
     shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
     models = {a: first, shown: session.resolve(name), b: second}
@@ -162,7 +174,6 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Show mean and range of every score over calibrations that differ in their seed alone, when asked for."""
     config = compared.calibration
     assert config is not None
-    st.subheader("How much depends on the draw of samples?")
     wanted = state.selection().spread
     state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
     if not wanted:
@@ -199,23 +210,20 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
 def conditioning(session: Session, config: CalibrationConfig) -> None:
     """Show how well every linear system is posed, folded and measured when asked for."""
     wanted = state.selection().conditioning
-    with st.expander("Conditioning of every solve", icon=":material/speed:", expanded=wanted):
-        state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
-        if not wanted:
-            return
-        with state.progress() as report:
-            found = session.fit.conditioning(config, report)
-        frame = repair_tables.conditioning(found)
-        worst = frame.loc[frame["condition"].idxmax()]
-        st.caption(
-            f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
-        )
-        on, model = EvaluationSamples(config.samples, "calibration", config.seed), session.resolve(config)
-        origin = downloads.sample_origin(session, on, {"calibrated": model})
-        view.table(
-            Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
-        )
-        st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
+    state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
+    if not wanted:
+        return
+    with state.progress() as report:
+        found = session.fit.conditioning(config, report)
+    frame = repair_tables.conditioning(found)
+    worst = frame.loc[frame["condition"].idxmax()]
+    st.caption(
+        f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
+    )
+    on, model = EvaluationSamples(config.samples, "calibration", config.seed), session.resolve(config)
+    origin = downloads.sample_origin(session, on, {"calibrated": model})
+    view.table(Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning"))
+    st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
 
 
 def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin) -> None:

@@ -11,11 +11,17 @@ from featcal.figures.names import plain
 from featcal.session.model_ref import EXPERT
 from featcal.system.formatting import percent
 
+HEIGHT = 300  # pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them
+
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-options.controls_on_page(session)
-previewed = repair.preview(session, on)
+cockpit = st.container(key="cockpit")
+cards = cockpit.container()
+controls, drift_place, score_place = cockpit.columns([4, 5, 5])
+with controls:
+    more = options.controls_on_page(session)
+previewed = repair.preview(session, on, more, cockpit)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, _) = compared.models.items()
 config = compared.calibration
@@ -38,29 +44,29 @@ if scores:
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
 numbers.append(("calibration took", f"{session.fit.calibrate(config).record['seconds']['total']:.2f} s", None))
-view.metrics(numbers)
+with cards:
+    view.metrics(numbers)
 
 origin = downloads.sample_origin(session, on, compared.models)
-left, right = st.columns(2)
-with left:
+with drift_place:
     st.subheader("Drift per layer")
     drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
     view.chart(
-        charts.compare_drift(drifts),
+        charts.compare_drift(drifts, repair.last_drift(config, drifts[b])).update_layout(height=HEIGHT),
         "compared",
         f"Drift per layer before and after: {tables.describe_ranges(drifts)}",
         numbers=Numbers(
             "drift before and after", tables.layer_columns(drifts), "norm / norm of the expert's", origin, kind="drift"
         ),
     )
-with right:
+with score_place:
     if scores:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
         said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
-            charts.score_bars(frame, list(scores), f"{metric}, %"),
+            charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=HEIGHT),
             "quick",
             f"{metric.capitalize()} per task before and after: {said}",
             numbers=Numbers(
@@ -95,15 +101,23 @@ if scores and session.is_text and state.scored_by(session, on) == "features":
     )
 view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
-features = {a: before, b: after}
-repair.where_it_helps(session, compared, features, on)
-# Nobody waits for these, so the browser asks for them once the exact charts stand.
-afterwards.draw_later(
-    "the rest",
-    repr((state.reference(), compared, previewed.layer, on)),
-    "The anchor alone is being measured …",
-    partial(repair.rest, session, compared, features, on, previewed.layer),
-)
-repair.spread(session, compared, on)
-repair.conditioning(session, config)
 export.section(session, config)
+
+features = {a: before, b: after}
+where, anchor, seeds, solves = st.tabs(
+    ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
+)
+with where:
+    repair.where_it_helps(session, compared, features, on)
+with anchor:
+    # Nobody waits for these, so the browser asks for them once the exact charts stand.
+    afterwards.draw_later(
+        "the rest",
+        repr((state.reference(), compared, previewed.layer, on)),
+        "The anchor alone is being measured …",
+        partial(repair.rest, session, compared, features, on, previewed.layer),
+    )
+with seeds:
+    repair.spread(session, compared, on)
+with solves:
+    repair.conditioning(session, config)

@@ -18,6 +18,7 @@ from typing import Any
 import cpu_seconds
 import pytest
 import torch
+import turns
 import yaml
 from command_line import Run
 from tiny_clip import in_float64, write_suite
@@ -31,6 +32,7 @@ torch.set_num_threads(1)  # the models are tiny: threads would only wait for eac
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_seconds)
+    config.pluginmanager.register(turns)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -31,8 +31,12 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     return _ribbon(frames, "task", relative, None)
 
 
-def compare_drift(drifts: Mapping[str, pd.Series]) -> go.Figure:
-    """Draw ||e|| / ||h_expert|| by layer, one line per model."""
+def compare_drift(drifts: Mapping[str, pd.Series], ghost: pd.Series | None = None) -> go.Figure:
+    """Draw ||e|| / ||h_expert|| by layer, one line per model.
+
+    Args:
+        ghost: of the last model before it had the options that it has now; drawn faintly.
+    """
     figure = go.Figure()
     axis, form = _UNIT[True]
     for model, drift in drifts.items():
@@ -46,6 +50,9 @@ def compare_drift(drifts: Mapping[str, pd.Series]) -> go.Figure:
             marker={"symbol": symbol(model), "size": 10},
             hovertemplate=f"%{{x}}: %{{y:{form}}}",
         )
+    if ghost is not None:
+        line = {"color": colour(model), "width": 1.5, "dash": "dot"}
+        figure.add_scatter(x=ghost.index, y=ghost, name="before", mode="lines", line=line, opacity=0.6)
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
     layer_axis(figure, list(next(iter(drifts.values())).index))
     return finish(figure, 380)

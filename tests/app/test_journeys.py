@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from app_pages import PAGES, button, control, controls, go, healthy, name_of, opened, shown_model
+from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
@@ -109,7 +110,7 @@ def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, mon
     cosine = app.metric[0].value
     go(app, "cosines")
     session = open_session(own_suite_file, resident=True)  # the app holds it
-    config = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
+    config = clip_config(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
     assert cosine == f"{session.measure.features(config).macro_cosine:.3f}"
     assert computed == [config]  # and nothing else on the way
 

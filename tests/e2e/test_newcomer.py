@@ -40,3 +40,17 @@ def test_a_page_to_begin_with_is_short(visitor: Visitor, path: str) -> None:
     assert main.evaluate("place => place.scrollHeight") < 1600
     controls = ("stButtonGroup", "stSelectbox", "stSlider", "stCheckbox", "stButton")
     assert sum(main.get_by_test_id(one).count() for one in controls) <= 7
+
+
+INSIDE = """names => names.flatMap(name => [...document.querySelectorAll(`.st-key-cockpit [data-testid="${name}"]`)]
+  .map(place => place.getBoundingClientRect()).map(box =>
+    [name, box.width > 0 && box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth]))"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (1280, 720)])
+def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor, width: int, height: int) -> None:
+    visitor.page.set_viewport_size({"width": width, "height": height})
+    visitor.open("/calibrate?samples=16&n=16")
+    seen = visitor.page.evaluate(INSIDE, ["stSlider", "stPlotlyChart", "stMetric"])
+    assert [name for name, _ in seen] == ["stSlider"] * 4 + ["stPlotlyChart"] * 2 + ["stMetric"] * 5
+    assert [name for name, inside in seen if not inside] == []
