@@ -37,7 +37,7 @@ def controls_on_page(session: Session) -> DeltaGenerator:
     with st.container(horizontal=True):
         more = st.popover("More", icon=":material/settings:")
         _exact_fields(session, st)
-        _offer_defaults(st)
+        _offer_defaults(st, "Defaults")
     _controls(session, [*sliders, *[more] * len(_switches(session))])
     with more:
         _parts(session)
@@ -170,8 +170,8 @@ def _step_name(step: float | str) -> str:
     return step if isinstance(step, str) else exactly(step)
 
 
-def _offer_defaults(place: Any) -> None:
-    place.button("Defaults", on_click=_reset, icon=":material/restart_alt:", help="Back to this suite's own options")
+def _offer_defaults(place: Any, label: str = "Back to this suite's defaults") -> None:
+    place.button(label, on_click=_reset, icon=":material/restart_alt:")
 
 
 def _reset(**also: Any) -> None:

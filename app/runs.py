@@ -35,7 +35,7 @@ def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
         problem = (
             ""
             if model.calibration is None
-            else record(session, model.calibration, on, History(), state.scored_by(session, on))
+            else record(session, model.calibration, on, History(), state.kind_of_scores(session, on))
         )
         if problem:
             st.warning(plain(problem), icon=":material/history_toggle_off:")

@@ -197,9 +197,9 @@ def _held_sessions() -> Held:
     return Held(server_rules())
 
 
-def scored_by(session: Session, on: EvaluationSamples) -> How:
+def kind_of_scores(session: Session, on: EvaluationSamples) -> How:
     """Return what a page makes scores of: as everywhere, but first tokens where whole answers take long."""
-    how = recording.scored_by(session)
+    how = recording.kind_of_scores(session)
     return "features" if how == "answers" and is_long(session, seconds_to_score(session, on)) else how
 
 
@@ -212,7 +212,7 @@ def answer_scores(
         NumericalError: features that are not finite, which is another matter than missing labels.
     """
     try:
-        how = scored_by(session, on)
+        how = kind_of_scores(session, on)
         with progress() as report:
             return {name: recording.score(session, model, on, how, report) for name, model in models.items()}, ""
     except InputError as error:

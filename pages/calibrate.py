@@ -93,7 +93,7 @@ if worse:
         f"These options raise the final drift of {tasks}. Try another λ or ρ, or more samples.",
         icon=":material/trending_up:",
     )
-if scores and session.is_text and state.scored_by(session, on) == "features":
+if scores and session.is_text and state.kind_of_scores(session, on) == "features":
     st.caption(
         "First-token accuracy: how often the first token of the answer is right, read off the final features, since "
         "whole answers of this suite take long. It can be right where the answer is wrong: the Accuracy page scores "

@@ -81,7 +81,7 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
     return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
 
 
-def scored_by(session: Session) -> How:
+def kind_of_scores(session: Session) -> How:
     """Return what scores of a suite are made of: whole answers of text, else the features that drift is measured on."""
     return "answers" if session.is_text else "features"
 
@@ -101,13 +101,13 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | 
     """Measure a model's drift and its scores on the same samples; without scores where there can be none.
 
     Args:
-        how: what scores are made of; None as `scored_by` says. Of text, "features" are right or wrong first tokens.
+        how: what scores are made of, None as `kind_of_scores` says; of text, "features" are first tokens.
 
     Raises:
         InputError: the model does not fit the suite, or the samples cannot be used.
         NumericalError: a drift is not finite.
     """
-    one, how = session.resolve(model), how or scored_by(session)
+    one, how = session.resolve(model), how or kind_of_scores(session)
     try:
         scores = score(session, one, on, how).to_json()["tasks"]
     except NoScores:

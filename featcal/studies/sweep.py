@@ -11,7 +11,7 @@ from typing import Any
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, Measured
-from featcal.studies.recording import hash_of, measure, run_of, scored_by
+from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import model_name
 from featcal.suite.views import EvaluationSamples
@@ -183,7 +183,7 @@ def _beats(one: Measured, other: Measured) -> bool:
 
 def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> Measured | None:
     """Return what the history holds of a run on these samples, if it has scores of every task."""
-    found = run.find_measured(scored_by(session), on.split or session.split, on.samples, on.seed)
+    found = run.find_measured(kind_of_scores(session), on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 

@@ -12,7 +12,7 @@ import pytest
 import streamlit as st
 import torch
 import yaml
-from app_pages import PAGES, button, charts, control, fields, go, healthy, opened, shown_and_default
+from app_pages import PAGES, button, charts, control, export_command, fields, go, healthy, opened, shown_and_default
 from clip_config import clip_config
 from lanes import rows
 from tiny_text import TASKS as TEXT_TASKS
@@ -128,13 +128,13 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     assert fields(app, "toggle") == shown | ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
     control(app, "rmsnorms").set_value(True).run()
     assert healthy(app)
-    assert "--lam 1e-05" in app.code[-1].value
-    assert "--rmsnorms --out" in app.code[-1].value
+    assert "--lam 1e-05" in export_command(app)
+    assert "--rmsnorms --out" in export_command(app)
     control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
     control(app, "suite").set_value(str(tiny_suite_file)).run()
     assert healthy(app)
     assert fields(app, "toggle") == shown | {"biases", "layernorms"}
-    assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
+    assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in export_command(app)
 
 
 def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
     control(app, "rho").set_value(0.5).run()
     assert healthy(app)
     assert app.metric[0].value != before
-    assert "--rho 0.5" in app.code[-1].value
+    assert "--rho 0.5" in export_command(app)
 
 
 def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
@@ -257,9 +257,9 @@ def test_the_tab_says_page_and_featcal_and_nothing_is_fetched_for_it() -> None:
 
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="0.5", lam="1")
-    assert "--lam 1 --rho 0.5" in app.code[-1].value
-    button(app, "suite's defaults").click().run()
-    assert "--lam 0.05 --rho 2 --alpha 0.3" in app.code[-1].value
+    assert "--lam 1 --rho 0.5" in export_command(app)
+    button(app, "Defaults").click().run()
+    assert "--lam 0.05 --rho 2 --alpha 0.3" in export_command(app)
 
 
 def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> None:

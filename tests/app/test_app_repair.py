@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from app_pages import button, charts, control, fields, go, healthy, name_of, opened, shown_model
+from app_pages import button, charts, control, export_command, fields, go, healthy, name_of, opened, shown_model
 from tiny_clip import BLOCKS, TASKS
 
 from featcal.evaluation.evaluate import Scores, TaskScore
@@ -46,8 +46,8 @@ def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) ->
     assert app.metric[0].value != whole
     said = f"λ 0.05 · ρ 2 · α 0.3 · n 64 · only block 0, block 2 · only {TASKS[1]}"
     assert shown_model(app) == said
-    assert f"--blocks 'block 0,block 2' --tasks {TASKS[1]} --out" in app.code[-1].value
-    assert app.code[-1].value.endswith(f"-block-0-block-2-{TASKS[1]}")
+    assert f"--blocks 'block 0,block 2' --tasks {TASKS[1]} --out" in export_command(app)
+    assert export_command(app).endswith(f"-block-0-block-2-{TASKS[1]}")
     go(app, "drift")
     assert healthy(app)
     assert shown_model(app) == said
@@ -76,7 +76,7 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", blocks="block 1", maps="mlp,attention", seed="7")
     assert healthy(app)
     assert (chooser(app, "blocks").value, chooser(app, "maps").value) == (["block 1"], [])  # all kinds are no choice
-    assert "--seed 7 --blocks 'block 1' --out" in app.code[-1].value
+    assert "--seed 7 --blocks 'block 1' --out" in export_command(app)
     session = open_session(tiny_suite_file, resident=True)
     measured = session.measure.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
     assert app.metric[0].value == f"{measured.macro_cosine:.3f}"
@@ -227,7 +227,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert healthy(app)
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
-    assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in app.code[-1].value
+    assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in export_command(app)
     assert any("this block answers first" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     drift = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
@@ -252,17 +252,17 @@ def test_cautious_is_one_switch_for_two_numbers(tiny_suite_file: Path) -> None:
     control(app, "cautious").set_value(True).run()
     assert healthy(app)
     assert (control(app, "alpha").value, control(app, "beta").value) == (0.3, 0.0)
-    assert "--alpha 0.3 --beta 0 --mu 0.1" in app.code[-1].value
-    assert "cautious" not in app.code[-1].value
+    assert "--alpha 0.3 --beta 0 --mu 0.1" in export_command(app)
+    assert "cautious" not in export_command(app)
     control(app, "beta").set_value(0.5).run()
     assert control(app, "cautious").value is False
     control(app, "cautious").set_value(True).run()
     control(app, "cautious").set_value(False).run()
     assert healthy(app)
-    assert "--alpha 0.6 --beta 0.5 --mu 0.1" in app.code[-1].value
+    assert "--alpha 0.6 --beta 0.5 --mu 0.1" in export_command(app)
     control(app, "weigh_tokens").set_value(True).run()
     assert healthy(app)
-    assert "--weigh-tokens --out" in app.code[-1].value
+    assert "--weigh-tokens --out" in export_command(app)
     control(app, "recipe").set_value("paper").run()
     assert healthy(app)
-    assert "weigh" not in app.code[-1].value
+    assert "weigh" not in export_command(app)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from app_pages import PAGES, button, control, controls, go, healthy, name_of, opened, shown_model
+from app_pages import PAGES, button, control, controls, export_command, go, healthy, name_of, opened, shown_model
 from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
@@ -121,9 +121,9 @@ def test_the_offered_folder_says_what_is_written(tiny_suite_file: Path, edit_sui
     control(app, "biases").set_value(False).run()
     name = "tiny-lam0.05-rho2.1-alpha0.3-n64-no-biases"
     assert app.text_input(key="folder").value == name
-    assert app.code[-1].value.endswith(f"--rho 2.1 --alpha 0.3 --samples 64 --no-biases --out {name}")
+    assert export_command(app).endswith(f"--rho 2.1 --alpha 0.3 --samples 64 --no-biases --out {name}")
     app.text_input(key="folder").set_value(str(tmp_path / "mine")).run()
-    assert app.code[-1].value.endswith(f"--out {tmp_path / 'mine'}")
+    assert export_command(app).endswith(f"--out {tmp_path / 'mine'}")
     other = edit_suite(lambda content: content.update(name="my suite"))
     control(app, "suite").options.append(str(other))
     control(app, "suite").set_value(str(other)).run()
@@ -183,7 +183,7 @@ def test_values_between_the_steps_of_a_slider_are_taken_as_they_are(
 ) -> None:
     app = opened(tiny_suite_file, "calibrate", lam=lam)
     assert str(shown_model(app)).startswith(shown + " ·")
-    assert f"--lam {lam} " in app.code[-1].value
+    assert f"--lam {lam} " in export_command(app)
     next(one for one in app.number_input if name_of(one) == "calibrate-rho-typed").set_value(2.345).run()
     assert f"{shown} · ρ 2.345 · α 0.3" in str(shown_model(app))
     assert control(app, "rho").value == 2.345
