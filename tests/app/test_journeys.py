@@ -85,6 +85,20 @@ def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) ->
         assert shown_model(go(app, page)) is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("ANCH", "anchor:rho=2"), ("expert:s", "expert:signs"), ("expert:", None), ("tsvm", None), ("ties:scale", None)],
+)
+def test_the_beginning_of_one_listed_name_is_that_name(tiny_suite_file: Path, typed: str, taken: str | None) -> None:
+    app = opened(tiny_suite_file, "runs")
+    control(app, "b").options.append(typed)
+    control(app, "b").set_value(typed).run()
+    assert app.session_state["selection"].b == (taken or typed)
+    assert control(app, "b").value == (taken or typed)
+    assert bool(app.error) == (taken is None)
+    assert ("Did you mean 'tsv-m'?" in "".join(one.value for one in app.error)) == (typed == "tsvm")
+
+
 def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_suite: Edit) -> None:
     other = edit_suite(lambda content: content.update(name="other", calibration={"rho": 1.5, "samples": 9}))
     app = opened(tiny_suite_file, "calibrate", task="signs", layer="block 0", **OPTIONS)
