@@ -31,6 +31,7 @@ _LONG = (
     "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
     "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
 )
+_ROWS, _LISTED = "leaderboard-rows", "leaderboard-listed"
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
@@ -82,16 +83,31 @@ def _table(study: Study) -> None:
     if study.kind == "corrupt":
         _show_corrupted(study)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
+    # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
+    st.session_state[_LISTED] = order["method"].tolist()
+    st.caption("Click a row to look at its model on every page, as model B; one that is fitted is fitted there.")
     st.dataframe(
         order.drop(columns=list(HIDDEN)),
         hide_index=True,
+        key=_ROWS,
+        on_select=_choose_row,
+        selection_mode="single-row",
         column_config={**view.formats(numbers), **_widths(order)},
         alt=f"{len(frame)} methods: score, cost and what each needs",
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
         st.caption(plain(f"{row['method']}: {row['failure']}"))
+    if state.selection().b in order["method"].tolist():
+        st.info(f"Model B on every page: {plain(str(state.selection().b))}", icon=":material/compare_arrows:")
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
+
+
+def _choose_row() -> None:
+    rows = st.session_state[_ROWS].selection.rows
+    method = st.session_state[_LISTED][rows[0]] if rows else "expert"
+    if method != "expert":  # every page has them beside its models already
+        state.select(b=method)
 
 
 def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: Numbers) -> None:
