@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from app_pages import PAGES, button, control, controls, go, healthy, name_of, opened, shown_model
+from app_pages import PAGES, button, charts, control, controls, go, healthy, name_of, opened, shown_model
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
@@ -67,6 +67,14 @@ def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> No
     app = opened(tiny_suite_file, "cosines", **OPTIONS)
     button(app, "with the defaults").click().run()
     walk(app, ("calibrate", "drift", "calibrate", "accuracy"), "λ 0.05 · ρ 2 · α 0.3 · n 64")
+
+
+def test_the_calibrated_model_beside_itself_is_held_against_the_merged_one(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", a="calibrated", b="calibrated")
+    assert charts(app) == 0
+    button(app, "with the defaults").click().run()
+    assert healthy(app)
+    assert (control(app, "a").value, control(app, "b").value, charts(app)) == ("merged", "calibrated", 4)
 
 
 def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
