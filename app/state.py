@@ -27,6 +27,7 @@ from featcal.session.session import Session
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import did_you_mean, shorten
 from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules
 
@@ -90,6 +91,19 @@ def ignored_parts() -> list[str]:
     """Return what the session's address asked for in vain, until something is chosen."""
     problems: list[str] = st.session_state[_LEFT_OUT]
     return problems
+
+
+def leave_out_unknown(field: str, known: Sequence[str]) -> str:
+    """Leave out what the address asks for and the suite does not have, and return the sentence that says so; "" where
+    it has it. A part of a layer counts as that layer."""
+    chosen = getattr(selection(), field)
+    if chosen is None or any(chosen == one or chosen.startswith(f"{one} ") for one in known):
+        return ""
+    said = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
+    problems = [*ignored_parts(), f"{said}{did_you_mean(chosen, known)}"]
+    select(**{field: None})
+    st.session_state[_LEFT_OUT] = problems
+    return problems[-1]
 
 
 def control(

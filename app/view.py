@@ -51,18 +51,26 @@ def suite_selector() -> None:
 
 def show_ignored() -> None:
     """Say what the address asked for in vain."""
-    for sentence in state.ignored_parts():
+    _warn_of_address(state.ignored_parts())
+
+
+def _warn_of_address(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
 def open_or_explain() -> Session:
-    """Open the selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
+    """Open the selected suite and say what the address asks for that it does not have; where it cannot be used, say
+    why, offer the embedded one and end the page."""
     try:
-        return state.session()
+        session = state.session()
     except FeatcalError as error:
         problem(error)
         offer_home()
         stopped.end_page()
+    known = {"task": session.tasks, "layer": session.family.adapter.layers()}
+    _warn_of_address([*filter(None, (state.leave_out_unknown(field, names) for field, names in known.items()))])
+    return session
 
 
 def offer_home() -> None:

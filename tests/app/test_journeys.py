@@ -243,6 +243,21 @@ def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, quer
     assert not any(said in one.value for one in app.warning)
 
 
+def test_a_layer_or_task_that_the_suite_does_not_have_is_told(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "drift", n="8", layer="block 99", task="pest")
+    assert healthy(app)
+    said = [one.value for one in app.warning]
+    assert len(said) == 2
+    assert "task = 'pest', which this suite does not have; left out. Did you mean 'pets'?" in said[0]
+    assert "layer = 'block 99', which this suite does not have; left out." in said[1]
+    assert not {"layer", "task"} & {*app.session_state["selection"].to_query()}
+    assert len(app.run().warning) == 2  # until something is chosen
+    control(app, "n").set_value(16).run()
+    assert not app.warning
+    for known in ("block 1", "block 1 attention", "head"):
+        assert not opened(tiny_suite_file, "drift", n="8", layer=known).warning
+
+
 def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines", lam="much")
     assert "lam = 'much'" in app.warning[0].value
