@@ -158,9 +158,10 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
 
 def formats(numbers: Numbers) -> dict[str, Any]:
     """Return how the columns of a table are shown."""
-    form = st.column_config.NumberColumn(format=f"%.{numbers.digits}f")
-    found = dict.fromkeys(numbers.frame.select_dtypes("float"), form)
-    return found | {name: st.column_config.NumberColumn(format="%.2g") for name in found if name == "McNemar p"}
+    number, found = st.column_config.NumberColumn, numbers.frame.select_dtypes("float")
+    digits = {name: 1 if name.endswith(", %") else numbers.digits for name in found}  # as on cards
+    forms = {name: number(format=f"%.{digits[name]}f") for name in found}
+    return forms | {name: number(format="%.1e") for name in found if name == "McNemar p"}
 
 
 def csv(numbers: Numbers) -> None:
