@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from app_pages import PAGES, button, charts, control, controls, go, healthy, name_of, opened, shown_model
@@ -256,6 +257,15 @@ def test_a_layer_or_task_that_the_suite_does_not_have_is_told(tiny_suite_file: P
     assert not app.warning
     for known in ("block 1", "block 1 attention", "head"):
         assert not opened(tiny_suite_file, "drift", n="8", layer=known).warning
+
+
+def test_an_expert_that_guesses_is_told() -> None:
+    """Three classes, 36.7 %: what a wrong file gives. With 60 % it is an expert, if not a good one."""
+    frame = pd.DataFrame({"task": ["a", "b", "c"], "expert, %": [36.7, 60.0, 36.7], "classes": [3, 3, None]})
+    counts = {"a": 64, "b": 64, "c": 64}
+    assert catalogue.guessing(frame, counts) == ["a"]
+    assert catalogue.guessing(frame, counts | {"a": 6400}) == []  # so many samples tell 36.7 % from a third
+    assert catalogue.guessing(frame.drop(columns="expert, %"), counts) == []
 
 
 def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:
