@@ -22,6 +22,7 @@ from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
 from featcal.suite.methods import NEEDS
 from featcal.system.errors import FeatcalError
+from featcal.system.formatting import duration
 
 TABLE = "compare"
 """Kind of the study that is a table of methods; other kinds have places as well."""
@@ -57,7 +58,7 @@ def show_measured() -> None:
     elif here:
         st.info("Nothing of this suite was measured yet; the button below measures it.", icon=":material/leaderboard:")
     if here:
-        _measure()
+        _measure(of_suite)
     _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
@@ -181,18 +182,27 @@ def paper() -> None:
     st.dataframe(frame, hide_index=True, column_config=printed, alt=alt)
 
 
-def _measure() -> None:
-    """Draw a button that measures every method in a process of its own, and the command that does it too."""
+def _measure(before: Sequence[Study]) -> None:
+    """Say what it takes to measure every method, as far as that was `before`, and draw the button that does it in a
+    process of its own, and the command that does it too."""
     seeds = ",".join(map(str, SEEDS))
     command = ["featcal", "compare", state.reference(), "--model", "all", "--samples", str(SAMPLES), "--seeds", seeds]
     with st.container(horizontal=True):
-        wanted = st.button("Measure every method", icon=":material/leaderboard:", help=_LONG)
+        with st.popover("Measure every method", icon=":material/leaderboard:"):
+            st.markdown(" ".join([_LONG, *(_took(study) for study in before[:1] if study.kind == TABLE)]))
+            wanted = st.button("Start", type="primary", icon=":material/play_arrow:", key="measure-every-method")
         with st.popover("Command", icon=":material/terminal:"):
             st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
     if wanted or jobs.has_job("compare", args):
         jobs.follow("compare", args, wanted)
+
+
+def _took(study: Study) -> str:
+    """Say what it took to measure a table."""
+    seconds = sum(spent.wall for row in study.rows for spent in row.found.seconds.values())
+    return f"The table above took {duration(seconds)} for {len(study.rows)} models, where it was measured."
 
 
 def _describe(study: Study) -> str:
