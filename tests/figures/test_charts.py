@@ -135,3 +135,13 @@ def test_every_source_is_relative_to_its_own_deployed_minimum() -> None:
     ]
     frame = ledger_tables.sources(found).set_index("source")
     assert frame["relative"].to_dict() == pytest.approx({"prefix": 0.0, "stale": 0.05, "snapshot": 0.1})
+
+
+def test_labels_of_gains_lie_on_no_other_point_or_label() -> None:
+    """Four tasks near one another: names above and below by turns would cover those of the neighbours."""
+    gained = [0.100, 0.104, 0.108, 0.3]
+    frame = pd.DataFrame({"task": ["faces", "shapes", "flags", "far"], "cosine gain": gained, "score gain": [10.0] * 4})
+    sides = charts.gains(frame, "accuracy", "calibrated").data[0].textposition
+    assert sides == ("top center", "bottom center", "middle right", "top center")
+    apart = frame.assign(**{"cosine gain": [0.1, 0.2, 0.3, 0.4]})
+    assert set(charts.gains(apart, "accuracy", "calibrated").data[0].textposition) == {"top center"}
