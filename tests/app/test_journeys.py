@@ -72,7 +72,7 @@ def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> No
 
 def test_the_calibrated_model_beside_itself_is_held_against_the_merged_one(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines", a="calibrated", b="calibrated")
-    assert charts(app) == 0
+    assert charts(app) == 2  # of one model: its features and its weights
     button(app, "with the defaults").click().run()
     assert healthy(app)
     assert (control(app, "a").value, control(app, "b").value, charts(app)) == ("merged", "calibrated", 4)
