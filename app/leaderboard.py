@@ -94,6 +94,7 @@ def _table(study: Study) -> None:
         on_select=_choose_row,
         selection_mode="single-row",
         column_config={**view.formats(numbers), **_widths(order)},
+        placeholder=study_tables.NOTHING,
         alt=f"{len(frame)} methods: score, cost and what each needs",
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
@@ -138,7 +139,7 @@ def _show_corrupted(study: Study) -> None:
 def _widths(frame: pd.DataFrame) -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
-        "method": st.column_config.TextColumn(width="medium", pinned=True),
+        "method": st.column_config.TextColumn(width="large", pinned=True),
         **{name: number(format="%.1f") for name in ("average", "interval", "normalised", "worst", "CPU s")},
         "MB": number(format="%.0f"),
         **{name: st.column_config.CheckboxColumn(width="small") for name in NEEDS if name in frame},
@@ -158,6 +159,7 @@ def _suites(studies: Sequence[Study]) -> None:
         frame,
         hide_index=True,
         column_config={name: form for name in frame.columns if name != "method"},
+        placeholder=study_tables.NOTHING,
         alt=f"{len(frame)} methods on {len(frame.columns) - 1} suites",
     )
 

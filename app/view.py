@@ -152,7 +152,7 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
     frame = numbers.frame if rows is None else numbers.frame[rows]
     shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
-    st.dataframe(shown, hide_index=True, column_config=formats(numbers), alt=alt)
+    st.dataframe(shown, hide_index=True, column_config=formats(numbers), placeholder="–", alt=alt)
     csv(numbers)
 
 

@@ -58,6 +58,7 @@ def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None
     assert charts(app) == 1
     tables = frames(app)
     table = tables["methods"]
+    assert [one.proto.placeholder for one in app.dataframe][:2] == ["–", "–"]  # and not "None"
     study = read_study(data_path(suite, "compare.json"))
     assert {*table["method"]} == {one.method for one in study.summaries()}
     scored = table["average"].dropna().tolist()
