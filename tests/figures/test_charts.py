@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import copy
 import pickle
 from collections.abc import Callable
@@ -26,6 +27,15 @@ def test_a_copy_of_a_models_name_is_drawn_alike(copied: Callable[[theme.Shown], 
     other = copied(one)
     assert (other, other.role, other.second) == ("merged, scale 0.6", "merged", True)
     assert theme.colour(other) == theme.SECOND["merged"]
+
+
+def test_two_merges_are_told_apart_by_hue() -> None:
+    first, second = (
+        colorsys.rgb_to_hsv(*bytes.fromhex(one.removeprefix("#")))[0] * 360
+        for one in (theme.COLOUR["merged"], theme.SECOND["merged"])
+    )
+    assert min(abs(first - second), 360 - abs(first - second)) > 60
+    assert len({*theme.COLOUR.values(), *theme.SECOND.values()}) == len(theme.COLOUR) + len(theme.SECOND)
 
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
