@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ HELP = {
     "kind": "How the samples are stored; catalogue: a task of a published benchmark.",
     "where": "Folder, file or Hub id of the samples; of the catalogue the entry's name.",
     "calibration": "Path below `where`; of hub and arrays the split's name.",
+    "validation": "The same for the samples on which options are chosen.",
+    "test": "The same for the samples of the final report.",
     "input": "For text: a template over the columns, such as Is '{sentence}' positive?",
     "target": "For text: the template of the right answer, such as {answer}.",
 }
@@ -53,7 +56,7 @@ def upload() -> None:
         try:
             _put(*import_file(file))
         except InputError as error:
-            view.problem(error)
+            view.problem(InputError(*(one.replace(str(file), given.name) for one in error.problems)))
 
 
 def form() -> None:
@@ -77,7 +80,21 @@ def form() -> None:
     if st.button("Make the suite file", icon=":material/edit_document:"):
         rows = rows_of(edited)
         st.session_state[_ROWS] = rows
-        _put(draft(name, base, merged, [DraftTask(**row) for row in rows]), [])
+        empty = _empty_fields(base, merged, rows)
+        if empty:
+            view.problem(InputError(*empty))
+        else:
+            _put(draft(name, base, merged, [DraftTask(**row) for row in rows]), [])
+
+
+def _empty_fields(base: str, merged: str | Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return what to fill in before there is anything to check."""
+    found = [] if base.strip() else ["Base model is empty: give a folder or a Hub id"]
+    if isinstance(merged, str) and not merged.strip():
+        found.append("Merged checkpoint is empty: give a folder or a Hub id, or choose how to merge the experts")
+    if not any(row["task"] for row in rows):
+        found.append("No task has a name: fill in one line of the table for every expert")
+    return found
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, str]]:

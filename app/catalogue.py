@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import pandas as pd
@@ -128,6 +129,22 @@ def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
         prompted = session.family.adapter.scores_with == "prompts"
         rows.append(row | (_text(spec, samples[task]) if session.is_text else _classes(spec, samples[task], prompted)))
     return pd.DataFrame(rows), missing
+
+
+def guessing(frame: pd.DataFrame, counts: Mapping[str, int]) -> list[str]:
+    """Return tasks whose expert may well be guessing: its score is within two standard errors of 1 / classes.
+
+    Args:
+        frame: as `tasks` returns it.
+        counts: samples that each expert was scored on.
+    """
+    found = []
+    for row in frame.to_dict("records"):
+        if "expert, %" in row and (row.get("classes") or 0) > 1:
+            chance = 1 / row["classes"]
+            if row["expert, %"] / 100 < chance + 2 * sqrt(chance * (1 - chance) / counts[row["task"]]):
+                found.append(row["task"])
+    return found
 
 
 def _classes(spec: Task, samples: Samples, prompted: bool) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
             kind="features" if axes == "PCA" else "UMAP",
             layer=shown.layer if axes == "PCA" or len(shown.layers) == 1 else None,  # a UMAP is made of all its layers
         )
+        _say_which_map(job, axes)
         st.plotly_chart(
             cloud_charts.feature_map(points, dots, axes, shown.moved, depth),
             key=_MAP,
@@ -118,7 +119,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
             config={**view.plotly(numbers.name), "scrollZoom": True, "modeBarButtons": TOOLS},
             alt=f"{axes} map of {len(ids)} samples of {shown.task}: features of {', '.join(points)}, {shown.layer}",
         )
-        _say_how_far(shown, job, (axes, cloud, flat))
+        _say_how_far(shown, (axes, cloud, flat))
         _say_how_many(len(ids), len(shown.data))
         if by_answer and answers is not None and len(set(answers)) > len(OTHERS):
             st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
@@ -313,8 +314,20 @@ def _hover(data: Samples, ids: Sequence[int]) -> list[str]:
     return [f"{text}<br>answer: <b>{label(answers[i])}</b>" for i, text in zip(ids, lines, strict=True)]
 
 
-def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Points]) -> None:
-    """Say how far the map may be trusted, and why it is not the one that was asked for.
+def _say_which_map(job: Job, axes: str) -> None:
+    """Say which map stands here, and why it is not the other one. One line in any case, so that nothing below moves
+    when a UMAP takes the place of the PCA."""
+    wanted = view.one_of(["UMAP", "PCA"], state.selection().map)
+    if axes == wanted:
+        st.caption(f"This is the {axes}.")
+    elif job.done():
+        st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")
+    else:
+        st.caption("This is PCA. The UMAP is being made: some seconds, about ten the first time; then it stands here.")
+
+
+def _say_how_far(shown: Shown, made: tuple[str, maps.Points, maps.Points]) -> None:
+    """Say how far the map may be trusted.
 
     Args:
         made: axes, features and map of all its layers.
@@ -322,11 +335,6 @@ def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Poin
     axes, cloud, flat = made
     layers = shown.layers
     place = layers.index(shown.layer)
-    if axes == "PCA" and not job.done():
-        st.caption("UMAP is being prepared in the background (its first run compiles for some seconds).")
-    elif job.done() and job.exception() is not None:
-        st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")
-
     parts = (np.split(one, len(layers))[place] for one in (cloud, flat))
     found = _trust(shown.session, shown.key(shown.task, shown.layer, axes), *parts)
     if not np.isnan(found):

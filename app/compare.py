@@ -9,11 +9,14 @@ import streamlit as st
 
 from app import jobs, opening, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
-from featcal.figures.names import plain
+from featcal.figures.names import plain, shorten
 from featcal.figures.report.models import label_models
+from featcal.figures.run_tables import title
 from featcal.figures.theme import Shown
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.recording import hash_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import merger_names
 from featcal.system.errors import InputError
@@ -55,12 +58,10 @@ class Compared:
 def choose_in_sidebar(session: Session) -> Compared:
     """Choose both models in the sidebar, with the controls of the calibrated one, and make the calibrated ones."""
     with st.sidebar:
-        offered = names(session)
-        for field, label, first in (("a", "Model A", []), ("b", "Model B", [NOTHING])):
+        offered = offered_models(session)
+        for field, label, first in (("a", "Model A", {}), ("b", "Model B", {NOTHING: NOTHING})):
             now, home = getattr(state.selection(), field) or NOTHING, getattr(HOME, field) or NOTHING
-            listed = list(dict.fromkeys([*first, *offered, now]))
-            note = "A name as `featcal drift --model` takes it; type a scale, a task's expert, or a checkpoint folder."
-            state.control(st.selectbox, field, now, home, label, listed, accept_new_options=True, help=note)
+            _choose(field, label, now, home, first | offered)
         if state.selection().calibrates:
             options.controls_in_sidebar(session)
     return make_chosen(session)
@@ -70,12 +71,30 @@ def with_calibrated(session: Session) -> Compared:
     """Return model A (the merged one where that is the calibrated one), and the one of the controls, whatever B is."""
     a = state.selection().a
     with st.sidebar:
-        offered = [name for name in names(session) if name != CALIBRATED]
         now = HOME.a if a == CALIBRATED else a
-        state.control(
-            st.selectbox, "a", now, HOME.a, "Model A", list(dict.fromkeys([*offered, now])), accept_new_options=True
-        )
+        offered = offered_models(session)
+        del offered[CALIBRATED]
+        _choose("a", "Model A", now, HOME.a, offered)
     return _make(session, [now, CALIBRATED])
+
+
+def _choose(field: str, label: str, now: str, home: str, offered: Mapping[str, str]) -> None:
+    """Let a model be chosen from a list, or typed."""
+    note = (
+        "A name as `featcal drift --model` takes it, or its beginning; type a scale, a task's expert, or a checkpoint "
+        "folder. Runs that are pinned on the Runs page stand here too."
+    )
+    state.control(
+        st.selectbox,
+        field,
+        now,
+        home,
+        label,
+        list(dict.fromkeys([*offered, now])),
+        accept_new_options=True,
+        format_func=lambda name: offered.get(name, name),
+        help=note,
+    )
 
 
 def make_chosen(session: Session) -> Compared:
@@ -116,11 +135,15 @@ def _make(session: Session, texts: list[str]) -> Compared:
     return compared
 
 
-def names(session: Session) -> list[str]:
-    """Return the names of models that any suite has."""
-    rho = exactly(opening.defaults(session).rho)
+def offered_models(session: Session) -> dict[str, str]:
+    """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers,
+    experts."""
+    first = ["merged", CALIBRATED, "base", f"anchor:rho={exactly(opening.defaults(session).rho)}"]
+    pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
+    runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
+    merges = {name: f"{name} · merge" for name in merger_names()}
     experts = [f"expert:{task}" for task in session.tasks]
-    return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *merger_names(), *experts]
+    return dict(zip(first, first, strict=True)) | runs | merges | dict(zip(experts, experts, strict=True))
 
 
 def settings(session: Session, compared: Compared) -> None:

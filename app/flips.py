@@ -69,7 +69,8 @@ def section(
     counts, one = found.average.counts, found.tasks[task]
     if counts is not None:
         st.markdown(
-            f"**{counts.fixed}** wrong answers of {a} became right in {b}, **{counts.broken}** right ones became wrong."
+            f"Over all tasks **{counts.fixed}** wrong answers of {a} became right in {b}, **{counts.broken}** right "
+            f"ones became wrong. Below are those of {plain(task)}."
         )
     if one.counts is None:
         st.info(f"No answer of {plain(task)} is right or wrong: it is scored by a rank correlation.")

@@ -35,7 +35,13 @@ LINES = 60
 """Lines of a log that are shown, the last ones."""
 ENDED = 20
 """Ended jobs that are listed, the last ones."""
-NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep", "report": "Report", "compare": "Methods"}
+NAMES = {
+    "calibrate": "Calibrate",
+    "scores": "Score",
+    "sweep": "Sweep",
+    "report": "Report",
+    "compare": "Measure methods",
+}
 """Names of kinds of jobs for people; other kinds go by their own."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",

@@ -22,6 +22,7 @@ from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
 from featcal.suite.methods import NEEDS
 from featcal.system.errors import FeatcalError
+from featcal.system.formatting import duration
 
 TABLE = "compare"
 """Kind of the study that is a table of methods; other kinds have places as well."""
@@ -31,6 +32,7 @@ _LONG = (
     "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
     "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
 )
+_ROWS, _LISTED = "leaderboard-rows", "leaderboard-listed"
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
@@ -56,7 +58,7 @@ def show_measured() -> None:
     elif here:
         st.info("Nothing of this suite was measured yet; the button below measures it.", icon=":material/leaderboard:")
     if here:
-        _measure()
+        _measure(of_suite)
     _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
@@ -82,16 +84,32 @@ def _table(study: Study) -> None:
     if study.kind == "corrupt":
         _show_corrupted(study)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
+    # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
+    st.session_state[_LISTED] = order["method"].tolist()
+    st.caption("Click a row to look at its model on every page, as model B; one that is fitted is fitted there.")
     st.dataframe(
         order.drop(columns=list(HIDDEN)),
         hide_index=True,
+        key=_ROWS,
+        on_select=_choose_row,
+        selection_mode="single-row",
         column_config={**view.formats(numbers), **_widths(order)},
+        placeholder=study_tables.NOTHING,
         alt=f"{len(frame)} methods: score, cost and what each needs",
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
         st.caption(plain(f"{row['method']}: {row['failure']}"))
+    if state.selection().b in order["method"].tolist():
+        st.info(f"Model B on every page: {plain(str(state.selection().b))}", icon=":material/compare_arrows:")
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
+
+
+def _choose_row() -> None:
+    rows = st.session_state[_ROWS].selection.rows
+    method = st.session_state[_LISTED][rows[0]] if rows else "expert"
+    if method != "expert":  # every page has them beside its models already
+        state.select(b=method)
 
 
 def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: Numbers) -> None:
@@ -121,7 +139,7 @@ def _show_corrupted(study: Study) -> None:
 def _widths(frame: pd.DataFrame) -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
-        "method": st.column_config.TextColumn(width="medium", pinned=True),
+        "method": st.column_config.TextColumn(width="large", pinned=True),
         **{name: number(format="%.1f") for name in ("average", "interval", "normalised", "worst", "CPU s")},
         "MB": number(format="%.0f"),
         **{name: st.column_config.CheckboxColumn(width="small") for name in NEEDS if name in frame},
@@ -141,6 +159,7 @@ def _suites(studies: Sequence[Study]) -> None:
         frame,
         hide_index=True,
         column_config={name: form for name in frame.columns if name != "method"},
+        placeholder=study_tables.NOTHING,
         alt=f"{len(frame)} methods on {len(frame.columns) - 1} suites",
     )
 
@@ -165,18 +184,27 @@ def paper() -> None:
     st.dataframe(frame, hide_index=True, column_config=printed, alt=alt)
 
 
-def _measure() -> None:
-    """Draw a button that measures every method in a process of its own, and the command that does it too."""
+def _measure(before: Sequence[Study]) -> None:
+    """Say what it takes to measure every method, as far as that was `before`, and draw the button that does it in a
+    process of its own, and the command that does it too."""
     seeds = ",".join(map(str, SEEDS))
     command = ["featcal", "compare", state.reference(), "--model", "all", "--samples", str(SAMPLES), "--seeds", seeds]
     with st.container(horizontal=True):
-        wanted = st.button("Measure every method", icon=":material/leaderboard:", help=_LONG)
+        with st.popover("Measure every method", icon=":material/leaderboard:"):
+            st.markdown(" ".join([_LONG, *(_took(study) for study in before[:1] if study.kind == TABLE)]))
+            wanted = st.button("Start", type="primary", icon=":material/play_arrow:", key="measure-every-method")
         with st.popover("Command", icon=":material/terminal:"):
             st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
     if wanted or jobs.has_job("compare", args):
         jobs.follow("compare", args, wanted)
+
+
+def _took(study: Study) -> str:
+    """Say what it took to measure a table."""
+    seconds = sum(spent.wall for row in study.rows for spent in row.found.seconds.values())
+    return f"The table above took {duration(seconds)} for {len(study.rows)} models, where it was measured."
 
 
 def _describe(study: Study) -> str:

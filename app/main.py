@@ -14,6 +14,7 @@ if str(ROOT) not in sys.path:
 
 from app import preview  # noqa: E402
 from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
+from featcal.system.environment import ignore_own_warnings_of_torch  # noqa: E402
 from featcal.system.errors import FeatcalError  # noqa: E402
 from featcal.system.progress import keep_memory  # noqa: E402
 
@@ -53,6 +54,7 @@ def make_pages(name: str) -> list[st.Page]:
 
 
 keep_memory()
+ignore_own_warnings_of_torch()
 menu = {section: [page for name in pages for page in make_pages(name)] for section, pages in SECTIONS.items()}
 page = st.navigation(menu, expanded=True)
 name = page.url_path or FIRST

@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
-from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned_switches
+from app.selection import CALIBRATED, HOME, OPTIONS, chosen_parts, turned_switches
 from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
 from featcal.session.session import Session
@@ -68,7 +68,9 @@ def offer(session: Session, what: str) -> None:
     st.info(what, icon=":material/tune:")
     defaults = opening.defaults(session)
     label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
-    st.button(label, type="primary", on_click=_reset, kwargs={"b": CALIBRATED})
+    # Where A is the calibrated model already, one more of it would not be another.
+    a = HOME.a if state.selection().a == CALIBRATED else state.selection().a
+    st.button(label, type="primary", on_click=_reset, kwargs={"a": a, "b": CALIBRATED})
 
 
 def chosen_config(session: Session) -> CalibrationConfig:

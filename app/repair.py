@@ -22,7 +22,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
-from featcal.system.formatting import exactly, percent
+from featcal.system.formatting import exactly, percent, points
 
 SEEDS = 3
 """Calibrations whose spread is shown, with the chosen seed and the next ones."""
@@ -160,8 +160,11 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     frame = repair_tables.model_summary(measured, scores)
     metric = tables.metric_name(scores) if scores else ""
     if scores:
-        gain = 100 * (scores[b].average - scores[shown].average)
-        st.caption(f"Beyond the anchor, calibration changes the average {metric} by {gain:+.1f} points.")
+        merged, anchor, calibrated = (scores[name].average for name in models)
+        st.caption(
+            f"Average {metric}, from {a} at {percent(merged)} %: the anchor alone {points(anchor - merged)} points, "
+            f"the data on top of it {points(calibrated - anchor)}, both together {points(calibrated - merged)} points."
+        )
     units = (
         f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"
     )

@@ -8,7 +8,7 @@ what is shown, on whichever page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from featcal.studies.history import How
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import did_you_mean, shorten
 from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules
 
@@ -95,6 +96,19 @@ def ignored_parts() -> list[str]:
     return problems
 
 
+def leave_out_unknown(field: str, known: Sequence[str]) -> str:
+    """Leave out what the address asks for and the suite does not have, and return the sentence that says so; "" where
+    it has it. A part of a layer counts as that layer."""
+    chosen = getattr(selection(), field)
+    if chosen is None or any(chosen == one or chosen.startswith(f"{one} ") for one in known):
+        return ""
+    said = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
+    problems = [*ignored_parts(), f"{said}{did_you_mean(chosen, known)}"]
+    select(**{field: None})
+    st.session_state[_LEFT_OUT] = problems
+    return problems[-1]
+
+
 def control(
     draw: Callable[..., T], field: str, shown: Any, default: Any, *args: Any, variant: str = "", **kwargs: Any
 ) -> T:
@@ -120,7 +134,8 @@ def control(
         st.session_state[key] = shown
     # A browser that has lost a widget's value falls back to its default, and sends that as chosen.
     kwargs |= _falls_back(draw, shown, *args)
-    return draw(*args, key=key, on_change=_take, args=(name, key, field, default), **kwargs)
+    listed = tuple(args[1]) if kwargs.get("accept_new_options") else ()
+    return draw(*args, key=key, on_change=_take, args=(name, key, field, default, listed), **kwargs)
 
 
 def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str, Any]:
@@ -137,17 +152,32 @@ def _key(name: str) -> str:
     return f"{name}--{renewed}" if renewed else name
 
 
-def _take(name: str, key: str, field: str, default: Any) -> None:
+def _take(name: str, key: str, field: str, default: Any, listed: Sequence[str]) -> None:
     # Sent by a widget that was replaced meanwhile.
     if key != _key(name):
         return
     st.session_state[_USED] = name
     value = st.session_state[key]
+    if listed:
+        value = complete(value, listed)
     if isinstance(value, list):  # a list is not hashable; with nothing chosen the field is as it was at first
         value = tuple(value) or getattr(HOME, field)
     if isinstance(default, int | float) and not isinstance(default, bool):
         value = type(default)(value)  # a slider that offers other steps by now gives the name of one
     select(**{field: getattr(HOME, field) if value == default else value})
+
+
+def complete(typed: str, listed: Sequence[str]) -> str:
+    """Return the one listed name that a typed text begins, where it begins one alone; else the text itself. Names that
+    another one begins (`ties:scale=1`, of ties) count as that one.
+
+    >>> complete("calib", ["merged", "calibrated", "calibrated:rho=1"]), complete("t", ["ties", "tsv-m"])
+    ('calibrated', 't')
+    """
+    begun = sorted((one for one in listed if one.lower().startswith(typed.strip().lower())), key=len)
+    if typed in listed or not begun or any(one[len(begun[0]) :][:1] not in tuple(":@") for one in begun[1:]):
+        return typed
+    return begun[0]
 
 
 def mirror_in_address() -> None:

@@ -51,18 +51,26 @@ def suite_selector() -> None:
 
 def show_ignored() -> None:
     """Say what the address asked for in vain."""
-    for sentence in state.ignored_parts():
+    _warn_of_address(state.ignored_parts())
+
+
+def _warn_of_address(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
 def open_or_explain() -> Session:
-    """Open the selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
+    """Open the selected suite and say what the address asks for that it does not have; where it cannot be used, say
+    why, offer the embedded one and end the page."""
     try:
-        return state.session()
+        session = state.session()
     except FeatcalError as error:
         problem(error)
         offer_home()
         stopped.end_page()
+    known = {"task": session.tasks, "layer": session.family.adapter.layers()}
+    _warn_of_address([*filter(None, (state.leave_out_unknown(field, names) for field, names in known.items()))])
+    return session
 
 
 def offer_home() -> None:
@@ -144,15 +152,16 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
     frame = numbers.frame if rows is None else numbers.frame[rows]
     shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
-    st.dataframe(shown, hide_index=True, column_config=formats(numbers), alt=alt)
+    st.dataframe(shown, hide_index=True, column_config=formats(numbers), placeholder="–", alt=alt)
     csv(numbers)
 
 
 def formats(numbers: Numbers) -> dict[str, Any]:
     """Return how the columns of a table are shown."""
-    form = st.column_config.NumberColumn(format=f"%.{numbers.digits}f")
-    found = dict.fromkeys(numbers.frame.select_dtypes("float"), form)
-    return found | {name: st.column_config.NumberColumn(format="%.2g") for name in found if name == "McNemar p"}
+    number, found = st.column_config.NumberColumn, numbers.frame.select_dtypes("float")
+    digits = {name: 1 if name.endswith(", %") else numbers.digits for name in found}  # as on cards
+    forms = {name: number(format=f"%.{digits[name]}f") for name in found}
+    return forms | {name: number(format="%.1e") for name in found if name == "McNemar p"}
 
 
 def csv(numbers: Numbers) -> None:

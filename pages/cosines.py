@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, runs, state, stopped, view
+from app import compare, downloads, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -16,16 +16,15 @@ task = view.task_selector(session)
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
 if compared.pair is None:
-    options.offer(session, f"These panels compare two models, and there is only one: {compared.a}.")
-    stopped.end_page()
-a, b = compared.pair
+    said = f"{compared.a} alone is shown; a second model adds its own bars, every sample, and what it gains."
+    options.offer(session, said)
 
 with state.progress() as report:
     found = {shown: session.measure.features(model, on, report) for shown, model in compared.models.items()}
 features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found.items()})
 vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
-scores, missing = state.answer_scores(session, compared.models, on)
+scores, missing = state.answer_scores(session, compared.models, on) if compared.pair else ({}, "")
 runs.keep(session, compared.models, on)
 
 origin = downloads.sample_origin(session, on, compared.models)
@@ -39,36 +38,42 @@ with left:
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
     means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.describe_ranges(of_tasks['a'])}", numbers=means)
-with right:
-    st.subheader(f"b. Per sample of {plain(task)}")
-    cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
-    pairs = pd.DataFrame({"sample": range(len(cosines[a])), **cosines})
-    view.chart(
-        charts.cosine_pairs(cosines),
-        "b",
-        f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the expert "
-        f"in {b} than in {a}",
-        numbers=Numbers(
-            f"cosines {task}", pairs, "cosine to the expert's feature", origin.with_task(task), 4, "samples"
-        ),
-    )
-left, right = st.columns(2)
-with left:
-    st.subheader("c. Cosine gain and score gain")
-    if scores:
-        metric = tables.metric_name(scores)
-        gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
-        said = tables.describe_ranges({name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")})
+said_below = f"a on {tables.describe_samples(found[compared.a])}."
+if compared.pair is not None:
+    a, b = compared.pair
+    said_below = f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}."
+    with right:
+        st.subheader(f"b. Per sample of {plain(task)}")
+        cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
+        pairs = pd.DataFrame({"sample": range(len(cosines[a])), **cosines})
         view.chart(
-            charts.gains(gained, metric, b),
-            "c",
-            f"Gain in cosine against gain in {metric}, per task: {said}",
+            charts.cosine_pairs(cosines),
+            "b",
+            f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the "
+            f"expert in {b} than in {a}",
             numbers=Numbers(
-                "gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin, kind="gains"
+                f"cosines {task}", pairs, "cosine to the expert's feature", origin.with_task(task), 4, "samples"
             ),
         )
-    else:
-        st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
+    left, right = st.columns(2)
+    with left:
+        st.subheader("c. Cosine gain and score gain")
+        if scores:
+            metric = tables.metric_name(scores)
+            gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
+            said = tables.describe_ranges(
+                {name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")}
+            )
+            view.chart(
+                charts.gains(gained, metric, b),
+                "c",
+                f"Gain in cosine against gain in {metric}, per task: {said}",
+                numbers=Numbers(
+                    "gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin, kind="gains"
+                ),
+            )
+        else:
+            st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 with right:
     st.subheader("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
@@ -78,5 +83,10 @@ with right:
         "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
     )
     view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.describe_ranges(of_tasks['d'])}", numbers=weights)
-st.caption(f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}. d needs no samples.")
+st.caption(f"{said_below} d needs no samples.")
+if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and features[b].mean() > features[a].mean():
+    st.caption(
+        f"In d {b} points less towards the experts' weights than {a}, though in a its features are nearer to theirs. "
+        "That is no contradiction: other weights than the experts' can give their features."
+    )
 view.explain(text.COSINES)

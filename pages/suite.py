@@ -55,10 +55,17 @@ if missing:
     st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
 else:
     what = "whole generated answers" if session.is_text else "accuracy"
-    counts = how_many(session.counts(on).values())
+    counts = session.counts(on)
     st.caption(
-        f"expert: {what} of the expert on {counts} {session.split} samples of its own task. Far below what it should "
-        "reach means that the file is the wrong one."
+        f"expert: {what} of the expert on {how_many(counts.values())} {session.split} samples of its own task. Far "
+        "below what it should reach means that the file is the wrong one."
     )
+    for task in catalogue.guessing(tasks, counts):
+        score = tasks.set_index("task").loc[task, "expert, %"]
+        st.warning(
+            f"The expert of {plain(task)} is right in {score:.1f} %: that is what guessing gives. Is its file the "
+            "right one, and are the classes in the order that it was trained with?",
+            icon=":material/casino:",
+        )
 catalogue.examples(session)
 report.section(session, on)

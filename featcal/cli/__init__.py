@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 
 import click
 
@@ -15,6 +14,7 @@ from featcal import __version__
 from featcal.cli import history, measure, repair, score, show, start, study, suite, write
 from featcal.cli.groups import Group, Verbs
 from featcal.cli.terminal import say
+from featcal.system.environment import ignore_own_warnings_of_torch
 from featcal.system.errors import FeatcalError, InputError
 
 _SUITE = Group(
@@ -79,7 +79,7 @@ _SHARING = ("calibrate",)
 
 def main() -> None:
     """Run a command line, and end with the exit status of its outcome."""
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own rules for jvp
+    ignore_own_warnings_of_torch()
     try:
         # Standalone, click would print its own errors and never let a FeatcalError through to the clause below.
         sys.exit(commands.main(standalone_mode=False) or 0)

@@ -103,6 +103,11 @@ def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
     return finish(figure, 400)
 
 
+_SIZE = 300.0, 260.0
+"""Pixels between the first and the last point of the chart of gains, where it is at its narrowest."""
+_SIDES = (("top", "center", 0, 1), ("bottom", "center", 0, -1), ("middle", "right", 1, 0), ("middle", "left", -1, 0))
+
+
 def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
     """Draw a model's gain in cosine against its gain in a score, one labelled point per task."""
     figure = go.Figure()
@@ -192,6 +197,35 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:
-    """Place labels above and below their points by turns along the horizontal axis, so that neighbours stay apart."""
-    rank = frame["cosine gain"].rank(method="first").astype(int)
-    return ["top center" if position % 2 else "bottom center" for position in rank]
+    """Place labels beside their points where they lie on no other point or label, if there is such a place; else above
+    and below by turns."""
+    wide, high = _SIZE
+    x = [wide * one for one in _share(frame["cosine gain"])]
+    y = [high * one for one in _share(frame["score gain"])]
+    taken = [_box(one, other, 10, 10) for one, other in zip(x, y, strict=True)]
+    sides = []
+    for i, (one, other, text) in enumerate(zip(x, y, frame["task"].map(str), strict=True)):
+        boxes = {
+            f"{row} {column}": _box(one + across * (10 + 3.5 * len(text)), other + up * 15, 7 * len(text), 15)
+            for row, column, across, up in _SIDES
+        }
+        others = taken[:i] + taken[i + 1 :]
+        free = (name for name, box in boxes.items() if not any(_overlap(box, two) for two in others))
+        side = next(free, ["top center", "bottom center"][i % 2])
+        taken.append(boxes[side])
+        sides.append(side)
+    return sides
+
+
+def _share(values: pd.Series[float]) -> list[float]:
+    """Return how far along an axis from 0 (or the least) to the largest the values are."""
+    least, most = min(values.min(), 0.0), max(values.max(), 0.0)
+    return [(one - least) / (most - least or 1.0) for one in values]
+
+
+def _box(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _overlap(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
+    return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]

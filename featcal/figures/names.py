@@ -10,33 +10,39 @@ import re
 
 from featcal.system.sandbox import without_places
 
-_ACTIVE = re.compile(r"([\\`*_\[\]<>$&~|]|^[#+=-]|^\d+(?=[.)])(?=.))")
-_JOINER = "\u2060"
-"""Word joiner: no width, and none of the patterns below match across it."""
+_ACTIVE = re.compile(r"[\\`*_\[\]<>$&~|]|:(?=[a-zA-Z])")
+_BEGINNING = re.compile(r"^(?:(?=[#+=-])|\d+(?=[.)]))")
+"""What stands before a sign that makes a text a heading or a list, where a backslash goes."""
 _AFTER_PARSING = re.compile(
-    r":(?=\S)"  # :smile:, :material/home:, :red[…], http://…
-    r"|(?i:www)(?=\.)"
-    r"|@"
-    r"|(?<!\S)[-<>~](?=[-=>]+(?!\S))"  # " -> " becomes an arrow
+    r":[\w+-]+:|:material/"  # :smile:, :streamlit:, :material/home:
+    r"|(?i:https?://|www\.)"
+    r"|[\w.+-]@[\w-]+\."
+    r"|^(?:<->|->|<-|--|>=|<=|~=)$"  # " -> " becomes an arrow
 )
-"""Patterns that streamlit's Markdown replaces in text that is already parsed, where no backslash protects them."""
+"""Words that streamlit's Markdown replaces in text that is already parsed, where no backslash protects them."""
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def plain(text: str) -> str:
-    r"""Return Markdown that shows exactly this text; blanks and line ends become one blank.
+    r"""Return Markdown that shows exactly this text, and no more when it is copied; blanks and line ends become one
+    blank.
 
-    >>> plain("**bold** ![x](http://a.b/c.png) $x$")
-    '\\*\\*bold\\*\\* !\\[x\\](http:\u2060//a.b/c.png) \\$x\\$'
+    >>> print(plain("**bold** ties:scale=1 $x$ http://a.b/c_d"))
+    \*\*bold\*\* ties\:scale=1 \$x\$ `http://a.b/c_d`
     >>> plain("1. letters, block 3")
     '1\\. letters, block 3'
     >>> plain("digits")
     'digits'
     """
-    # No backslash protects these (see `_AFTER_PARSING`), so a joiner breaks the pattern; after a digit the backslash
-    # belongs behind it, before the full stop of a numbered list.
-    joined = _AFTER_PARSING.sub(lambda found: found[0] + _JOINER, " ".join(without_places(text).split()))
-    return _ACTIVE.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", joined)
+    words = without_places(text).split()
+    shown = (_code(word) if _AFTER_PARSING.search(word) else _ACTIVE.sub(r"\\\g<0>", word) for word in words)
+    return _BEGINNING.sub(r"\g<0>\\", " ".join(shown))
+
+
+def _code(word: str) -> str:
+    """Return Markdown of a word as code, in more backticks than it has side by side."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", word)), default=0))
+    return f"{ticks} {word} {ticks}" if "`" in word else f"{ticks}{word}{ticks}"
 
 
 def plain_lines(text: str) -> str:

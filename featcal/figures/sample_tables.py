@@ -121,8 +121,8 @@ def right_answers(data: Samples) -> list[str] | None:
 
 def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
     """Return a score table of both models (`tables.score_table`: a row per task and one for the average) with the
-    interval of their difference in points, McNemar's p, counts of fixed, broken and unchanged samples, and whether all
-    that is within noise."""
+    interval of their difference in points, McNemar's p, whether all that is within noise, and counts of fixed, broken
+    and unchanged samples."""
     rows = [*found.tasks.values(), found.average]
     counts = {kind: [getattr(one.counts, kind.replace(" ", "_"), None) for one in rows] for kind in FLIPS}
     return table.assign(
@@ -130,8 +130,8 @@ def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
             "from": [100 * one.low for one in rows],
             "to": [100 * one.high for one in rows],
             "McNemar p": [one.p for one in rows],
-            **counts,
             "within noise": [one.is_within_noise for one in rows],
+            **counts,
         }
     )
 

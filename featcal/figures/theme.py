@@ -24,8 +24,9 @@ OTHERS = ("#E3B23C", "#8C6BB1", "#17BECF", "#CC79A7", "#A65628", "#9ACD32", "#F2
 """Colours of up to ten answers or classes, none of them a model's."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
 """Shapes say the same as the colours, for readers who cannot use those."""
-SECOND = {"base": "#5F646D", "merged": "#9A4400", "calibrated": "#1C639B", "expert": "#006B4E"}
-"""The second model of a role beside the first: the same hue, darker; its symbols are open and its lines dashed."""
+SECOND = {"base": "#5F646D", "merged": "#8C6BB1", "calibrated": "#1C639B", "expert": "#006B4E"}
+"""The second model of a role beside the first: the same hue, darker; its symbols are open and its lines dashed. Two
+merges are compared more than two of any other role, and dark orange is brown beside it, so theirs is another hue."""
 
 _GRID = "rgba(128, 134, 145, 0.25)"
 

@@ -87,13 +87,13 @@ class OutputFolder:
         except OSError as error:
             if made:
                 shutil.rmtree(self.partial, ignore_errors=True)
-            place = shorten(str(self.partial), 200)
-            raise InputError(f"cannot write to {place}: {error.strerror}; choose another --out") from error
+            place = shorten(str(self.out), 200)
+            raise InputError(f"cannot write to {place}: {error.strerror}; choose another folder") from error
 
     def _check_absent(self) -> None:
         if os.path.lexists(self.out):  # lexists: a broken link is in the way of the rename, too
             place = shorten(str(self.out), 200)
-            raise InputError(f"{place} exists already; choose another --out or remove it (nothing is overwritten)")
+            raise InputError(f"{place} exists already; choose another folder or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
         """Keep other processes off the partial folder."""
@@ -104,7 +104,7 @@ class OutputFolder:
                 who = f"process {other['process']} on {other['host']}"
             except (OSError, ValueError):  # the other process has just begun, or is about to end
                 who = "another process"
-            raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another --out")
+            raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another folder")
         put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
 
     def _has_finished_blocks(self) -> bool:

@@ -22,7 +22,7 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
-from featcal.suite.methods import ALL, REFERENCE
+from featcal.suite.methods import ALL, NAMED, REFERENCE, method_names
 from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, exactly
@@ -109,10 +109,20 @@ def weights_of(model: str, family: Family) -> Weights:
             raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
         return AnchorWeights(said["rho"], family.base, family.merged)
     if name.kind == REFERENCE:
-        return with_heads(family, family.model(model), Path(model).expanduser())
+        return with_heads(family, _checkpoint(model, family), Path(model).expanduser())
     if name.kind in ("base", "merged"):
         return family.model(model)
     return family.merge(recipe_for(family.suite, model))
+
+
+def _checkpoint(model: str, family: Family) -> Weights:
+    try:
+        return family.model(model)
+    except InputError as error:
+        meant = did_you_mean(model.partition(":")[0], (*NAMED, *method_names()))
+        if not meant or Path(model).exists():
+            raise
+        raise InputError(f"{error}.{meant}") from error
 
 
 def _expert(name: ModelName, family: Family) -> Weights:

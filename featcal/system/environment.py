@@ -1,8 +1,9 @@
-"""Facts of a machine that can change the last bits of a number."""
+"""Facts of a machine that can change the last bits of a number, and what its torch need not say."""
 
 from __future__ import annotations
 
 import platform
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 _PROCESSORS = Path("/proc/cpuinfo")
+
+
+def ignore_own_warnings_of_torch() -> None:
+    """Pass over what torch warns of in its own code, for whoever owns the process: the command line and the app."""
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # its rules for jvp
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:

@@ -160,6 +160,7 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
     button(app, "test split").click().run()
     assert healthy(app)
     assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
+    assert app.markdown[-1].value.startswith("Over all tasks **")
     go(app, "suite")
     assert healthy(app)
     tasks = next(one.value for one in app.dataframe if "answers" in one.value)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import streamlit as st
 from app_pages import charts, control, go, healthy, name_of, opened
 from streamlit.testing.v1 import AppTest
 from tiny_clip import BLOCKS
 from tiny_text import write_text_suite
 
-from app import cloud, maps
+from app import cloud, maps, state
+from app.selection import Selection
 from featcal.session import projection as figures_maps
 from featcal.session.feature_maps import FeatureMaps
 from featcal.session.session import open_session
@@ -204,3 +207,26 @@ def test_samples_beyond_what_a_map_holds_are_drawn_and_said(
     pick(app, drawn[1], next(i for i in range(11) if i not in drawn))
     assert clouds(app)["merged"]["selectedpoints"] == [1]
     assert not said(opened(tiny_suite_file, "features", n="4", **BOTH), "samples are on the map, drawn")
+
+
+@pytest.mark.parametrize(
+    ("future", "said"),
+    [
+        ("made", "This is the UMAP."),
+        ("waited for", "This is PCA. The UMAP is being made"),
+        ("failed", "UMAP failed on these features; this is PCA."),
+    ],
+)
+def test_a_map_says_what_it_is_before_it_is_drawn(future: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken: list[str] = []
+    for name in ("caption", "warning"):
+        monkeypatch.setattr(st, name, lambda text, **_: spoken.append(text))
+    monkeypatch.setattr(state, "selection", Selection)
+    job: Future[list[maps.Points]] = Future()
+    if future == "made":
+        job.set_result([])
+    elif future == "failed":
+        job.set_exception(ValueError())
+    cloud._say_which_map(job, cloud._axes(job, "UMAP"))
+    assert len(spoken) == 1
+    assert spoken[0].startswith(said)

@@ -24,6 +24,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.study import Study, read_study
 from featcal.suite.methods import NEEDS
 from featcal.suite.schema import load_suite
+from featcal.system.formatting import duration
 from featcal.system.progress import silent
 from featcal.system.resources import data_path
 
@@ -57,6 +58,7 @@ def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None
     assert charts(app) == 1
     tables = frames(app)
     table = tables["methods"]
+    assert [one.proto.placeholder for one in app.dataframe][:2] == ["–", "–"]  # and not "None"
     study = read_study(data_path(suite, "compare.json"))
     assert {*table["method"]} == {one.method for one in study.summaries()}
     scored = table["average"].dropna().tolist()
@@ -69,6 +71,8 @@ def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None
     assert {*tables["suites"].columns} == {"method", *SHIPPED}
     assert len(tables["paper"]) == 19
     assert any("featcal compare" in one.value for one in app.code)
+    wall = sum(spent.wall for row in study.rows for spent in row.found.seconds.values())
+    assert any(f"took {duration(wall)} for {len(study.rows)} models" in one.value for one in app.markdown)
 
 
 @pytest.mark.parametrize("suite", SHIPPED)
@@ -139,7 +143,7 @@ def test_measuring_is_a_job_whose_result_the_page_finds(
     monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
     app = opened(tiny_suite_file, "leaderboard")
     assert asked == []  # nobody asked for it
-    button(app, "Measure every method").click().run()
+    button(app, "Start").click().run()
     ((kind, args, start),) = asked
     assert (args["methods"], args["seeds"], args["samples"], start) == (["all"], [42, 43, 44], 64, True)
     few = {**args, "methods": ["merged", "calibrated"], "seeds": [42], "samples": 8}

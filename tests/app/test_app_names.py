@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import streamlit as st
 import torch
-from app_pages import MARKUP, assert_shown_as_text, button, drawn_as_markdown, drawn_by_plotly, hostile, opened
+from app_pages import (
+    MARKUP,
+    assert_shown_as_text,
+    button,
+    drawn_as_markdown,
+    drawn_by_plotly,
+    hostile,
+    opened,
+    read_markdown,
+)
 from lanes import rows
 
 from app import catalogue, cloud, samples
@@ -62,14 +71,22 @@ def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failure_is_drawn_as_text() -> None:
     app = opened(f"/nowhere/{MARKUP}.yaml")
-    assert names.plain(MARKUP) in app.error[0].value
+    assert MARKUP in read_markdown(app.error[0].value)
     assert_shown_as_text(app)
 
 
 @pytest.mark.parametrize(
-    "text", [MARKUP, "a -> b", ":red[x]", ":material/home:", "1. a", "# a", "- a", "~~a~~", "&amp;"]
+    "text", [MARKUP, "a -> b", ":red[x]", ":material/home:", "1. a", "# a", "- a", "~~a~~", "&amp;", "a `:b:`c``"]
 )
-def test_plain_text_differs_from_it_only_by_what_is_not_seen(text: str) -> None:
+def test_plain_text_differs_from_it_only_by_what_markdown_takes_away(text: str) -> None:
     shown = names.plain(text)
     assert shown != text
-    assert shown.replace("\\", "").replace("\u2060", "") == text
+    assert read_markdown(shown) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["ties:scale=1", "svc:alpha=0.1@ties", "calibrated:lam=1,rho=2@hub/a", "expert:a.b@c.d"]
+)
+def test_a_name_of_a_model_is_copied_as_it_is(name: str) -> None:
+    assert read_markdown(names.plain(f"model '{name}': 0 >= 1")) == f"model '{name}': 0 >= 1"
+    assert names.plain(name).isascii()

@@ -135,9 +135,12 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
     assert row["score, %"] == pytest.approx(100 * scored.average)
     drifts = [task.layers[-1].relative_drift for task in measured.tasks.values()]
     assert row["final drift"] == pytest.approx(sum(drifts) / len(drifts))
-    gain = frame.loc["calibrated", "score, %"] - row["score, %"]
-    assert any(f"Beyond the anchor, calibration changes the average accuracy by {gain:+.1f}" in one.value
+    merged, anchor, calibrated = frame["score, %"]
+    assert any(f"from merged at {merged:.1f} %: the anchor alone {anchor - merged:+.1f} points, the data on top of it "
+               f"{calibrated - anchor:+.1f}, both together {calibrated - merged:+.1f} points" in one.value
                for one in app.caption)  # fmt: skip
+    (shown,) = (one for one in app.dataframe if "score, %" in one.value)
+    assert json.loads(shown.proto.columns)["score, %"]["type_config"]["format"] == "%.1f"
     app = opened(tiny_suite_file, "calibrate", rho="1.5", a="anchor:rho=1.5")
     assert healthy(app)
     assert not any("final drift" in one.value for one in app.dataframe)

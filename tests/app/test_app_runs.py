@@ -15,7 +15,7 @@ from app_pages import button, charts, control, go, healthy, opened, shown_model
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from app import jobs, runs, state, sweep
+from app import jobs, leaderboard, runs, state, sweep
 from app.selection import HOME, Selection
 from featcal.cli import commands
 from featcal.family.opening import Family
@@ -130,7 +130,12 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
         monkeypatch.setattr(st, "session_state", {"runs-list": table, "runs-listed": ["a", "b"]})
         runs._choose_row()
-    assert selections == [{"run": "b"}]
+    for rows in ([1], [0], []):
+        table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
+        known = {leaderboard._ROWS: table, leaderboard._LISTED: ["expert", "tsv-m"]}
+        monkeypatch.setattr(st, "session_state", known)
+        leaderboard._choose_row()
+    assert selections == [{"run": "b"}, {"b": "tsv-m"}]
 
 
 def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
@@ -145,6 +150,13 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     button(app, "Pin").click().run()
     assert History().get(run.id).pinned
     assert button(app, "Delete").disabled
+    go(app, "drift")
+    assert control(app, "b").options.index("**the best** <b> · pinned run") < control(app, "b").options.index(
+        "ties · merge"
+    )
+    control(app, "b").set_value(run.model).run()
+    assert app.session_state["selection"].b == run.model
+    assert healthy(go(app, "runs"))
     button(app, "Unpin").click().run()
     button(app, "Delete").click().run()
     assert healthy(app)
@@ -226,9 +238,7 @@ def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, ti
 
 def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "runs", sweep_lam="much", **FEW)
-    assert [one.value.replace("\u2060", "") for one in app.error] == [
-        "λ: give numbers between commas, such as 0.01, 0.05"
-    ]
+    assert [one.value for one in app.error] == ["λ: give numbers between commas, such as 0.01, 0.05"]
     app.text_input(key="runs-sweep_lam").set_value("0.1").run()
     assert healthy(app)
     assert app.session_state["selection"].sweep_lam == "0.1"

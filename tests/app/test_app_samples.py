@@ -59,6 +59,8 @@ def test_every_difference_of_scores_has_its_interval(tiny_suite_file: Path) -> N
     session = open_session(str(tiny_suite_file))
     found = session.measure.compare("merged", session.resolve("calibrated:samples=64"), WHOLE)
     table = frame_with(app, "from", "to", "McNemar p")
+    columns = [*table.columns]
+    assert columns.index("within noise") == columns.index("McNemar p") + 1  # beside what it is about, and seen
     for row, task in zip(table.to_dict("records"), TASKS, strict=True):
         one = found.tasks[task]
         assert (row["from"], row["to"], row["McNemar p"]) == pytest.approx((100 * one.low, 100 * one.high, one.p))

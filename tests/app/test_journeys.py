@@ -8,9 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from app_pages import PAGES, button, control, controls, export_command, go, healthy, name_of, opened, shown_model
+from app_pages import (
+    PAGES,
+    button,
+    charts,
+    control,
+    controls,
+    export_command,
+    go,
+    healthy,
+    name_of,
+    opened,
+    shown_model,
+)
 from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
@@ -70,6 +83,14 @@ def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> No
     walk(app, ("calibrate", "drift", "calibrate", "accuracy"), "λ 0.05 · ρ 2 · α 0.3 · n 64")
 
 
+def test_the_calibrated_model_beside_itself_is_held_against_the_merged_one(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", a="calibrated", b="calibrated")
+    assert charts(app) == 2  # of one model: its features and its weights
+    button(app, "with the defaults").click().run()
+    assert healthy(app)
+    assert (control(app, "a").value, control(app, "b").value, charts(app)) == ("merged", "calibrated", 4)
+
+
 def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file)
     assert shown_model(app) is None
@@ -84,6 +105,20 @@ def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) ->
     control(app, "b").set_value("nothing").run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("ANCH", "anchor:rho=2"), ("expert:s", "expert:signs"), ("expert:", None), ("tsvm", None), ("ties:scale", None)],
+)
+def test_the_beginning_of_one_listed_name_is_that_name(tiny_suite_file: Path, typed: str, taken: str | None) -> None:
+    app = opened(tiny_suite_file, "runs")
+    control(app, "b").options.append(typed)
+    control(app, "b").set_value(typed).run()
+    assert app.session_state["selection"].b == (taken or typed)
+    assert control(app, "b").value == (taken or typed)
+    assert bool(app.error) == (taken is None)
+    assert ("Did you mean 'tsv-m'?" in "".join(one.value for one in app.error)) == (typed == "tsvm")
 
 
 def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_suite: Edit) -> None:
@@ -220,6 +255,30 @@ def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, quer
     assert said in app.warning[0].value
     control(app, "n").set_value(32).run()
     assert not any(said in one.value for one in app.warning)
+
+
+def test_a_layer_or_task_that_the_suite_does_not_have_is_told(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "drift", n="8", layer="block 99", task="pest")
+    assert healthy(app)
+    said = [one.value for one in app.warning]
+    assert len(said) == 2
+    assert "task = 'pest', which this suite does not have; left out. Did you mean 'pets'?" in said[0]
+    assert "layer = 'block 99', which this suite does not have; left out." in said[1]
+    assert not {"layer", "task"} & {*app.session_state["selection"].to_query()}
+    assert len(app.run().warning) == 2  # until something is chosen
+    control(app, "n").set_value(16).run()
+    assert not app.warning
+    for known in ("block 1", "block 1 attention", "head"):
+        assert not opened(tiny_suite_file, "drift", n="8", layer=known).warning
+
+
+def test_an_expert_that_guesses_is_told() -> None:
+    """Three classes, 36.7 %: what a wrong file gives. With 60 % it is an expert, if not a good one."""
+    frame = pd.DataFrame({"task": ["a", "b", "c"], "expert, %": [36.7, 60.0, 36.7], "classes": [3, 3, None]})
+    counts = {"a": 64, "b": 64, "c": 64}
+    assert catalogue.guessing(frame, counts) == ["a"]
+    assert catalogue.guessing(frame, counts | {"a": 6400}) == []  # so many samples tell 36.7 % from a third
+    assert catalogue.guessing(frame.drop(columns="expert, %"), counts) == []
 
 
 def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_path_that_is_too_long_leaves_nothing_and_a_short_message(tmp_path: Pa
     made = out.parent
     if length < os.pathconf(tmp_path, "PC_PATH_MAX"):
         made.mkdir(parents=True)
-    with pytest.raises(InputError, match=r"cannot write to .*; choose another --out") as refused, OutputFolder(out):
+    with pytest.raises(InputError, match=r"cannot write to .*; choose another folder") as refused, OutputFolder(out):
         pass
     assert len(str(refused.value)) < 500
     assert list(below.rglob("*.partial")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import copy
 import pickle
 from collections.abc import Callable
@@ -26,6 +27,15 @@ def test_a_copy_of_a_models_name_is_drawn_alike(copied: Callable[[theme.Shown], 
     other = copied(one)
     assert (other, other.role, other.second) == ("merged, scale 0.6", "merged", True)
     assert theme.colour(other) == theme.SECOND["merged"]
+
+
+def test_two_merges_are_told_apart_by_hue() -> None:
+    first, second = (
+        colorsys.rgb_to_hsv(*bytes.fromhex(one.removeprefix("#")))[0] * 360
+        for one in (theme.COLOUR["merged"], theme.SECOND["merged"])
+    )
+    assert min(abs(first - second), 360 - abs(first - second)) > 60
+    assert len({*theme.COLOUR.values(), *theme.SECOND.values()}) == len(theme.COLOUR) + len(theme.SECOND)
 
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
@@ -135,3 +145,13 @@ def test_every_source_is_relative_to_its_own_deployed_minimum() -> None:
     ]
     frame = ledger_tables.sources(found).set_index("source")
     assert frame["relative"].to_dict() == pytest.approx({"prefix": 0.0, "stale": 0.05, "snapshot": 0.1})
+
+
+def test_labels_of_gains_lie_on_no_other_point_or_label() -> None:
+    """Four tasks near one another: names above and below by turns would cover those of the neighbours."""
+    gained = [0.100, 0.104, 0.108, 0.3]
+    frame = pd.DataFrame({"task": ["faces", "shapes", "flags", "far"], "cosine gain": gained, "score gain": [10.0] * 4})
+    sides = charts.gains(frame, "accuracy", "calibrated").data[0].textposition
+    assert sides == ("top center", "bottom center", "middle right", "top center")
+    apart = frame.assign(**{"cosine gain": [0.1, 0.2, 0.3, 0.4]})
+    assert set(charts.gains(apart, "accuracy", "calibrated").data[0].textposition) == {"top center"}

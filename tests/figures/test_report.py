@@ -348,6 +348,8 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
     three = [f"calibrated:lam={lam}" for lam in (0.1, 0.2, 0.3)]
     with pytest.raises(InputError, match=r"λ 0\.1 .*, .*λ 0\.2 .*, .*λ 0\.3 .* would look alike"):
         write_report(session, "tiny", tmp_path / "report.html", models=three)
+    (whole,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3"], session)
+    assert whole == "calibrated λ 0.0001 ρ 2.37 α 0.3"
     two = name_models(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),

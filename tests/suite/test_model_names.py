@@ -253,6 +253,8 @@ WRONG = {
     ],
     "as in calibrated:lam=0.1,rho=2@tsv-m (": "calibrated, lam=0.1,rho=2@tsv-m",
     "as in ties:density=0.2 (": "ties,density=0.2",
+    "give an existing folder or a Hub id such as 'owner/name' or 'owner/name/folder'. Did you mean 'tsv-m'?": "tsvm",
+    "Did you mean 'calibrated'?": "calibrted:rho=1",
     "no such task; there are pets, signs. Did you mean 'pets'?": "expert:pet",
 }
 

@@ -18,7 +18,7 @@ from featcal.system.formatting import exactly
 
 MOST = 2
 """Models of one role that charts can tell apart."""
-_LABEL = 28
+_LABEL = 36
 """Characters of a model's name in a chart."""
 
 
