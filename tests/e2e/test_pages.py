@@ -31,6 +31,12 @@ SMALL = """() => [...document.querySelectorAll('[data-testid="stMain"] :is(butto
   .map(e => [e.getBoundingClientRect(), e.getAttribute('aria-label') || e.innerText])
   .filter(([box]) => box.width && box.height && (box.width < 23.5 || box.height < 23.5))
   .map(([box, name]) => `${name}: ${box.width} x ${box.height}`)"""
+ABOVE_TABLES = """() => [...document.querySelectorAll('[data-testid="stDataFrame"]')].flatMap(table => {
+  const place = table.closest('[data-testid="stElementContainer"]'), before = place.previousElementSibling;
+  const tools = place.querySelector('[data-testid="stElementToolbar"]');
+  return tools && before ? [tools.getBoundingClientRect().top - before.getBoundingClientRect().bottom] : [];
+})"""
+"""Pixels between the tools of every table and what stands above it."""
 
 
 @dataclass(frozen=True)
@@ -126,3 +132,13 @@ def test_on_a_phone_a_chosen_page_is_seen_and_what_is_touched_is_large_enough(ne
     visitor.go("calibrate")
     visitor.page.wait_for_function(COVERED_NO_MORE, timeout=10_000)
     assert visitor.page.evaluate(SMALL) == []
+
+
+def test_tools_of_tables_hide_nothing_from_whoever_has_no_mouse(app: App, chromium: Browser) -> None:
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    visitor = Visitor(context.new_page(), app.address)
+    visitor.open(f"/suite?{QUICK}")
+    found = visitor.page.evaluate(ABOVE_TABLES)
+    context.close()
+    assert found
+    assert min(found) >= 0
