@@ -265,8 +265,8 @@ def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
 
 def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines")
-    assert charts(app) == 0
-    assert "there is only one: merged" in app.info[0].value
+    assert charts(app) == 2  # of merged alone
+    assert "merged alone is shown" in app.info[0].value
     button(app, "with the defaults").click().run()
     assert healthy(app)
     assert charts(app) == 4
