@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.e2e
 PROGRAM = (str(Path(__file__).with_name("app_of_jobs.py")),)
-PATIENCE = 120_000
+PATIENCE = 240_000
 """Milliseconds for a process to start and to calibrate, on a machine that others use too."""
 
 
