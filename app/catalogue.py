@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from featcal.figures.names import plain, plain_lines
+from featcal.figures.tables import how_many
 from featcal.preflight.check import Preflight, check
 from featcal.samples.sources import Samples
 from featcal.session.fingerprint import Stamp
@@ -112,6 +113,33 @@ def expectations(found: Preflight) -> None:
             )
 
 
+def tasks_section(session: Session, on: EvaluationSamples) -> None:
+    """Show the tasks with their experts' own scores, and warn of experts that may be guessing."""
+    frame, missing = tasks(session, on)
+    st.dataframe(
+        frame,
+        hide_index=True,
+        column_config={"expert, %": st.column_config.NumberColumn(format="%.1f")},
+        alt="Tasks with classes, samples and the expert's own accuracy",
+    )
+    if missing:
+        st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
+        return
+    what = "whole generated answers" if session.is_text else "accuracy"
+    counts = session.counts(on)
+    st.caption(
+        f"expert: {what} of the expert on {how_many(counts.values())} {session.split} samples of its own task. Far "
+        "below what it should reach means that the file is the wrong one."
+    )
+    for task in guessing(frame, counts):
+        score = frame.set_index("task").loc[task, "expert, %"]
+        st.warning(
+            f"The expert of {plain(task)} is right in {score:.1f} %: that is what guessing gives. Is its file the "
+            "right one, and are the classes in the order that it was trained with?",
+            icon=":material/casino:",
+        )
+
+
 def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
     """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
     try:
@@ -166,7 +194,6 @@ def examples(session: Session) -> None:
     few = EvaluationSamples(EXAMPLES_PER_TASK, "calibration")
     samples = {task: session.viewable_samples(task, few) for task in session.tasks}
     if any(one.texts is not None for one in samples.values()):
-        st.subheader("Texts")
         rows = [
             {"task": task, "text": text, "answer": answer}
             for task, one in samples.items()
@@ -187,7 +214,6 @@ def _label_names(one: Samples) -> list[str]:
 
 
 def _show_pictures(samples: Mapping[str, Samples]) -> None:
-    st.subheader("Pictures")
     # Two tasks side by side; an odd one gets an empty place beside it.
     for left, right in zip(*[iter([*samples, *([None] * (len(samples) % 2))])] * 2, strict=True):
         for column, task in zip(st.columns(2), (left, right), strict=True):

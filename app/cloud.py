@@ -123,7 +123,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
         _say_how_many(len(ids), len(shown.data))
         if by_answer and answers is not None and len(set(answers)) > len(OTHERS):
             st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
-        view.fold(numbers)
+        view.tools(numbers)
 
     _draw_until_done(job, draw)
 
@@ -166,7 +166,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
             "Click a point to see its task above."
         )
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
-        view.fold(numbers)
+        view.tools(numbers)
 
     _draw_until_done(job, draw)
 

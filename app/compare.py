@@ -15,12 +15,13 @@ from featcal.figures.run_tables import title
 from featcal.figures.theme import Shown
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.studies import library
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import merger_names
 from featcal.system.errors import InputError
-from featcal.system.formatting import exactly
+from featcal.system.formatting import exactly, percent
 
 NOTHING = "nothing"
 """In the list of second models: none."""
@@ -62,6 +63,12 @@ def choose_in_sidebar(session: Session) -> Compared:
         for field, label, first in (("a", "Model A", {}), ("b", "Model B", {NOTHING: NOTHING})):
             now, home = getattr(state.selection(), field) or NOTHING, getattr(HOME, field) or NOTHING
             _choose(field, label, now, home, first | offered)
+        chosen = state.selection()
+        if chosen.b is not None:
+            swapped = {"a": chosen.b, "b": chosen.a}
+            st.button(
+                "Swap A and B", on_click=state.select, kwargs=swapped, icon=":material/swap_vert:", type="tertiary"
+            )
         if state.selection().calibrates:
             options.controls_in_sidebar(session)
     return make_chosen(session)
@@ -136,14 +143,25 @@ def _make(session: Session, texts: list[str]) -> Compared:
 
 
 def offered_models(session: Session) -> dict[str, str]:
-    """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers,
-    experts."""
+    """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers
+    with the score of the suite's table of methods, the best first, experts."""
     first = ["merged", CALIBRATED, "base", f"anchor:rho={exactly(opening.defaults(session).rho)}"]
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
     runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
-    merges = {name: f"{name} · merge" for name in merger_names()}
+    scored = _scores_of_methods(state.reference(), hash_of(session))
+    ranked = sorted(merger_names(), key=lambda name: -scored.get(name, -1.0))
+    merges = {name: f"{name} · merge{f', {percent(scored[name])} %' if name in scored else ''}" for name in ranked}
     experts = [f"expert:{task}" for task in session.tasks]
     return dict(zip(first, first, strict=True)) | runs | merges | dict(zip(experts, experts, strict=True))
+
+
+@st.cache_data(ttl="1m", show_spinner=False)
+def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
+    """Return the average score of every method in the first table of methods of a suite; none where there is none."""
+    studies = library.of_suite(reference, suite_hash, library.own()[0])
+    tables = [study for study in studies if study.kind == library.TABLE]
+    found = tables[0].summaries() if tables else []
+    return {one.method: one.average.mean for one in found if one.average is not None}
 
 
 def settings(session: Session, compared: Compared) -> None:

@@ -50,10 +50,9 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
     figure = sample_charts.differences(found, pair, metric)
     view.picture(figure, "differences", f"Difference per task: {said}", downloads.file_name("differences", origin))
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
-    view.explain(text.DIFFERENCES)
     units = f"a is {pair[0]}, b {pair[1]}: scores, difference and interval are shares; p: McNemar's exact test"
     of_pair = replace(origin, models={name: origin.models[name] for name in pair})
-    view.fold(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"))
+    view.tools(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"), text.DIFFERENCES)
 
 
 def section(

@@ -11,12 +11,14 @@ import streamlit as st
 
 from app import jobs, state, view
 from app.downloads import Numbers, Origin
+from app.selection import HOME
 from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain
 from featcal.samples.sources import look
 from featcal.studies import library
 from featcal.studies.corrupt import CLEAN, corrupt_suite
 from featcal.studies.history import suite_hash
+from featcal.studies.library import TABLE
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
@@ -24,22 +26,20 @@ from featcal.suite.methods import NEEDS
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import duration
 
-TABLE = "compare"
-"""Kind of the study that is a table of methods; other kinds have places as well."""
 MOST_TASKS = 6
 """Tasks whose pictures are shown, at most."""
 _LONG = (
     "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
     "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
 )
-_ROWS, _LISTED = "leaderboard-rows", "leaderboard-listed"
+_ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
 
-def show_measured() -> None:
-    """Show what was measured of the selected suite, and of every suite side by side."""
-    (own, problems), shipped = library.own(), library.shipped_studies()
+def show() -> None:
+    """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
+    own, problems = library.own()
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
     try:
@@ -49,17 +49,24 @@ def show_measured() -> None:
         view.problem(error)
         view.offer_home()
         here = ""
-    of_suite = [study for study in own if study.suite_hash == here]
-    # These suites are shipped with their studies, so their files are the measured ones.
-    of_suite += [study for study in shipped if study.suite == state.reference()]
-    of_suite.sort(key=lambda study: study.kind != TABLE)
-    if of_suite:
-        _table(_choose(of_suite))
-    elif here:
-        st.info("Nothing of this suite was measured yet; the button below measures it.", icon=":material/leaderboard:")
-    if here:
-        _measure(of_suite)
-    _suites([study for study in [*own, *shipped] if study.kind == TABLE])
+    of_suite = library.of_suite(state.reference(), here, own)
+    study = _choose(of_suite) if of_suite else None
+    methods, chart, suites, printed = st.tabs(["Methods", "Chart", "Every suite", "The paper's tables"])
+    with methods:
+        if study is not None:
+            _table(study)
+        elif here:
+            what = "Nothing of this suite was measured yet; the button below measures it."
+            st.info(what, icon=":material/leaderboard:")
+        if here:
+            _measure(of_suite)
+    with chart:
+        if study is not None:
+            _picture(study)
+    with suites:
+        _suites([study for study in [*own, *library.shipped_studies()] if study.kind == TABLE])
+    with printed:
+        _paper()
 
 
 def _choose(studies: Sequence[Study]) -> Study:
@@ -74,19 +81,21 @@ def _choose(studies: Sequence[Study]) -> Study:
 
 
 def _table(study: Study) -> None:
-    """Show the chart and the table of one study."""
+    """Show the table of one study; a click on a row looks at its model."""
     frame = study_tables.method_table(study.summaries())
     st.caption(plain(_describe(study)))
-    ranked = frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
-    numbers = Numbers(study.kind, frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
-    if len(ranked):
-        _picture(study, frame, ranked, numbers)
     if study.kind == "corrupt":
         _show_corrupted(study)
+    ranked = _ranked(frame)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state[_LISTED] = order["method"].tolist()
-    st.caption("Click a row to look at its model on every page, as model B; one that is fitted is fitted there.")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("Click a row to look at its model on every page; one that is fitted is fitted there.")
+        st.segmented_control(
+            "The clicked model is", ["Model A", "Model B"], default="Model B", required=True, key=_AS, width="content"
+        )
+    numbers = _numbers(study, frame)
     st.dataframe(
         order.drop(columns=list(HIDDEN)),
         hide_index=True,
@@ -99,8 +108,10 @@ def _table(study: Study) -> None:
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
         st.caption(plain(f"{row['method']}: {row['failure']}"))
-    if state.selection().b in order["method"].tolist():
-        st.info(f"Model B on every page: {plain(str(state.selection().b))}", icon=":material/compare_arrows:")
+    for field, label in (("a", "Model A"), ("b", "Model B")):
+        chosen = getattr(state.selection(), field)
+        if chosen in order["method"].tolist() and chosen != getattr(HOME, field):
+            st.info(f"{label} on every page: {plain(str(chosen))}", icon=":material/compare_arrows:")
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
 
@@ -109,16 +120,29 @@ def _choose_row() -> None:
     rows = st.session_state[_ROWS].selection.rows
     method = st.session_state[_LISTED][rows[0]] if rows else "expert"
     if method != "expert":  # every page has them beside its models already
-        state.select(b=method)
+        state.select(**{"a" if st.session_state[_AS] == "Model A" else "b": method})
 
 
-def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: Numbers) -> None:
+def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
+
+
+def _numbers(study: Study, frame: pd.DataFrame) -> Numbers:
+    return Numbers(study.kind, frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
+
+
+def _picture(study: Study) -> None:
     """Draw methods by their score; in other studies than the table of methods, at every place."""
+    frame = study_tables.method_table(study.summaries())
+    ranked = _ranked(frame)
+    if not len(ranked):
+        st.info("No method has a score.", icon=":material/leaderboard:")
+        return
     best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
     alt = f"Average score of {len(ranked)} rows, the highest: {best}"
     places = list(dict.fromkeys(name for row in study.rows for name in row.point.at))
     figure = study_charts.place_lines(frame, places) if places else study_charts.leaderboard(frame)
-    view.picture(figure, "leaderboard", alt, numbers.name)
+    view.picture(figure, "leaderboard", alt, _numbers(study, frame).name)
 
 
 def _show_corrupted(study: Study) -> None:
@@ -148,7 +172,6 @@ def _widths(frame: pd.DataFrame) -> dict[str, Any]:
 
 def _suites(studies: Sequence[Study]) -> None:
     """Show every method against every suite."""
-    st.subheader("Every suite")
     if not studies:
         st.info("No table was measured yet.", icon=":material/leaderboard:")
         return
@@ -164,9 +187,8 @@ def _suites(studies: Sequence[Study]) -> None:
     )
 
 
-def paper() -> None:
+def _paper() -> None:
     """Show the paper's tables as printed; misprints are marked."""
-    st.subheader("As printed in the paper")
     tables, here = paper_tables(), state.reference()
     own = next((number for number, one in enumerate(tables) if one.suite == here), 0)
     picked = st.selectbox(

@@ -122,8 +122,7 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
         answered = tables.describe_ranges({name: one["response"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
         view.picture(figure, "response", f"{alt}: {answered}", file_name("response", origin))
-    view.explain(text.GROWTH)
-    view.fold(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"))
+    view.tools(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"), text.GROWTH)
 
 
 def _decisions(
@@ -145,8 +144,8 @@ def _decisions(
         agreed = tables.describe_ranges({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
         figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
-    view.explain(text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
-    view.fold(Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions"))
+    numbers = Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions")
+    view.tools(numbers, text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
     data, first = session.viewable_samples(task, on), next(iter(ledgers.values())).tasks[task]
     models = {name: sample_tables.model_samples(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
     everyone = {"expert": sample_tables.expert_samples(data, first), **models}

@@ -143,8 +143,7 @@ def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], mo
         f"worst task {100 * highest.found.worst:.1f} %",
     )
     st.caption("Click a point to have that run as model B on every page.")
-    view.explain(text.SWEEP)
-    view.fold(measured)
+    view.tools(measured, text.SWEEP)
 
 
 def _choose() -> None:

@@ -126,21 +126,30 @@ def picture(figure: go.Figure, key: str, alt: str, name: str) -> None:
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:
-    """Draw a chart and, folded below it, what it shows, its formula and when it misleads, and its table."""
+    """Draw a chart and, below it, buttons for what it shows, its table and the command that gives its numbers."""
     picture(figure, key, alt, numbers.name)
-    explain(explanation)
-    fold(numbers)
+    tools(numbers, explanation)
+
+
+def tools(numbers: Numbers, explanation: str = "") -> None:
+    """Draw the buttons below a chart: what it shows, its formula and when it misleads; its table; its command."""
+    with st.container(horizontal=True):
+        explain(explanation)
+        with _tool("Table", "table"):
+            _table(numbers)
+            _download(numbers)
+        _command(numbers)
 
 
 def explain(explanation: str) -> None:
-    """Draw the folded explanation of a chart, and which paper its propositions and equations are of."""
+    """Draw a button for an explanation, and which paper its propositions and equations are of."""
     if explanation:
-        with st.expander("What this shows, formula, when it misleads", icon=":material/help:"):
+        with _tool("Explain", "help"):
             named = any(word in explanation for word in ("Prop.", "Eq.", "Algorithm"))
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
+def fold(numbers: Numbers, title: str) -> None:
     """Draw a folded table, and how to get its numbers again."""
     with st.expander(title, icon=":material/table:"):
         table(numbers)
@@ -149,11 +158,48 @@ def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
 def table(numbers: Numbers, rows: slice | None = None) -> None:
     """Draw a table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give these
     numbers. What a row marks as within noise is grey."""
+    _table(numbers, rows)
+    csv(numbers)
+
+
+def csv(numbers: Numbers) -> None:
+    """Draw buttons for the whole table as CSV, written when it is asked for, and for how to get its numbers again."""
+    with st.container(horizontal=True):
+        _download(numbers)
+        _command(numbers)
+
+
+def _table(numbers: Numbers, rows: slice | None = None) -> None:
     frame = numbers.frame if rows is None else numbers.frame[rows]
     shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
     st.dataframe(shown, hide_index=True, column_config=formats(numbers), placeholder="–", alt=alt)
-    csv(numbers)
+
+
+def _tool(label: str, icon: str) -> DeltaGenerator:
+    """Return what a small button opens; its icon is one of Material Symbols."""
+    return st.popover(label, icon=f":material/{icon}:", type="tertiary")
+
+
+def _download(numbers: Numbers) -> None:
+    st.download_button(
+        "Download CSV",
+        numbers.csv,
+        f"{numbers.name}.csv",
+        "text/csv",
+        key=f"csv-{numbers.name}",
+        on_click="ignore",
+        icon=":material/download:",
+        type="tertiary",
+    )
+
+
+def _command(numbers: Numbers) -> None:
+    """Draw a button for the command and the Python that give a table's numbers, where there are such."""
+    measured = numbers.measurement(state.reference())
+    if measured is not None:
+        with _tool("Command", "terminal"):
+            show_commands(measured)
 
 
 def formats(numbers: Numbers) -> dict[str, Any]:
@@ -162,24 +208,6 @@ def formats(numbers: Numbers) -> dict[str, Any]:
     digits = {name: 1 if name.endswith(", %") else numbers.digits for name in found}  # as on cards
     forms = {name: number(format=f"%.{digits[name]}f") for name in found}
     return forms | {name: number(format="%.1e") for name in found if name == "McNemar p"}
-
-
-def csv(numbers: Numbers) -> None:
-    """Draw buttons for the whole table as CSV, written when it is asked for, and for how to get its numbers again."""
-    measured = numbers.measurement(state.reference())
-    with st.container(horizontal=True):
-        st.download_button(
-            "Download CSV",
-            numbers.csv,
-            f"{numbers.name}.csv",
-            "text/csv",
-            key=f"csv-{numbers.name}",
-            on_click="ignore",
-            icon=":material/download:",
-        )
-        if measured is not None:
-            with st.popover("Command and Python", icon=":material/terminal:"):
-                show_commands(measured)
 
 
 def show_commands(measured: Measured) -> None:

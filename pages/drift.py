@@ -59,8 +59,7 @@ st.caption(
     f"Mean over {tables.describe_samples(ledgers[first])}. "
     "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
 )
-view.explain(text.DRIFT)
-view.fold(per_layer)
+view.tools(per_layer, text.DRIFT)
 
 by_task, cause, growth, decisions, sources = st.tabs(ledger_view.TABS)
 with by_task:

@@ -5,5 +5,4 @@ import streamlit as st
 from app import leaderboard
 
 st.header("What do methods give, and what do they need?")
-leaderboard.show_measured()
-leaderboard.paper()
+leaderboard.show()

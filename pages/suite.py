@@ -4,7 +4,6 @@ import streamlit as st
 
 from app import catalogue, report, state, stopped, view
 from featcal.figures.names import plain
-from featcal.figures.tables import how_many
 from featcal.system.errors import FeatcalError
 
 st.header("What is loaded?")
@@ -16,8 +15,7 @@ except FeatcalError as error:
     view.offer_home()
     stopped.end_page()
 
-st.subheader(plain(suite.name))
-st.text(suite.description)
+st.markdown(f"**{plain(suite.name)}**. {plain(suite.description)}")
 found = catalogue.preflight()
 catalogue.findings(found)
 if found.problems:
@@ -34,38 +32,18 @@ if found.description is not None:
             ("stored as", ", ".join(size["dtypes"]), None),
         ]
     )
-st.subheader("Models")
-st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model and experts")
-catalogue.expectations(found)
+tasks_place, models_place, examples_place = st.tabs(["Tasks", "Models", "Examples"])
+with models_place:
+    st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model and experts")
+    catalogue.expectations(found)
 if found.family is None:
     view.offer_home()
     stopped.end_page()
 
 session = view.open_or_explain()
-st.subheader("Tasks")
 on = view.sample_selector(session)
-tasks, missing = catalogue.tasks(session, on)
-st.dataframe(
-    tasks,
-    hide_index=True,
-    column_config={"expert, %": st.column_config.NumberColumn(format="%.1f")},
-    alt="Tasks with classes, samples and the expert's own accuracy",
-)
-if missing:
-    st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
-else:
-    what = "whole generated answers" if session.is_text else "accuracy"
-    counts = session.counts(on)
-    st.caption(
-        f"expert: {what} of the expert on {how_many(counts.values())} {session.split} samples of its own task. Far "
-        "below what it should reach means that the file is the wrong one."
-    )
-    for task in catalogue.guessing(tasks, counts):
-        score = tasks.set_index("task").loc[task, "expert, %"]
-        st.warning(
-            f"The expert of {plain(task)} is right in {score:.1f} %: that is what guessing gives. Is its file the "
-            "right one, and are the classes in the order that it was trained with?",
-            icon=":material/casino:",
-        )
-catalogue.examples(session)
+with tasks_place:
+    catalogue.tasks_section(session, on)
+with examples_place:
+    catalogue.examples(session)
 report.section(session, on)

@@ -59,7 +59,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         figure.add_scatter(
             x=frame["layer"],
             y=frame["telescoped"].cumsum(),
-            name="telescoped (another allocation), running sum",
+            name="running sum of another allocation",
             legendgroup="telescoped",
             showlegend=column == 1,
             mode="markers",

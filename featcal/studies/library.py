@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from featcal.studies.study import Study, read_study
@@ -12,8 +12,10 @@ from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.resources import cache_folder, embedded_suites
 
+TABLE = "compare"
+"""Kind of the study that is a table of methods; other kinds have places as well."""
 KINDS: Mapping[str, str] = {
-    "compare": "methods",
+    TABLE: "methods",
     "budget": "samples per task",
     "corrupt": "corrupted calibration pictures",
     "schedule": "forward order against stale and parallel",
@@ -51,6 +53,14 @@ def own() -> tuple[list[Study], list[str]]:
         except InputError as error:
             problems.append(str(error))
     return found, problems
+
+
+def of_suite(name: str, suite_hash: str, own_studies: Sequence[Study]) -> list[Study]:
+    """Return the studies of a suite, tables of methods first: the user's own of the same files, then those that came
+    with featcal under the suite's name, whose files are the measured ones."""
+    found = [study for study in own_studies if study.suite_hash == suite_hash]
+    found += [study for study in shipped_studies() if study.suite == name]
+    return sorted(found, key=lambda study: study.kind != TABLE)
 
 
 def _folder() -> Path:

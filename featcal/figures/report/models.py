@@ -39,21 +39,24 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
 
 
 def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
-    """Models by what charts call them (`Shown`); the second of a role is drawn as that.
+    """Map what charts call models (`Shown`) to them. Of two models of a role one is drawn as the second: not the
+    suite's own, else the later in the alphabet, so colours stay when models change places.
 
     Args:
         named: the name that somebody wrote, and the model that it stands for.
     """
     found: dict[str, ModelRef] = {}
-    roles: list[str] = []
-    for text, model in named:
-        role, label = _role(text), _label(text, model)
+    everything = [(text, model, _role(text)) for text, model in named]
+    first = {
+        role: min((text != role, text) for text, _, other in everything if other == role) for *_, role in everything
+    }
+    for text, model, role in everything:
+        label = _label(text, model)
         # A plain role's name means the suite's own model of that role: nothing else may be called by it.
         while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
         one_expert = text.startswith("expert:")  # beside every expert on its own task, which pages add
-        found[Shown(label, role, role in roles or one_expert)] = model
-        roles.append(role)
+        found[Shown(label, role, first[role][1] != text or one_expert)] = model
     return found
 
 
