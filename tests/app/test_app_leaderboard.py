@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_pages import assert_shown_as_text, button, charts, healthy, hostile, opened
+from app_pages import assert_shown_as_text, button, charts, control, healthy, hostile, opened
 from streamlit.testing.v1 import AppTest
 
 from app import jobs
@@ -24,7 +24,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.study import Study, read_study
 from featcal.suite.methods import NEEDS
 from featcal.suite.schema import load_suite
-from featcal.system.formatting import duration
+from featcal.system.formatting import duration, percent
 from featcal.system.progress import silent
 from featcal.system.resources import data_path
 
@@ -133,6 +133,20 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 2  # the newest first
     choice.set_value(1).run()
     assert len(frames(app)["methods"]) == 3
+
+
+def test_lists_of_models_know_scores_and_models_change_places(tiny_suite_file: Path, tiny: Family) -> None:
+    study = study_of_tiny(tiny, "merged", "ties", "tsv-m")
+    library.keep(study)
+    scores = {one.method: one.average.mean for one in study.summaries() if one.average is not None}
+    app = opened(tiny_suite_file, "cosines", a="ties", b="tsv-m", n="8")
+    merges = [one for one in control(app, "b").options if " · merge" in one]
+    best, worst = sorted(("ties", "tsv-m"), key=lambda name: -scores[name])
+    assert merges[:2] == [f"{name} · merge, {percent(scores[name])} %" for name in (best, worst)]
+    assert all("%" not in one for one in merges[2:])
+    button(app, "Swap A and B").click().run()
+    assert healthy(app)
+    assert (control(app, "a").value, control(app, "b").value) == ("tsv-m", "ties")
 
 
 @pytest.mark.slow

@@ -130,12 +130,12 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
         monkeypatch.setattr(st, "session_state", {"runs-list": table, "runs-listed": ["a", "b"]})
         runs._choose_row()
-    for rows in ([1], [0], []):
+    for rows, which in (([1], "Model B"), ([1], "Model A"), ([0], "Model B"), ([], "Model B")):
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
-        known = {leaderboard._ROWS: table, leaderboard._LISTED: ["expert", "tsv-m"]}
+        known = {leaderboard._ROWS: table, leaderboard._LISTED: ["expert", "tsv-m"], leaderboard._AS: which}
         monkeypatch.setattr(st, "session_state", known)
         leaderboard._choose_row()
-    assert selections == [{"run": "b"}, {"b": "tsv-m"}]
+    assert selections == [{"run": "b"}, {"b": "tsv-m"}, {"a": "tsv-m"}]
 
 
 def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:

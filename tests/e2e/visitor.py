@@ -18,12 +18,9 @@ CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
   .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
   .map(e => e.innerText)"""
-UNFORMATTED = r"""() => [...document.querySelectorAll('[data-testid="stExpanderDetails"]')].flatMap(place => {
-  const bad = [...place.querySelectorAll('.katex-error')].map(e => e.title || e.innerText);
-  const words = place.cloneNode(true);
-  words.querySelectorAll('.katex').forEach(e => e.remove());
-  return [...bad, ...(words.textContent.match(/\\[a-zA-Z]+|\$/g) || [])];
-})"""
+SIZE = """place => [Math.ceil(place.scrollHeight), [...place.querySelectorAll(
+  ['Slider', 'Selectbox', 'MultiSelect', 'ButtonGroup', 'Checkbox', 'TextInput', 'NumberInput', 'TextArea']
+    .map(name => `[data-testid="st${name}"]`).join())].filter(e => e.checkVisibility()).length]"""
 DRESSED = """scheme => getComputedStyle(document.querySelector('.stApp')).colorScheme === scheme
   && document.getAnimations().every(one => one.playState !== 'running' || !(one instanceof CSSTransition))"""
 SETTINGS = re.compile(r"λ\s*(\S+)\s*·\s*ρ\s*(\S+)\s*·\s*α\s*(\S+)\s*·\s*n\s*(\d+)")
@@ -182,10 +179,12 @@ class Visitor:
         found: list[str] = self.page.evaluate(CUT_OFF)
         return found
 
-    def unformatted(self) -> list[str]:
-        """Formulas of unfolded explanations that are shown as their source."""
-        found: list[str] = self.page.evaluate(UNFORMATTED)
-        return found
+    def size(self, width: int) -> tuple[int, int]:
+        """How high the page is in a window of this width, in pixels, and how many controls its body shows."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.settle()
+        height, controls = self.page.get_by_test_id("stMainBlockContainer").evaluate(SIZE)
+        return height, controls
 
     def walk(self, names: Iterable[str]) -> dict[str, Model | None]:
         """Go through pages; the model on each that compares."""

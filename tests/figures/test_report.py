@@ -354,6 +354,9 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),
     ]  # fmt: skip
+    swapped = name_models(["ties", "tsv-m"], session), name_models(["tsv-m", "ties"], session)
+    for found in swapped:  # colours stay where models change places
+        assert {str(one): one.second for one in found if isinstance(one, Shown)} == {"ties": False, "tsv-m": True}
 
 
 def samples(count: int, **given: Any) -> Samples:
