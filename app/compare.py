@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app import jobs, opening, options, state, stopped, view
+from app import jobs, opening, options, page_end, state, view
 from app.selection import CALIBRATED, HOME
 from featcal.figures.names import plain, shorten
 from featcal.figures.report.models import label_models
@@ -136,7 +136,7 @@ def _make(session: Session, texts: list[str]) -> Compared:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
-        stopped.end_page()
+        page_end.end_page()
     compared = Compared(found)
     settings(session, compared)
     return compared
@@ -158,7 +158,7 @@ def offered_models(session: Session) -> dict[str, str]:
 @st.cache_data(ttl="1m", show_spinner=False)
 def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
     """Return the average score of every method in the first table of methods of a suite; none where there is none."""
-    studies = library.of_suite(reference, suite_hash, library.own()[0])
+    studies = library.studies_of_suite(reference, suite_hash, library.own()[0])
     tables = [study for study in studies if study.kind == library.TABLE]
     found = tables[0].summaries() if tables else []
     return {one.method: one.average.mean for one in found if one.average is not None}

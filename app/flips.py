@@ -10,8 +10,8 @@ import streamlit as st
 from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
+from featcal.evaluation.comparison import Comparison, Difference, compare_scores
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import Comparison, Difference, compare_scores
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef

@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state, stopped
+from app import page_end, state
 from app.selection import OPTIONS
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.evaluation.evaluate import Scores
@@ -141,7 +141,7 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
     def make() -> CalibrationResult:
         document = ensure("calibrate", {"options": kinds.options_of(config)}, seconds)
         if document is None:
-            stopped.end_page()
+            page_end.end_page()
         return kinds.calibration_from(session.family, config, document)
 
     seconds = seconds_to_calibrate(session, config)

@@ -49,7 +49,7 @@ def show() -> None:
         view.problem(error)
         view.offer_home()
         here = ""
-    of_suite = library.of_suite(state.reference(), here, own)
+    of_suite = library.studies_of_suite(state.reference(), here, own)
     study = _choose(of_suite) if of_suite else None
     methods, chart, suites, printed = st.tabs(["Methods", "Chart", "Every suite", "The paper's tables"])
     with methods:
@@ -86,7 +86,7 @@ def _table(study: Study) -> None:
     st.caption(plain(_describe(study)))
     if study.kind == "corrupt":
         _show_corrupted(study)
-    ranked = _ranked(frame)
+    ranked = _rank(frame)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state[_LISTED] = order["method"].tolist()
@@ -123,7 +123,7 @@ def _choose_row() -> None:
         state.select(**{"a" if st.session_state[_AS] == "Model A" else "b": method})
 
 
-def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
+def _rank(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
 
 
@@ -134,7 +134,7 @@ def _numbers(study: Study, frame: pd.DataFrame) -> Numbers:
 def _picture(study: Study) -> None:
     """Draw methods by their score; in other studies than the table of methods, at every place."""
     frame = study_tables.method_table(study.summaries())
-    ranked = _ranked(frame)
+    ranked = _rank(frame)
     if not len(ranked):
         st.info("No method has a score.", icon=":material/leaderboard:")
         return

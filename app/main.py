@@ -84,7 +84,7 @@ if not is_warm():
         st.caption("Loading torch and transformers …")
 # Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()
-from app import catalogue, state, stopped, tour, view  # noqa: E402
+from app import catalogue, page_end, state, tour, view  # noqa: E402
 
 opening.empty()
 
@@ -92,7 +92,7 @@ opening.empty()
 state.map_worker().wait()
 state.begin(page.url_path or HOME_PAGE)
 try:
-    with stopped.warn_if_stopped():
+    with page_end.warn_if_stopped():
         with st.sidebar.container(gap=None):
             view.suite_selector()
             state.mirror_in_address()

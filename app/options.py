@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, state, stopped, view
+from app import opening, page_end, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS, chosen_parts, turned_switches
 from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
@@ -83,7 +83,7 @@ def chosen_config(session: Session) -> CalibrationConfig:
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
-        stopped.end_page()
+        page_end.end_page()
 
 
 def recipe_defaults(session: Session) -> CalibrationConfig:

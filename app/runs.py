@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
-from featcal.evaluation.paired import compare_scores
+from featcal.evaluation.comparison import compare_scores
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
 from featcal.session.model_ref import ModelRef

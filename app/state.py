@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.held import Held
+from app.held_sessions import Held
 from app.maps import MapWorker
 from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query

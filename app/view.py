@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, stopped
+from app import page_end, state
 from app.downloads import Numbers
 from app.preview import HOME_SUITE
 from app.selection import HOME
-from featcal.evaluation.paired import Difference
+from featcal.evaluation.comparison import Difference
 from featcal.figures import text
 from featcal.figures.commands import Measured, commands, python
 from featcal.figures.names import plain_lines
@@ -67,7 +67,7 @@ def open_or_explain() -> Session:
     except FeatcalError as error:
         problem(error)
         offer_home()
-        stopped.end_page()
+        page_end.end_page()
     known = {"task": session.tasks, "layer": session.family.adapter.layers()}
     _warn_of_address([*filter(None, (state.leave_out_unknown(field, names) for field, names in known.items()))])
     return session

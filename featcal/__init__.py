@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_read_homes` reads it where featcal runs
-    from featcal.baselines.shared.baseline import Baseline as Baseline
+    from featcal.baselines.common.baseline import Baseline as Baseline
     from featcal.calibration.calibrate import CalibrationResult as CalibrationResult
     from featcal.calibration.calibrate import calibrate_to_folder as calibrate_to_folder
     from featcal.drift.ledger import DriftLedger as DriftLedger
     from featcal.drift.ledger import LayerDrift as LayerDrift
     from featcal.drift.ledger import TaskDrift as TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines as task_vector_cosines
+    from featcal.evaluation.comparison import Comparison as Comparison
     from featcal.evaluation.evaluate import Scores as Scores
     from featcal.evaluation.evaluate import TaskScore as TaskScore
     from featcal.evaluation.heads import ClassificationHead as ClassificationHead
-    from featcal.evaluation.paired import Comparison as Comparison
-    from featcal.export.merged import MergeResult as MergeResult
-    from featcal.export.merged import merge as merge
+    from featcal.export.merge_result import MergeResult as MergeResult
+    from featcal.export.merge_result import merge as merge
     from featcal.family.opening import Family as Family
     from featcal.family.opening import open_family as open_family
-    from featcal.mergers.shared.merger import MatrixMerger as MatrixMerger
-    from featcal.mergers.shared.merger import Merger as Merger
+    from featcal.mergers.common.merger import MatrixMerger as MatrixMerger
+    from featcal.mergers.common.merger import Merger as Merger
     from featcal.models.families.decoder_facts import DecoderFacts as DecoderFacts
     from featcal.models.families.decoder_facts import DecoderPart as DecoderPart
     from featcal.models.families.decoder_facts import ExpertFacts as ExpertFacts

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
+from app import compare, downloads, flips, jobs, options, page_end, runs, state, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
 from featcal.session.model_ref import BASE, EXPERT
@@ -29,12 +29,12 @@ try:
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/bar_chart:")
-    stopped.end_page()
+    page_end.end_page()
 
 scores = {shown: one for shown, one in found.items() if one is not None}
 # A job still scores one of them; the page is drawn again when it is done.
 if len(scores) < len(known):
-    stopped.end_page()
+    page_end.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 if compared.b is None:
     options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import catalogue, report, state, stopped, view
+from app import catalogue, page_end, report, state, view
 from featcal.figures.names import plain
 from featcal.system.errors import FeatcalError
 
@@ -13,14 +13,14 @@ try:
 except FeatcalError as error:
     view.problem(error)
     view.offer_home()
-    stopped.end_page()
+    page_end.end_page()
 
 st.markdown(f"**{plain(suite.name)}**. {plain(suite.description)}")
 found = catalogue.preflight()
 catalogue.findings(found)
 if found.problems:
     view.offer_home()
-    stopped.end_page()
+    page_end.end_page()
 if found.description is not None:
     size = found.description
     view.metrics(
@@ -38,7 +38,7 @@ with models_place:
     catalogue.expectations(found)
 if found.family is None:
     view.offer_home()
-    stopped.end_page()
+    page_end.end_page()
 
 session = view.open_or_explain()
 on = view.sample_selector(session)

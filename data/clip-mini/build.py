@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-from featcal.samples.embedded import CLASSES, TEMPLATES, draw
+from featcal.samples.embedded_pictures import CLASSES, TEMPLATES, draw
 
 HERE = Path(__file__).resolve().parent
 TASKS = list(CLASSES)

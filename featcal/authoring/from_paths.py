@@ -13,7 +13,7 @@ from featcal.authoring.common import comments, samples_missing
 from featcal.authoring.from_form import format_suite
 from featcal.authoring.guess import guess
 from featcal.formats.hub import hub_model
-from featcal.formats.located import TEXT_CLASSES, is_classifier
+from featcal.formats.located_model import TEXT_CLASSES, is_classifier
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.formats.peft import task_type

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.averaged import average_experts
-from featcal.baselines.shared.baseline import Given, Made, Trained
-from featcal.baselines.shared.gradients import (
+from featcal.baselines.common.averages import average_experts
+from featcal.baselines.common.baseline import Given, Made, Trained
+from featcal.baselines.common.gradients import (
     Sample,
     batch_by_shape,
     draw_batches,

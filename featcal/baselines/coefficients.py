@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.averaged import average_experts
-from featcal.baselines.shared.baseline import Given, Made, Sampled
+from featcal.baselines.common.averages import average_experts
+from featcal.baselines.common.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import task_weight
 from featcal.calibration.gram import Gram

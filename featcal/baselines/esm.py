@@ -30,15 +30,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.averaged import average_changes
-from featcal.baselines.shared.baseline import Given, Made, Sampled
+from featcal.baselines.common.averages import average_changes
+from featcal.baselines.common.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.mergers.shared.singular import orthonormal
+from featcal.mergers.common.singular import orthonormal
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step

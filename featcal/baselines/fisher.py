@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from featcal.baselines.shared.averaged import average_experts
-from featcal.baselines.shared.baseline import Given, Made, Sampled
-from featcal.baselines.shared.gradients import final, heads_of, log_probabilities, samples_of
+from featcal.baselines.common.averages import average_experts
+from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.gradients import final, heads_of, log_probabilities, samples_of
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import walking
 from featcal.models.context import Run

@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from featcal.baselines.shared.averaged import average_changes
-from featcal.baselines.shared.baseline import Given, Made, Sampled
+from featcal.baselines.common.averages import average_changes
+from featcal.baselines.common.baseline import Given, Made, Sampled
 from featcal.calibration.block_statistics import check_inputs, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.baseline import Given, Made, Trained
-from featcal.baselines.shared.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
+from featcal.baselines.common.baseline import Given, Made, Trained
+from featcal.baselines.common.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run

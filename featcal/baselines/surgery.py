@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import Given, Made, Sampled
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
 from featcal.models.features import expert_features

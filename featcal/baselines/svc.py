@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.shared.baseline import Baseline, Given, Made
+from featcal.baselines.common.baseline import Baseline, Given, Made
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.context import Run
 from featcal.suite.methods import register_method

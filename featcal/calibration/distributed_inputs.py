@@ -14,7 +14,7 @@ from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Metered, Over, Weights
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Block
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass

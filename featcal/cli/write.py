@@ -53,7 +53,7 @@ def merge(
     descent, without labels; the loss before and after is printed. With `react`, whose maps per task are multiplied
     into heads, the folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
     """
-    from featcal.baselines.shared.folded import locate_expert
+    from featcal.baselines.common.fold_heads import locate_expert
     from featcal.export.merge import merge_to_folder
 
     if method is not None and is_baseline(model_name(method).kind):

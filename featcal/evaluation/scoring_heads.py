@@ -14,7 +14,7 @@ from torch import Tensor
 from featcal.evaluation.heads import CosineHead, LinearHead, stored_head
 from featcal.evaluation.language import first_answers
 from featcal.family.opening import Family
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Answers
 from featcal.models.model import Head, own_head

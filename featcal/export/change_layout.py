@@ -23,12 +23,12 @@ from featcal.export.write import (
     rewrite,
 )
 from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
 from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
 from featcal.formats.output import OutputFolder, save_tensors, save_text
-from featcal.formats.pretrained import load_complete
 from featcal.models.families.clip import ClipVision
 from featcal.system.errors import InputError, NumericalError
 

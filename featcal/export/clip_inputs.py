@@ -8,7 +8,7 @@ from typing import Any
 
 from featcal.export.clip_counterparts import BPE_ROWS
 from featcal.export.write import copy_tokenizer
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.system.json_files import read_json

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from featcal.export.record_facts import require_unchanged
 from featcal.export.write import content_of, require_weights_alone, write_beside
 from featcal.family.opening import Family
-from featcal.formats.located import Located
-from featcal.formats.pretrained import model_of
+from featcal.formats.load_pretrained import model_of
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
 from featcal.system.errors import InputError
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from featcal.family.differences import differences
 from featcal.formats.locate import locate
-from featcal.formats.located import Located, explain_model_errors
+from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import FirstRows, Overlay, Weights
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch
 from featcal.models.compute import DTYPES, Compute, compute_for
@@ -26,10 +26,10 @@ from featcal.models.generation import Generator
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import brings
 from featcal.models.replay import check_replay
+from featcal.samples.generated_texts import prompts_of, write
 from featcal.samples.pool import Pool
 from featcal.samples.prepare import Preparation
 from featcal.samples.prompts import class_prompts, prompt_positions
-from featcal.samples.self_generated import prompts_of, write
 from featcal.samples.sources import Samples, draw, look
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite

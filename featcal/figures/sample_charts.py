@@ -11,7 +11,7 @@ from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, colour, finish, symbol, task_axis
 
 if TYPE_CHECKING:  # charts are there before torch is
-    from featcal.evaluation.paired import Comparison, Difference
+    from featcal.evaluation.comparison import Comparison, Difference
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:

@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from featcal.evaluation.paired import FLIPS, flips
+from featcal.evaluation.comparison import FLIPS, flips
 from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from torch import Tensor
 
     from featcal.drift.ledger import TaskDrift, TaskFeatures
+    from featcal.evaluation.comparison import Comparison, Difference
     from featcal.evaluation.evaluate import TaskScore
-    from featcal.evaluation.paired import Comparison, Difference
     from featcal.samples.sources import Samples
 
 SHOWN = {"flipped": FLIPS[:2], "fixed": FLIPS[:1], "broken": FLIPS[1:2], "unchanged": FLIPS[2:], "all": FLIPS}

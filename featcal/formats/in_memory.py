@@ -18,7 +18,7 @@ from torch import Tensor
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.contents import tensor_digest
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, check_finite
 from featcal.system.errors import InputError
 from featcal.system.in_memory import find_held

@@ -8,7 +8,7 @@ from typing import Any
 
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
 from featcal.formats.in_memory import locate_held
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.peft import task_type

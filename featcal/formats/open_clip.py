@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.formats.checkpoint import resolve
-from featcal.formats.located import Layout, Located, Pictures
+from featcal.formats.located_model import Layout, Located, Pictures
 from featcal.formats.open_clip_config import (
     CONFIG_FILE,
     check_plain,

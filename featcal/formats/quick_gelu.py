@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip_config import quick_gelu
 from featcal.system.errors import InputError
 

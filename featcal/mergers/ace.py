@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
-from featcal.mergers.shared.singular import top
+from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.singular import top
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 

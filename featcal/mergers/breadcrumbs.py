@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import Merger, Tensors, add_up
+from featcal.mergers.common.merger import Merger, Tensors, add_up
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 from featcal.system.errors import InputError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from featcal.mergers.common.merger import Tensors, Whole
 from featcal.mergers.dare import thin, thin_vectors
-from featcal.mergers.shared.merger import Tensors, Whole
 from featcal.mergers.ties import Ties, elect
 from featcal.suite.methods import register_method
 from featcal.suite.options import option

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
-from featcal.mergers.shared.singular import top
+from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.singular import top
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 

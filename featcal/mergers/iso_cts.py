@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
-from featcal.mergers.shared.singular import orthonormal, top
+from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.singular import orthonormal, top
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 

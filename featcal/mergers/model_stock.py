@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import Merger, Tensors
+from featcal.mergers.common.merger import Merger, Tensors
 from featcal.suite.methods import register_method
 
 

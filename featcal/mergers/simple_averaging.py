@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.shared.merger import Merger, Tensors, weighted_sum
+from featcal.mergers.common.merger import Merger, Tensors, weighted_sum
 from featcal.suite.methods import register_method
 
 

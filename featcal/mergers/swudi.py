@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.common.merger import MatrixMerger
 from featcal.mergers.wudi import normal_equations
 from featcal.suite.methods import register_method
 from featcal.suite.options import option

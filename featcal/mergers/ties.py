@@ -19,8 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.election import votes
-from featcal.mergers.shared.merger import Merger, Tensors, Whole
+from featcal.mergers.common.election import votes
+from featcal.mergers.common.merger import Merger, Tensors, Whole
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 

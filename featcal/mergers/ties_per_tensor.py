@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.election import votes
-from featcal.mergers.shared.merger import Merger, Tensors
+from featcal.mergers.common.election import votes
+from featcal.mergers.common.merger import Merger, Tensors
 from featcal.mergers.ties import kept_count
 from featcal.suite.methods import register_method
 from featcal.suite.options import option

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.common.merger import MatrixMerger
 from featcal.suite.methods import TRAINING, register_method
 from featcal.suite.options import option
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.shared.merger import MatrixMerger
+from featcal.mergers.common.merger import MatrixMerger
 from featcal.mergers.swudi import follow_flow
 from featcal.suite.methods import register_method
 

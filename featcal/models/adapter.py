@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.formats.in_memory import name_place
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
 from featcal.models.families.mixture import Mixture

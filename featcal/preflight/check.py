@@ -14,7 +14,7 @@ from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.weights import TensorInfo, Weights
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
 from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
 from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family

@@ -12,7 +12,7 @@ import torch
 
 from featcal.family.opening import Family, classify, open_checked, open_family
 from featcal.formats.hub import hub_model
-from featcal.formats.located import Located, explain_model_errors
+from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for

@@ -14,7 +14,7 @@ from featcal.family.opening import report_all
 from featcal.formats.checkpoint import INDEX_FILE, resolve
 from featcal.formats.hub import HubModel, Unreachable, hub_model, snapshot
 from featcal.formats.locate import locate
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type

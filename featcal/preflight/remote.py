@@ -21,7 +21,7 @@ from featcal.formats.checkpoint import (
     unpickling,
 )
 from featcal.formats.hub import HubModel, ask, no_such_folder
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from featcal.formats.checkpoint import read_config
 from featcal.formats.hub import HUB_FILES
 from featcal.formats.in_memory import name_place
-from featcal.formats.located import Pictures
+from featcal.formats.located_model import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.families.language import IGNORED
 from featcal.samples.pool import Image, Pool, TextExample

@@ -21,7 +21,7 @@ from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
-from featcal.samples.pictured import prepare_pictured
+from featcal.samples.pictured_texts import prepare_pictured
 from featcal.samples.pictures import arrays, imagefolder
 from featcal.samples.pool import Image, Pool, TextExample
 from featcal.samples.prepare import (
@@ -351,14 +351,14 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
 
 
 def _embedded_pool(task: str, split: str) -> Pool:
-    from featcal.samples import embedded
+    from featcal.samples import embedded_pictures
 
-    if task not in embedded.CLASSES:
-        raise InputError(f"no embedded task '{task}'.{did_you_mean(task, embedded.CLASSES)}")
-    if split not in embedded.SPLITS:
-        raise InputError(f"embedded tasks have no split '{split}', only {', '.join(embedded.SPLITS)}")
-    images, labels = embedded.render(task, split)
-    return Pool(len(images), labels, embedded.CLASSES[task], lambda wanted: [images[i] for i in wanted])
+    if task not in embedded_pictures.CLASSES:
+        raise InputError(f"no embedded task '{task}'.{did_you_mean(task, embedded_pictures.CLASSES)}")
+    if split not in embedded_pictures.SPLITS:
+        raise InputError(f"embedded tasks have no split '{split}', only {', '.join(embedded_pictures.SPLITS)}")
+    images, labels = embedded_pictures.render(task, split)
+    return Pool(len(images), labels, embedded_pictures.CLASSES[task], lambda wanted: [images[i] for i in wanted])
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Any, Unpack
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.calibrate import calibrate as calibrate_suite
 from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import Comparison
 from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.session.session import Session

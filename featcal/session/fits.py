@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from featcal.baselines.shared.baseline import Sampled
-from featcal.baselines.shared.fit import fit
-from featcal.baselines.shared.fitted import Fitted
+from featcal.baselines.common.baseline import Sampled
+from featcal.baselines.common.fit import fit
+from featcal.baselines.common.fitted_model import Fitted
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate

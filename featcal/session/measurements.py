@@ -12,10 +12,10 @@ from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import lead, output_drift
 from featcal.drift.task_vectors import task_vector_cosines
+from featcal.evaluation.comparison import Comparison, compare_scores
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import canary as measure_canary
-from featcal.evaluation.paired import Comparison, compare_scores
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.formats.weights import Weights
 from featcal.models.context import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from featcal.baselines.shared.folded import with_heads
+from featcal.baselines.common.fold_heads import with_heads
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import all_parts, resolve

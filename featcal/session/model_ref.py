@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import ref
 
-from featcal.baselines.shared.baseline import Baseline, baseline_options
+from featcal.baselines.common.baseline import Baseline, baseline_options
 from featcal.calibration.config import resolve
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights

@@ -55,7 +55,7 @@ def own() -> tuple[list[Study], list[str]]:
     return found, problems
 
 
-def of_suite(name: str, suite_hash: str, own_studies: Sequence[Study]) -> list[Study]:
+def studies_of_suite(name: str, suite_hash: str, own_studies: Sequence[Study]) -> list[Study]:
     """Return the studies of a suite, tables of methods first: the user's own of the same files, then those that came
     with featcal under the suite's name, whose files are the measured ones."""
     found = [study for study in own_studies if study.suite_hash == suite_hash]

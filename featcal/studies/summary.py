@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from featcal.evaluation.paired import LEVEL
+from featcal.evaluation.comparison import LEVEL
 from featcal.studies.runner import EXPERT, Row
 
 

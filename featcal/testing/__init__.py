@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.baselines.shared.baseline import Baseline
-from featcal.mergers.shared.merger import Merger
+from featcal.baselines.common.baseline import Baseline
+from featcal.mergers.common.merger import Merger
 from featcal.models.families.decoder_facts import FACTS, with_classifier
 from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.families.registry import register_decoder, register_encoder

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import idle_options
-from featcal.formats.pretrained import load_pretrained
+from featcal.formats.load_pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
 from featcal.models.lane import run_block
 from featcal.session.api import measure_drift

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.baselines.shared.baseline import Baseline, Sampled, baseline_options
-from featcal.baselines.shared.fit import fit
-from featcal.baselines.shared.fitted import Fitted
+from featcal.baselines.common.baseline import Baseline, Sampled, baseline_options
+from featcal.baselines.common.fit import fit
+from featcal.baselines.common.fitted_model import Fitted
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory, Weights
-from featcal.mergers.shared.engine import RecipeWeights
-from featcal.mergers.shared.merger import Merger
+from featcal.mergers.common.engine import RecipeWeights
+from featcal.mergers.common.merger import Merger
 from featcal.models.features import final_features
 from featcal.models.model import map_features
 from featcal.session.model_ref import resolve_model

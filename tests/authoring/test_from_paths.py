@@ -20,7 +20,7 @@ from featcal import load_suite
 from featcal.authoring.from_paths import DEFAULT_MERGE, Parts, begin
 from featcal.authoring.guess import Guess, guess
 from featcal.preflight.check import check
-from featcal.samples.embedded import CLASSES, render
+from featcal.samples.embedded_pictures import CLASSES, render
 from featcal.samples.sources import look
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites

@@ -17,8 +17,8 @@ from torch.func import functional_call
 from featcal import evaluate
 from featcal.baselines.adamerging import AdaMerging
 from featcal.baselines.adamerging_test import AdaMergingTest
-from featcal.baselines.shared.fit import fit
-from featcal.baselines.shared.gradients import heads_of
+from featcal.baselines.common.fit import fit
+from featcal.baselines.common.gradients import heads_of
 from featcal.calibration.calibrate import expert_passes
 from featcal.family.opening import Family
 from featcal.models.lane import Kept

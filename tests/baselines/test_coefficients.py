@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featcal import evaluate
 from featcal.baselines.coefficients import Coefficients, best
-from featcal.baselines.shared.fit import fit
+from featcal.baselines.common.fit import fit
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory
 from featcal.session.model_ref import resolve_model

@@ -13,8 +13,8 @@ from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
 from featcal import evaluate
+from featcal.baselines.common.fit import fit
 from featcal.baselines.esm import Esm, directions, merge_directions, polarise, scale_layers
-from featcal.baselines.shared.fit import fit
 from featcal.family.opening import Family
 from featcal.system.errors import InputError, NumericalError
 

@@ -15,9 +15,9 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
+from featcal.baselines.common.fit import fit
+from featcal.baselines.common.gradients import heads_of
 from featcal.baselines.fisher import Fisher, labels_of
-from featcal.baselines.shared.fit import fit
-from featcal.baselines.shared.gradients import heads_of
 from featcal.family.opening import Family
 from featcal.models.model import Head
 from featcal.system.errors import InputError

@@ -19,9 +19,9 @@ from tiny_timm import tiny_timm
 from torch import Tensor
 
 from featcal import evaluate, load_suite, open_family, open_session
+from featcal.baselines.common.fit import fit
+from featcal.baselines.common.fold_heads import fold_head, with_heads
 from featcal.baselines.react import AffineMap, React
-from featcal.baselines.shared.fit import fit
-from featcal.baselines.shared.folded import fold_head, with_heads
 from featcal.baselines.svc import Svc
 from featcal.cli import commands
 from featcal.evaluation.evaluate import scoring_heads, task_features

@@ -15,8 +15,8 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
+from featcal.baselines.common.fit import fit
 from featcal.baselines.lot import Lot, task_matrix
-from featcal.baselines.shared.fit import fit
 from featcal.family.opening import Family
 from featcal.system.errors import InputError
 

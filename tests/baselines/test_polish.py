@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPVisionModelWithProjection, T5ForConditionalGeneration
 
 from featcal import evaluate
+from featcal.baselines.common.fit import fit
 from featcal.baselines.polished import Polish
-from featcal.baselines.shared.fit import fit
 from featcal.calibration.calibrate import calibrate_to_folder, config_for, expert_passes
 from featcal.cli import commands
 from featcal.family.opening import Family

@@ -9,8 +9,8 @@ import torch
 from tiny_clip import TASKS
 from torch import Tensor
 
+from featcal.baselines.common.fit import fit
 from featcal.baselines.react import AffineMap, React, regression
-from featcal.baselines.shared.fit import fit
 from featcal.evaluation.evaluate import task_features
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights

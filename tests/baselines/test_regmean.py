@@ -18,10 +18,10 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
+from featcal.baselines.common.baseline import baseline_options
+from featcal.baselines.common.fit import fit
 from featcal.baselines.regmean import RegMean, merged_weight
 from featcal.baselines.regmean_plus_plus import RegMeanPlusPlus
-from featcal.baselines.shared.baseline import baseline_options
-from featcal.baselines.shared.fit import fit
 from featcal.calibration.calibrate import expert_passes
 from featcal.calibration.closed_form import SolveError
 from featcal.cli import commands

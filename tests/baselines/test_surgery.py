@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import T5ForConditionalGeneration
 
 from featcal import evaluate, measure_drift
+from featcal.baselines.common.fit import fit
 from featcal.baselines.polished import Polish
 from featcal.baselines.probsurgery import ProbSurgery
-from featcal.baselines.shared.fit import fit
 from featcal.baselines.surgery import LowRank, Surgery
 from featcal.cli import commands
 from featcal.evaluation.evaluate import task_features

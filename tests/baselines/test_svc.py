@@ -13,7 +13,7 @@ from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import evaluate
-from featcal.baselines.shared.fit import fit
+from featcal.baselines.common.fit import fit
 from featcal.baselines.svc import Svc, matrix
 from featcal.cli import commands
 from featcal.family.opening import Family

@@ -22,7 +22,7 @@ from featcal.export.merge import merge_to_folder
 from featcal.export.write import carried_text
 from featcal.family.opening import Family, open_family
 from featcal.formats import checkpoint, output
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip import located_folder
 from featcal.formats.peft import read_adapter_config
 from featcal.formats.processor import image_processor_settings

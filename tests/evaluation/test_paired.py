@@ -22,9 +22,7 @@ from scipy.stats import bootstrap, spearmanr
 from tiny_clip import TASKS
 
 from featcal import cli
-from featcal.evaluation.evaluate import Scores, TaskScore
-from featcal.evaluation.language import spearman
-from featcal.evaluation.paired import (
+from featcal.evaluation.comparison import (
     DRAWS,
     Comparison,
     Counts,
@@ -33,6 +31,8 @@ from featcal.evaluation.paired import (
     drawn_means,
     flips,
 )
+from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.evaluation.language import spearman
 from featcal.family.opening import Family
 from featcal.figures import sample_charts, sample_tables, tables, theme
 from featcal.samples.sources import Samples

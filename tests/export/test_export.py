@@ -25,7 +25,7 @@ from featcal.export.write import rewrite, verify_reload, verify_streamed, write_
 from featcal.family.opening import Family, open_family
 from featcal.formats.checkpoint import Checkpoint
 from featcal.formats.locate import locate
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip import locate_open_clip
 from featcal.formats.output import OutputFolder, stream_tensors
 from featcal.formats.weights import Overlay, TensorInfo, Weights

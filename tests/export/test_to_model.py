@@ -13,7 +13,7 @@ from tiny_decoders import fresh
 from tiny_text import write_text_suite
 
 import featcal
-from featcal.export.merged import MergeResult
+from featcal.export.merge_result import MergeResult
 from featcal.session.session import Session
 from featcal.system.errors import InputError
 

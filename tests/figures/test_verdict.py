@@ -14,8 +14,8 @@ from command_line import Run, document
 from lanes import rows
 from tiny_text import write_text_suite
 
+from featcal.evaluation.comparison import Comparison, Counts, Difference, compare_scores
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import Comparison, Counts, Difference, compare_scores
 from featcal.family.opening import open_family
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict import sentences

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from featcal.formats.weights import InMemory
 from featcal.mergers import ace, breadcrumbs, dare, iso_c, ties
-from featcal.mergers.shared import engine
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common import engine
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.mergers.swudi import follow_flow
 from featcal.mergers.wudi import normal_equations
 from featcal.mergers.wudi_optimum import minimise

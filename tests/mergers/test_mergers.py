@@ -17,8 +17,8 @@ from torch import Tensor
 
 from featcal.formats.weights import InMemory, TensorInfo
 from featcal.mergers import dare, ties, ties_per_tensor
-from featcal.mergers.shared import engine
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common import engine
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.suite.methods import merger_names
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import suite_from_dict

@@ -229,7 +229,7 @@ def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method:
     """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
     from featcal.baselines.svc import Svc, matrix, svc
     from featcal.formats.weights import InMemory
-    from featcal.mergers.shared.engine import RecipeWeights
+    from featcal.mergers.common.engine import RecipeWeights
     from featcal.suite.recipe import MergeRecipe
 
     family = fresh("gpt2", tmp_path).family

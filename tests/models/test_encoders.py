@@ -33,8 +33,8 @@ from featcal import (
     register_encoder,
 )
 from featcal.authoring.from_paths import Parts, begin
+from featcal.baselines.common.fit import fit
 from featcal.baselines.react import React
-from featcal.baselines.shared.fit import fit
 from featcal.calibration.block_statistics import likely_groups
 from featcal.evaluation.evaluate import task_features
 from featcal.evaluation.heads import ClassificationHead, PooledHead

@@ -25,7 +25,7 @@ from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, ope
 from featcal.evaluation.scoring_heads import zero_shot_heads
 from featcal.export.clip_counterparts import to_hf, vision_pairs
 from featcal.family.opening import Family
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, open_clip_preprocess
 from featcal.formats.quick_gelu import activation_note
 from featcal.formats.state_file import state_dict

@@ -25,7 +25,7 @@ from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.export.write import verify_reload
 from featcal.family.opening import batches_of
 from featcal.family.outside_tower import note_left_out
-from featcal.formats.pretrained import load_pretrained
+from featcal.formats.load_pretrained import load_pretrained
 from featcal.formats.weights import InMemory
 from featcal.models.adapter import Call, walking
 from featcal.models.families.text_tower import TextStage

@@ -235,7 +235,7 @@ def test_models_loaded_by_several_threads_leave_the_library_as_it_was(tiny_suite
     """transformers replaces torch's initialisers while it loads; two overlapping loads must not leave them replaced."""
     from transformers import CLIPModel
 
-    from featcal.formats.pretrained import load_complete
+    from featcal.formats.load_pretrained import load_complete
 
     folder = tiny_suite_file.parent / "base"
     for _ in range(5):

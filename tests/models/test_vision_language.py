@@ -27,7 +27,7 @@ from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, 
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.generation_check import canary
 from featcal.family.opening import batches_of
-from featcal.formats.pretrained import load_pretrained
+from featcal.formats.load_pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
 from featcal.models.features import final_features
 from featcal.models.lane import run_block

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_clip import SIDE, clip_inputs
 
-from featcal.formats.located import Pictures
+from featcal.formats.located_model import Pictures
 from featcal.samples import sources
 from featcal.samples.prepare import Preparation
 from featcal.samples.sources import draw, open_pool, pick

@@ -22,7 +22,7 @@ from tiny_clip import TASKS, write_suite
 
 from app import jobs as app_jobs
 from app import state
-from app.held import MOST, Held
+from app.held_sessions import MOST, Held
 from app.opening import bytes_needed
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe

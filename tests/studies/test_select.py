@@ -36,7 +36,7 @@ from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out
 from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
-from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
+from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Judge, Score, answer_probability, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig

@@ -9,8 +9,8 @@ import pytest
 
 from featcal.calibration.calibrate import calibrate
 from featcal.family.opening import Family, open_family
-from featcal.samples import embedded
-from featcal.samples.embedded.glyphs import digit_rows
+from featcal.samples import embedded_pictures
+from featcal.samples.embedded_pictures.glyphs import digit_rows
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
@@ -19,23 +19,23 @@ from featcal.system.resources import data_path
 
 pytestmark = pytest.mark.slow
 
-TASKS = tuple(embedded.CLASSES)
+TASKS = tuple(embedded_pictures.CLASSES)
 HELD_OUT = ("calibration", "validation", "test")
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_pictures_and_labels(task: str) -> None:
     for split in HELD_OUT:
-        images, labels = embedded.render(task, split)
-        assert images.shape == (embedded.SPLITS[split], 32, 32, 3)
+        images, labels = embedded_pictures.render(task, split)
+        assert images.shape == (embedded_pictures.SPLITS[split], 32, 32, 3)
         assert images.dtype == np.uint8
-        assert set(labels.tolist()) == set(range(len(embedded.CLASSES[task])))
+        assert set(labels.tolist()) == set(range(len(embedded_pictures.CLASSES[task])))
         assert images.reshape(len(images), -1).std(axis=1).min() > 2  # nothing is blank
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_splits_never_overlap(task: str) -> None:
-    seen = {split: {image.tobytes() for image in embedded.render(task, split)[0]} for split in HELD_OUT}
+    seen = {split: {image.tobytes() for image in embedded_pictures.render(task, split)[0]} for split in HELD_OUT}
     for one, other in combinations(HELD_OUT, 2):
         assert not seen[one] & seen[other]
 
@@ -49,9 +49,9 @@ def test_digit_scans_never_overlap() -> None:
 
 
 def test_rendering_repeats_itself() -> None:
-    first = embedded.render("faces", "validation")[0].copy()
-    embedded.render.cache_clear()
-    assert np.array_equal(first, embedded.render("faces", "validation")[0])
+    first = embedded_pictures.render("faces", "validation")[0].copy()
+    embedded_pictures.render.cache_clear()
+    assert np.array_equal(first, embedded_pictures.render("faces", "validation")[0])
 
 
 def test_it_stays_small() -> None:

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import featcal
-from featcal.baselines.shared.baseline import Sampled
+from featcal.baselines.common.baseline import Sampled
 from featcal.formats.weights import Overlay
 
 

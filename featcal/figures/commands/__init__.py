@@ -5,6 +5,6 @@ Charts and tables are made of a few measurements. Which one, on which samples an
 """
 
 from featcal.figures.commands.lines import commands, python
-from featcal.figures.commands.measured import KINDS, Measured
+from featcal.figures.commands.measurement import KINDS, Measured
 
 __all__ = ["KINDS", "Measured", "commands", "python"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from featcal.figures.commands import sweeps
-from featcal.figures.commands.measured import Measured
+from featcal.figures.commands.measurement import Measured
 from featcal.suite.views import EvaluationSamples
 
 _OF_ALL_MODELS = ("compare", "study features")

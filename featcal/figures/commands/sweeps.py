@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from featcal.figures.commands.measured import Measured
+from featcal.figures.commands.measurement import Measured
 from featcal.suite.calibration_options import PARTIAL, SWITCHES
 from featcal.suite.methods import ALL
 from featcal.suite.name_grammar import model_name, parts_of

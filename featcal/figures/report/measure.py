@@ -11,8 +11,8 @@ import pandas as pd
 from torch import Tensor
 
 from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.comparison import compare_scores
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import compare_scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import Dots, feature_map
 from featcal.figures.commands import Measured

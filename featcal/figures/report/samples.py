@@ -9,8 +9,8 @@ from io import BytesIO
 from PIL import Image
 from torch import Tensor
 
+from featcal.evaluation.comparison import BROKEN, FIXED, flips
 from featcal.evaluation.evaluate import TaskScore
-from featcal.evaluation.paired import BROKEN, FIXED, flips
 from featcal.figures.report.content import Thumbnail
 from featcal.samples.sources import Samples
 from featcal.system.formatting import shorten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featcal.evaluation.paired import Comparison
+from featcal.evaluation.comparison import Comparison
 
 
 @dataclass(frozen=True)

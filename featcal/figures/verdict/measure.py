@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from featcal.drift.ledger import DriftLedger
-from featcal.evaluation.paired import compare_scores
+from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import Verdict, judge

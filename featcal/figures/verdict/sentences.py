@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from featcal.evaluation.paired import Comparison, Difference
+from featcal.evaluation.comparison import Comparison, Difference
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.system.formatting import percent, points
 

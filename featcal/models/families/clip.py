@@ -16,8 +16,8 @@ from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.in_memory import name_place
-from featcal.formats.located import Located
-from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.formats.load_pretrained import load_complete, load_pretrained
+from featcal.formats.located_model import Located
 from featcal.models.adapter import (
     Adapter,
     Batch,

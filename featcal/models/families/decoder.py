@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
-from featcal.formats.pretrained import load_complete
+from featcal.formats.load_pretrained import load_complete
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention

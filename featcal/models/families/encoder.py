@@ -19,8 +19,8 @@ from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.in_memory import name_place
-from featcal.formats.located import Located
-from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.formats.load_pretrained import load_complete, load_pretrained
+from featcal.formats.located_model import Located
 from featcal.formats.sentences import POOLING
 from featcal.models.adapter import (
     Adapter,

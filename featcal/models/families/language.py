@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.formats.pretrained import load_complete
+from featcal.formats.load_pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Call
 from featcal.models.generation import Generator
 

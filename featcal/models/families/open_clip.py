@@ -16,7 +16,7 @@ from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.open_clip import library_model, load_folder, tokenizer
 from featcal.formats.open_clip_config import check_plain, quick_gelu, weight_name
 from featcal.models.adapter import (

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from featcal.formats.in_memory import name_place
-from featcal.formats.located import Located
-from featcal.formats.pretrained import load_complete
+from featcal.formats.load_pretrained import load_complete
+from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
 from featcal.models.adapter import (
     Adapter,

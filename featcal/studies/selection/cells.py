@@ -20,7 +20,7 @@ from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.model import brings
 from featcal.samples.sources import Samples
 from featcal.studies.selection.candidates import CHOSEN
-from featcal.studies.selection.held_out import Contest
+from featcal.studies.selection.held_out_samples import Contest
 from featcal.suite.calibration_options import IDLE
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put

@@ -12,7 +12,7 @@ from featcal.family.opening import Family, ensure_family
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import MERGED, Tried, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
-from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
+from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Score, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.evaluation.comparison import DRAWS, SEED, drawn_changes, generator, interval
 from featcal.evaluation.generation_check import TOGETHER
-from featcal.evaluation.paired import DRAWS, SEED, drawn_changes, generator, interval
 from featcal.evaluation.scoring_heads import answers_of, pairs_of_heads
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights

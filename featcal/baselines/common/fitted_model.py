@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.baselines.shared.baseline import Baseline
-from featcal.baselines.shared.folded import describe_heads, foldable, locate_task, write_heads
+from featcal.baselines.common.baseline import Baseline
+from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
@@ -16,7 +16,7 @@ from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.system.errors import InputError

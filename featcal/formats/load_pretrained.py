@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.in_memory import model_beside
-from featcal.formats.located import explain_model_errors
+from featcal.formats.located_model import explain_model_errors
 from featcal.system.errors import InputError, NumericalError
 
 

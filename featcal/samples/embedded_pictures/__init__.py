@@ -11,7 +11,7 @@ Repository, doi:10.24432/C50P49, licence CC BY 4.0 (the 1797 scans that scikit-l
 the built-in font of Pillow (Aileron, CC0).
 """
 
-from featcal.samples.embedded.names import CLASSES, TEMPLATES
-from featcal.samples.embedded.pool import SPLITS, draw, render
+from featcal.samples.embedded_pictures.names import CLASSES, TEMPLATES
+from featcal.samples.embedded_pictures.pool import SPLITS, draw, render
 
 __all__ = ["CLASSES", "SPLITS", "TEMPLATES", "draw", "render"]

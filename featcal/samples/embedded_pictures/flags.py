@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Drawing, Floats, Order, blend, draw_classes, fill, frame, grid, rgb, sheet
+from featcal.samples.embedded_pictures.kit import (
+    Drawing,
+    Floats,
+    Order,
+    blend,
+    draw_classes,
+    fill,
+    frame,
+    grid,
+    rgb,
+    sheet,
+)
 
 _RED, _WHITE, _BLUE, _GREEN = (0.8, 0.1, 0.15), (0.95, 0.95, 0.95), (0.1, 0.2, 0.6), (0.0, 0.55, 0.3)
 _BLACK, _YELLOW = (0.06, 0.06, 0.06), (0.98, 0.82, 0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import (
+from featcal.samples.embedded_pictures.kit import (
     Drawing,
     Floats,
     Order,

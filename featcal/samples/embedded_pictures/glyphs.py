@@ -7,7 +7,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.samples.embedded.kit import Floats, Ints, Order, blend, fill, frame, grid, sheet, two_colours, vary_colour
+from featcal.samples.embedded_pictures.kit import (
+    Floats,
+    Ints,
+    Order,
+    blend,
+    fill,
+    frame,
+    grid,
+    sheet,
+    two_colours,
+    vary_colour,
+)
 from featcal.system.resources import data_path
 
 # scans of each digit kept for a split; the rest is for training

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from featcal.baselines.shared.baseline import Baseline, Given, Sampled
-from featcal.baselines.shared.fitted import Fitted
+from featcal.baselines.common.baseline import Baseline, Given, Sampled
+from featcal.baselines.common.fitted_model import Fitted
 from featcal.calibration.calibrate import expert_passes
 from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family

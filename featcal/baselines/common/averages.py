@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from featcal.mergers.shared.engine import RecipeWeights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.suite.recipe import MergeRecipe

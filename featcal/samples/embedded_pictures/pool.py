@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.samples.embedded import arrows, colors, faces, flags, glyphs, shapes, textures
-from featcal.samples.embedded.kit import Floats, Ints, Order, noise, slope
-from featcal.samples.embedded.names import CLASSES
+from featcal.samples.embedded_pictures import arrows, colors, faces, flags, glyphs, shapes, textures
+from featcal.samples.embedded_pictures.kit import Floats, Ints, Order, noise, slope
+from featcal.samples.embedded_pictures.names import CLASSES
 
 SPLITS: dict[str, int] = {"train": 5000, "calibration": 512, "validation": 500, "test": 500}
 

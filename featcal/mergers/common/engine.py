@@ -19,7 +19,7 @@ from torch import Tensor
 
 from featcal.formats.output import save_tensors
 from featcal.formats.weights import TensorInfo, Weights, check_finite, group_by_size
-from featcal.mergers.shared.merger import MatrixMerger, Merger, Tensors, Whole
+from featcal.mergers.common.merger import MatrixMerger, Merger, Tensors, Whole
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import NumericalError
 

@@ -32,7 +32,7 @@ from featcal.export.write import HEADS, RECORD_FILE
 from featcal.family.opening import Family
 from featcal.formats.checkpoint import SINGLE_FILE
 from featcal.formats.locate import checkpoint_folder, locate
-from featcal.formats.located import Located
+from featcal.formats.located_model import Located
 from featcal.formats.output import save_tensors, save_text
 from featcal.formats.weights import Canonical, InMemory, Overlay, Stored, Weights
 from featcal.models.model import FeatureMap, Head, Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Floats, Order, blend, fill, frame, sheet, two_colours, vary_colour
+from featcal.samples.embedded_pictures.kit import Floats, Order, blend, fill, frame, sheet, two_colours, vary_colour
 
 
 def _arrow(u: Floats, v: Floats) -> Floats:
