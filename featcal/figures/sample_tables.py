@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from featcal.evaluation.paired import FLIPS, flips
+from featcal.evaluation.paired import BOTH_RIGHT, BOTH_WRONG, BROKEN, FIXED, FLIPS, flips
+from featcal.figures.names import plain
 from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
@@ -163,6 +164,28 @@ def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tupl
     """
     chosen = {i for i in picked if 0 <= i < len(flip)}
     return {kind: (sum(flip[i] == kind for i in chosen), list(flip).count(kind)) for kind in FLIPS}
+
+
+def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picked: Sequence[int]) -> str:
+    """Say as Markdown, each part with a dot before it, how many of some samples the second of two models fixed and
+    broke, or how many the only one has right; "" where that was not measured.
+
+    >>> right, wrong = (PerSample(answers=("a", "b"), right=(one, False)) for one in (True, False))
+    >>> describe_picked({"merged": wrong, "calibrated": right}, ["merged", "calibrated"], [0])
+    ' · **1** fixed (of 1), **0** broken (of 0) from merged to calibrated · 0 both right, 0 both wrong'
+    """
+    rights = [right for one in models if (right := found[one].right) is not None]
+    if len(rights) < len(models):
+        return ""
+    token = " by first tokens" if any(found[one].answers is None for one in models) else ""
+    if len(rights) == 1:
+        good = sum(rights[0][i] for i in picked)
+        return f" · **{good}** right, **{len(picked) - good}** wrong with {plain(models[0])}{token}"
+    parts = share_of_flips(flips(*rights), picked)
+    (fixed, all_fixed), (broken, all_broken) = parts[FIXED], parts[BROKEN]
+    turned = f"**{fixed}** fixed (of {all_fixed}), **{broken}** broken (of {all_broken})"
+    rest = f"{parts[BOTH_RIGHT][0]} both right, {parts[BOTH_WRONG][0]} both wrong"
+    return f" · {turned} from {plain(models[0])} to {plain(models[1])}{token} · {rest}"
 
 
 def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
