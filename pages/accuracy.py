@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
+from app import compare, downloads, flips, jobs, options, runs, samples, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
 from featcal.session.model_ref import BASE, EXPERT
@@ -82,3 +82,4 @@ view.table(measured, slice(None, -1))  # sorting a column must not carry the ave
 if pair is not None and between is not None:
     flips.differences(between, pair, metric, origin)
     flips.section(session, compared.models, task, WHOLE, between)
+samples.panel(session, compared.models, details=True)

@@ -28,7 +28,6 @@ with left:
 with right:
     cloud.pick_section(shown)
     cloud.distance_section(features, origin, layer)
-samples.panel(session, compared.models, task, on, samples.picked_samples(session, on))
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 
 st.subheader("Every task")
@@ -39,3 +38,4 @@ if every:
         for name in session.tasks:
             shown.features(name, layer, report)
     cloud.every_task_section(shown, measured)
+samples.panel(session, compared.models, details=True)
