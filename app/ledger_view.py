@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import downloads, picking, samples, state, view
+from app import downloads, picking, samples, slices, state, view
 from app.downloads import Numbers, Origin, file_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables, text
@@ -165,6 +165,7 @@ def _every_sample(
         f"Drift of every sample of {task} against the expert's margin: {', '.join(found)}",
         numbers.name,
     )
+    slices.draw(session, models, task, on)
     with st.expander("Every sample in a table", icon=":material/table:"):
         samples.table(numbers, on.split)
 

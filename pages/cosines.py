@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, picking, runs, samples, state, view
+from app import compare, downloads, options, picking, runs, samples, slices, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, sample_charts, tables, text
 from featcal.figures.names import plain
@@ -55,6 +55,7 @@ if compared.pair is not None:
         )
         dots = picking.make_dots(session, compared.models, task, on)
         picking.scatter(sample_charts.cosine_pairs(cosines, dots), "b", alt, numbers.name)
+        slices.draw(session, compared.models, task, on)
         view.fold(numbers)
     left, right = st.columns(2)
     with left:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cloud, compare, downloads, options, samples, state, view
+from app import cloud, compare, downloads, options, samples, slices, state, view
 from featcal.figures import text
 from featcal.session.model_ref import EXPERT
 
@@ -27,6 +27,7 @@ with left:
     cloud.map_section(shown, origin)
 with right:
     cloud.pick_section(shown)
+    slices.draw(session, compared.models, task, on)
     cloud.distance_section(features, origin, layer)
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streamlit as st
-from app_pages import button, go, healthy, opened
+from app_pages import button, control, go, healthy, opened
 from streamlit.testing.v1 import AppTest
 from tiny_clip import TASKS
 
@@ -172,3 +172,31 @@ def test_a_point_says_what_every_model_says_of_it(tiny_suite_file: Path) -> None
         right = "✓" if scores.predictions[i] == data.labels[i] else "✗"
         assert f"merged: {data.class_names[int(scores.predictions[i])]} {right}" in models
         assert {"calibrated", "expert"} <= {one.split(":")[0] for one in models}
+
+
+@pytest.mark.parametrize("page", ["features", "cosines", "drift"])
+def test_a_slice_becomes_the_selection(tiny_suite_file: Path, page: str) -> None:
+    session, on = open_session(str(tiny_suite_file)), EvaluationSamples(64)
+    data, found = session.viewable_samples(TASKS[1], on), kinds(tiny_suite_file)
+    assert data.class_names is not None
+    assert data.labels is not None
+    margin = session.measure.margins(session.resolve("calibrated:samples=64"), on)[TASKS[1]]
+    low = sorted(range(len(data)), key=lambda i: float(margin[i]))[: len(data) // 2]
+    app = opened(tiny_suite_file, page, b="calibrated", task=TASKS[1])
+    name = data.class_names[int(data.labels[low[0]])]
+    of_class = [i for i in sorted(low) if data.class_names[int(data.labels[i])] == name]
+    wrong = [i for i in of_class if found[i] in ("fixed", "both wrong")]
+    for field, value in (("slice_class", name), ("slice_margin", "lowest half")):
+        control(app, field).set_value(value).run()
+    for answers, ids in (("any", of_class), ("merged wrong", wrong)):
+        control(app, "slice_answers").set_value(answers).run()
+        assert healthy(app)
+        select = button(app, "Select these")
+        assert select.label == f"Select these {len(ids)}"
+        assert select.disabled == (not ids)
+    control(app, "slice_answers").set_value("any").run()
+    button(app, "Select these").click().run()
+    assert healthy(app)
+    assert app.session_state["selection"].picked == tuple(of_class)
+    (traces,) = scatters(app)
+    assert lit(traces) == dict.fromkeys(LIT[page], of_class)
