@@ -165,6 +165,7 @@ def _every_sample(
         f"Drift of every sample of {task} against the expert's margin: {', '.join(found)}",
         numbers.name,
     )
+    st.caption("To the right the expert is sure of its answer; further up the model has moved away from it.")
     slices.draw(session, models, task, on)
     with st.expander("Every sample in a table", icon=":material/table:"):
         samples.table(numbers, on.split)

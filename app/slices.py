@@ -28,9 +28,9 @@ def draw(session: Session, models: Mapping[str, ModelRef], task: str, on: Evalua
     data, found = session.viewable_samples(task, on), samples.measured_samples(session, models, task, on)
     answers, last = right_answers(data), [*models][-1]
     margin = found[last].margin
-    by_class = {} if answers is None else sample_slices.by_class(answers)
-    by_answers = sample_slices.by_answers(found, list(models))
-    by_margin = {} if margin is None else sample_slices.by_margin(margin)
+    by_class = {} if answers is None else sample_slices.mask_classes(answers)
+    by_answers = sample_slices.mask_answers(found, list(models))
+    by_margin = {} if margin is None else sample_slices.mask_margins(margin)
     with st.popover("Select by class, answers or margin", icon=":material/filter_alt:"):
         state.control(st.selectbox, "task", task, session.tasks[0], "Task", session.tasks, variant="slice")
         mask = np.ones(len(data), bool)

@@ -70,10 +70,9 @@ def feature_map(
     if depth is not None and depth.frame is not None:
         figure.update_xaxes(range=depth.frame[0])
         figure.update_yaxes(range=depth.frame[1])
-    pick_by_drawing(figure)
     figure.update_layout(uirevision=_zoom(axes, depth))
-    finish(figure, 560)
-    if coloured:  # a legend of several rows, below the tool bar
+    pick_by_drawing(finish(figure, 560))
+    if coloured:  # a legend of several rows
         figure.update_layout(margin={"t": 108})
     return figure
 

@@ -52,9 +52,9 @@ class Dots:
         }
 
 
-def pick_by_drawing(figure: go.Figure) -> None:
-    """Let the mouse draw a lasso first, and a click pick one point."""
-    figure.update_layout(dragmode="lasso", clickmode="event+select")
+def pick_by_drawing(figure: go.Figure) -> go.Figure:
+    """Let the mouse draw a lasso first, and a click pick one point; room for the tools above the legend."""
+    return figure.update_layout(dragmode="lasso", clickmode="event+select", margin={"t": 84})
 
 
 def ring_picked(figure: go.Figure, points: Sequence[tuple[Array, Array]], dots: Dots) -> None:
@@ -122,10 +122,9 @@ def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
         **dots.look,
     )
     ring_picked(figure, [(across, up)], dots)
-    pick_by_drawing(figure)
     figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
     figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
-    return finish(figure, 400)
+    return pick_by_drawing(finish(figure, 400))
 
 
 def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure:
@@ -150,10 +149,9 @@ def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure
             **dots.look,
         )
     ring_picked(figure, list(points.values()), dots)
-    pick_by_drawing(figure)
     figure.update_xaxes(title="margin of the expert", rangemode="tozero")
     figure.update_yaxes(title="norm of the drift of the final feature", rangemode="tozero")
-    return finish(figure, 400)
+    return pick_by_drawing(finish(figure, 400))
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:

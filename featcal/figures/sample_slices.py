@@ -16,12 +16,12 @@ LOWEST = {"lowest half": 0.5, "lowest quarter": 0.25, "lowest tenth": 0.1}
 """Choices of low margins → their share of a task's samples."""
 
 
-def by_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[str, Mask]:
+def mask_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[str, Mask]:
     """Return, in words, how samples can have been answered by one or two models, and which ones were; nothing of a
     model that was not scored.
 
     >>> found = {"a": PerSample(right=(True, False)), "b": PerSample(right=(True, True))}
-    >>> {words: mask.tolist() for words, mask in by_answers(found, ["a", "b"]).items() if words in ("a wrong", "fixed")}
+    >>> {words: mask.tolist() for words, mask in mask_answers(found, ["a", "b"]).items() if words in ("a wrong", "fixed")}
     {'a wrong': [False, True], 'fixed': [False, True]}
     """
     rights = {name: np.array(right, bool) for name in models if (right := found[name].right) is not None}
@@ -34,12 +34,12 @@ def by_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[st
     return masks
 
 
-def by_margin(margin: NDArray[np.floating]) -> dict[str, Mask]:
+def mask_margins(margin: NDArray[np.floating]) -> dict[str, Mask]:
     """Return the choices of `LOWEST`, and which samples have a margin that is as low."""
     return {words: margin <= np.quantile(margin, share) for words, share in LOWEST.items()}
 
 
-def by_class(answers: Sequence[str]) -> dict[str, Mask]:
+def mask_classes(answers: Sequence[str]) -> dict[str, Mask]:
     """Return the right answers that several samples share, and which ones have them; nothing where all differ."""
     known, counts = np.unique(answers, return_counts=True)
     if counts.max(initial=1) == 1:

@@ -99,7 +99,9 @@ def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
     bar = visitor.page.locator(".st-key-selected-samples")
     said = bar.inner_text()
     assert f"{len(ids)} of 16 validation samples" in said
-    assert bar.locator("img").count() == len(ids)
+    pictures = [one.bounding_box() for one in bar.locator("img").all()]
+    assert len(pictures) == len(ids)
+    assert len({round(one["y"]) for one in pictures}) == 1  # all in one line, none hidden below it
     for page, chart in (("cosines", "b"), ("drift", "margins"), ("accuracy", None)):
         visitor.go(page)
         assert picked(visitor) == ids
