@@ -82,14 +82,31 @@ def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = F
             st.button(clear, "clear-picked", on_click=pick, args=([],), type="tertiary", icon=":material/close:")
         with st.container(horizontal=True, vertical_alignment="center"):
             _thumbnails(data, ids)
-    with st.expander("What every model says of the selected samples", details, icon=":material/table:"):
-        frame = sample_tables.sample_table(data, found, *[*models, ""][:2]).iloc[ids]
-        gallery(data, frame)
-        origin = downloads.sample_origin(session, on, with_ends(models)).with_task(task)
-        kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
-        view.table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
-        if on.samples is not None:
-            offer_measurements(session, models, on)
+    title = "What every model says of the selected samples"
+    # Folded, it costs nothing: what is in it is made when it is opened.
+    fold = st.expander(title, details, key="selected-details", icon=":material/table:", on_change="rerun")
+    if fold.open:
+        with fold:
+            _details(session, models, task, on, found, ids)
+
+
+def _details(
+    session: Session,
+    models: Mapping[str, ModelRef],
+    task: str,
+    on: EvaluationSamples,
+    found: Mapping[str, PerSample],
+    ids: Sequence[int],
+) -> None:
+    """Show samples larger, what every model says of them in a table, and buttons for what is not known yet."""
+    data = session.viewable_samples(task, on)
+    frame = sample_tables.sample_table(data, found, *[*models, ""][:2]).iloc[list(ids)]
+    gallery(data, frame)
+    origin = downloads.sample_origin(session, on, with_ends(models)).with_task(task)
+    kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
+    view.table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
+    if on.samples is not None:
+        offer_measurements(session, models, on)
 
 
 def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
@@ -104,7 +121,10 @@ def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
     first = ids[: MOST_THUMBNAILS if data.images is not None else 2]
     words = [f"and {len(ids) - len(first)} more"] if len(ids) > len(first) else []
     if data.images is not None:
-        st.image([data.images[i] for i in first], width=40, alt=[f"Picture of sample {i}" for i in first])
+        pictures = (data.images[i] for i in first)
+        # Every so many pixels of a large picture: it is drawn anew with every page.
+        small = [one[:: max(1, min(one.shape[:2]) // 96), :: max(1, min(one.shape[:2]) // 96)] for one in pictures]
+        st.image(small, width=40, alt=[f"Picture of sample {i}" for i in first])
     elif data.texts is not None:
         words = [*(plain(shorten(data.texts[i], 60, placeholder=" …")) for i in first), *words]
     if words:

@@ -21,13 +21,13 @@ def mask_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[
     model that was not scored.
 
     >>> found = {"a": PerSample(right=(True, False)), "b": PerSample(right=(True, True))}
-    >>> {words: mask.tolist() for words, mask in mask_answers(found, ["a", "b"]).items() if words in ("a wrong", "fixed")}
+    >>> {words: mask.tolist() for words, mask in mask_answers(found, ["a", "b"]).items() if mask[1] and not mask[0]}
     {'a wrong': [False, True], 'fixed': [False, True]}
     """
     rights = {name: np.array(right, bool) for name in models if (right := found[name].right) is not None}
-    masks = {}
-    for name, right in rights.items():
-        masks |= {f"{name} right": right, f"{name} wrong": ~right}
+    masks: dict[str, Mask] = {}
+    for name, mask in rights.items():
+        masks |= {f"{name} right": mask, f"{name} wrong": ~mask}
     if len(rights) == 2:
         a, b = rights.values()
         masks |= {FIXED: ~a & b, BROKEN: a & ~b}

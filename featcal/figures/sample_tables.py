@@ -90,8 +90,8 @@ def model_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b: str = "") -> pd.DataFrame:
     """Return one row per sample: its number in the view, position in the source, flip from `a` to `b` where both are
-    scored, right answer, then every model's answer (or, where answers were not measured, whether it is right), margin,
-    drift, cosine, score change, certificate and agreement, and the text where there is one.
+    scored, right answer and every model's answer (or, where answers were not measured, whether it is right) side by
+    side, then model by model margin, drift, cosine, score change, certificate and agreement, and last the text.
 
     Args:
         models: by the names that columns get; `a` and `b` are two of them.
@@ -103,11 +103,19 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
     answers = right_answers(data)
     if answers is not None:
         columns["right"] = answers
+    answered: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for name, one in models.items():
-        said: dict[str, Any] = {"": one.answers, "right": one.right if one.answers is None else None}
-        said |= {"margin": one.margin, "drift": one.drift, "cosine": one.cosine}
-        said |= {"score change": one.score_change, "certified": one.certified, "agrees": one.agrees}
-        columns |= {f"{name} {what}".strip(): values for what, values in said.items() if values is not None}
+        answered |= {name: one.answers, f"{name} right": one.right if one.answers is None else None}
+        numbers: dict[str, Any] = {
+            "margin": one.margin,
+            "drift": one.drift,
+            "cosine": one.cosine,
+            "score change": one.score_change,
+        }
+        numbers |= {"certified": one.certified, "agrees": one.agrees}
+        measured |= {f"{name} {what}": values for what, values in numbers.items()}
+    columns |= {name: values for name, values in (answered | measured).items() if values is not None}
     if data.texts is not None:
         columns["text"] = data.texts
     return pd.DataFrame(columns)

@@ -122,7 +122,7 @@ def panel_alone(suite: str, models: dict[str, str], task: str, n: int, picked: t
         state.select(task=task, n=n, picked=picked)
         st.session_state["chosen"] = True
     session = open_session(suite)
-    samples.panel(session, {shown: session.resolve(one) for shown, one in models.items()})
+    samples.panel(session, {shown: session.resolve(one) for shown, one in models.items()}, details=True)
 
 
 def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:

@@ -78,6 +78,15 @@ def test_samples_that_are_picked_are_lit_on_every_page_and_counted(tiny_suite_fi
             go(app, page)
         assert healthy(app)
         assert bar(app) == expected, page
+        tables = [
+            one.value
+            for one in app.dataframe
+            if {"base", "sample"} <= {*one.value} and one.value["sample"].tolist() == PICKED
+        ]
+        assert len(tables) == (page in ("features", "accuracy")), page  # elsewhere folded, and not made
+        for table in tables:
+            first = [name for name in table if name in ("base", "merged", "calibrated", "expert")]
+            assert list(table)[4:8] == first, page  # beside the right answer
         found = scatters(app)
         assert len(found) == (page in LIT), page
         for traces in found:
