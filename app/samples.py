@@ -111,7 +111,7 @@ def _details(
 
 def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Take the models of a page, base and expert through picked samples where that takes a moment."""
-    left = [one for one in with_ends(models).values() if not session.measure.has_features(one, on)]
+    left = [one for one in with_ends(models).values() if not _decides(session, one, on)]
     if on.samples is not None and left and len(left) * seconds_to_score(session, on) <= LONG:
         measure(session, with_ends(models), on)
 
@@ -137,10 +137,22 @@ def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
 
 
 def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Take every model through the samples of a view, where that was not done."""
+    """Take every model through the samples of a view, where that was not done, and let its features decide."""
     with state.progress() as report:
         for model in models.values():
             session.measure.features(model, on, report)
+            with suppress(NoScores):
+                session.measure.quick_scores(model, on)
+
+
+def are_measured(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
+    """Say whether margin, drift and what final features decide are known of all models, or would be in a moment."""
+    return all(_decides(session, model, on) for model in models.values())
+
+
+def _decides(session: Session, model: ModelRef, on: EvaluationSamples) -> bool:
+    known = session.is_text or session.measure.has_quick_scores(model, on) or seconds_to_score(session, on) <= LONG
+    return session.measure.has_features(model, on) and known
 
 
 def measured_samples(
@@ -155,15 +167,15 @@ def measured_samples(
     whole = _answers_are_whole(session, models, on)
     found = {}
     for shown, model in with_ends(models).items():
-        one, walked = PerSample(), session.measure.has_features(model, on)
+        one, decided = PerSample(), _decides(session, model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
-            if walked and not model.is_every_expert:
+            if session.measure.has_features(model, on) and not model.is_every_expert:
                 one = one.with_features(session.measure.features(model, on).tasks[task])
             if session.measure.has_scores(model, on) and (whole or not session.is_text):
                 one = one.with_scores(data, session.measure.scores(model, on).tasks[task])
-            elif walked and not whole:
+            elif decided and not whole:
                 one = one.with_scores(data, session.measure.quick_scores(model, on).tasks[task])
-            if walked:
+            if decided:
                 one = replace(one, margin=session.measure.margins(model, on)[task].numpy())
         found[shown] = one
     return found
@@ -173,9 +185,8 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
     """Offer buttons for what is not known yet of the models of a page, base and expert: margins and drift, full answers
     of language models."""
     everyone = with_ends(models)
-    walked = all(session.measure.has_features(model, on) for model in everyone.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
-    if not walked and st.button(label, icon=":material/straighten:"):
+    if not are_measured(session, everyone, on) and st.button(label, icon=":material/straighten:"):
         measure(session, everyone, on)
         st.rerun()
     if not session.is_text or all(session.measure.has_scores(model, on) for model in everyone.values()):

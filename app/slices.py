@@ -37,7 +37,7 @@ def draw(session: Session, models: Mapping[str, ModelRef], task: str, on: Evalua
         mask &= _choose("slice_class", "Class", by_class)
         mask &= _choose("slice_answers", "Answers", by_answers)
         mask &= _choose("slice_margin", f"Margin of {plain(last)}", by_margin)
-        if not all(session.measure.has_features(model, on) for model in models.values()):
+        if not samples.are_measured(session, models, on):
             st.caption("Answers and margins are known once the models have been taken through these samples.")
             if st.button("Measure answers and margins", icon=":material/straighten:"):
                 samples.measure(session, models, on)

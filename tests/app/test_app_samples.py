@@ -257,7 +257,7 @@ def test_a_gain_is_none_where_scores_are_not_of_the_same_samples(tiny_suite_file
     assert (same.difference, same.low, same.high) == (0, 0, 0)
 
 
-def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
+def test_known_is_what_was_measured(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from featcal.family.opening import open_family
     from featcal.suite.schema import load_suite
 
@@ -270,6 +270,11 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
     assert answered.answers is not None
     assert answered.drift is None
     session.measure.features("merged", EvaluationSamples(4))
+    monkeypatch.setattr(samples, "LONG", 0.0)  # as where heads would have to be made of many class names
+    slow = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
+    assert slow.drift is not None
+    assert slow.margin is None
+    session.measure.quick_scores("merged", EvaluationSamples(4))
     walked = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert walked.answers == answered.answers
     assert walked.margin is not None
