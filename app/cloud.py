@@ -6,31 +6,31 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from textwrap import shorten, wrap
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from torch import Tensor
 
-from app import maps, samples, state, view
+from app import maps, picking, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
 from featcal.figures import cloud_charts, tables
-from featcal.figures.cloud_charts import Depth, Dots
-from featcal.figures.names import label, plain
+from featcal.figures.cloud_charts import Depth
+from featcal.figures.names import plain
+from featcal.figures.sample_charts import Dots
 from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
 from featcal.session.feature_maps import EXPERT, FeatureMaps, compare_with_expert, visible_layers
+from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import Kind
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
 
 POLL_SECONDS = 1.0
-TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]
-_MAP, _SMALL = "feature-map", "feature-maps"
+_SMALL = "feature-maps"
 Job = Future[list[maps.Points]]
 _UMAP, _TRUST = Kind[Job]("UMAP of clouds"), Kind[float]("trust in a map")
 
@@ -47,6 +47,11 @@ class Shown(FeatureMaps):
     @property
     def data(self) -> Samples:
         return self.session.viewable_samples(self.task, self.on)
+
+    @property
+    def others(self) -> dict[str, ModelRef]:
+        """Return the models beside the expert."""
+        return {name: model for name, model in self.models.items() if name != EXPERT}
 
     @property
     def layers(self) -> list[str]:
@@ -101,7 +106,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
         axes = _axes(job, wanted)
         flat = job.result()[0] if axes == "UMAP" else shown.pca(shown.task, shown.layer)
         points, depth = _layer_points(shown, flat, framed)
-        dots = _dots(shown.data, ids, by_answer, samples.picked_samples(shown.session, shown.on))
+        dots = picking.make_dots(shown.session, shown.others, shown.task, shown.on, ids, by_answer=by_answer)
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
             _coordinates(points, axes, dots, answers),
@@ -111,13 +116,12 @@ def map_section(shown: Shown, origin: Origin) -> None:
             layer=shown.layer if axes == "PCA" or len(shown.layers) == 1 else None,  # a UMAP is made of all its layers
         )
         _say_which_map(job, axes)
-        st.plotly_chart(
+        picking.scatter(
             cloud_charts.feature_map(points, dots, axes, shown.moved, depth),
-            key=_MAP,
-            on_select=_pick,
-            selection_mode=("points", "box", "lasso"),
-            config={**view.plotly(numbers.name), "scrollZoom": True, "modeBarButtons": TOOLS},
-            alt=f"{axes} map of {len(ids)} samples of {shown.task}: features of {', '.join(points)}, {shown.layer}",
+            "feature-map",
+            f"{axes} map of {len(ids)} samples of {shown.task}: features of {', '.join(points)}, {shown.layer}",
+            numbers.name,
+            zoom=True,
         )
         _say_how_far(shown, (axes, cloud, flat))
         _say_how_many(len(ids), len(shown.data))
@@ -142,11 +146,9 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         points, dots, trust = {}, {}, {}
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
             points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
-            data = shown.session.viewable_samples(task, shown.on)
             # The selection belongs to one task: positions in another's samples would be other samples.
-            dots[task] = _dots(
-                data, ids, False, () if task != shown.task else samples.picked_samples(shown.session, shown.on)
-            )
+            lit = None if task == shown.task else ()
+            dots[task] = picking.make_dots(shown.session, shown.others, task, shown.on, ids, picked=lit)
             trust[task] = _trust(shown.session, shown.key(task, shown.layer, axes, "alone"), cloud, flat)
         rows = pd.concat([_coordinates(points[task], axes, dots[task], None).assign(task=task) for task in points])
         units = f"coordinates; every task has a {axes} map of its own"
@@ -226,28 +228,10 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
     )
 
 
-def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    """Return ids of the samples among the points of a click or a lasso, in order, `MOST_PICKED` at most.
-
-    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
-    (3, 7)
-    """
-    found = (point.get("customdata") for point in points)
-    last = (one[-1] if isinstance(one, list | tuple) else one for one in found if one not in (None, []))
-    return tuple(sorted({int(str(one)) for one in last}))[:MOST_PICKED]
-
-
-def _pick() -> None:
-    """Keep what was picked."""
-    # A map that is drawn anew has forgotten its own selection, and would clear the picked samples.
-    if ids := ids_of(st.session_state[_MAP].selection.points):
-        samples.pick(ids)
-
-
 def _pick_task(tasks: Sequence[str]) -> None:
     points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
     if points:
-        state.select(task=tasks[int(points[0]["customdata"][0])], picked=ids_of(points[:1]), picked_of=None)
+        state.select(task=tasks[int(points[0]["customdata"][0])], picked=picking.ids_of(points[:1]), picked_of=None)
 
 
 def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
@@ -287,12 +271,6 @@ def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[s
     return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
 
 
-def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int]) -> Dots:
-    """Return what is drawn of the samples with these ids."""
-    answers, hover = answers_of(data) if by_answer else None, _hover(data, ids)
-    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], picked)
-
-
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
     """Return one row per model and sample."""
     said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
@@ -302,16 +280,6 @@ def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answe
             for model, flat in points.items()
         }
     )
-
-
-def _hover(data: Samples, ids: Sequence[int]) -> list[str]:
-    """Write what a point is: its class, or its text in lines and its answer."""
-    answers = answers_of(data) or ["no label"] * len(data)
-    if data.texts is None:
-        return [label(answers[i]) for i in ids]
-    short = (shorten(data.texts[i], 160, placeholder=" …") for i in ids)
-    lines = ("<br>".join(label(line) for line in wrap(one, 60)) for one in short)
-    return [f"{text}<br>answer: <b>{label(answers[i])}</b>" for i, text in zip(ids, lines, strict=True)]
 
 
 def _say_which_map(job: Job, axes: str) -> None:

@@ -58,7 +58,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
 def section(
     session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, found: Comparison
 ) -> None:
-    """Show how many answers changed, every sample of a task in a table with a filter, and the selected samples.
+    """Show how many answers changed, and every sample of a task in a table with a filter.
 
     Args:
         models: A and B, scored on `on` as base and experts are.
@@ -75,7 +75,7 @@ def section(
         st.info(f"No answer of {plain(task)} is right or wrong: it is scored by a rank correlation.")
     everyone = samples.with_ends(models)
     data = session.viewable_samples(task, on)
-    frame = sample_tables.sample_table(data, samples.measured_samples(session, everyone, task, on), a, b)
+    frame = sample_tables.sample_table(data, samples.measured_samples(session, models, task, on), a, b)
     row = st.container(horizontal=True, vertical_alignment="bottom")
     show = view.choice(f"Samples of {plain(task)}", list(sample_tables.SHOWN), "flips", row) if one.counts else "all"
     sorts = ["sample", *(name for name in frame if str(name).endswith((" margin", " drift", " cosine")))]
@@ -89,8 +89,6 @@ def section(
     else:
         name = "flips" if show == "flipped" else f"samples {show}"
         samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split)
-    samples.offer_measurements(session, everyone, on)
-    picked = samples.picked_samples(session, on)
-    if not picked and data.images is not None and not kept.empty:
+    samples.offer_measurements(session, models, on)
+    if not samples.picked_samples(session, on) and data.images is not None and not kept.empty:
         samples.gallery(data, kept.head(MOST_UNASKED))
-    samples.panel(session, models, task, on, picked)

@@ -9,10 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import downloads, state, view
+from app import downloads, picking, samples, slices, state, view
 from app.downloads import Numbers, Origin, file_name
-from featcal.drift.ledger import DriftLedger
-from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
+from featcal.drift.ledger import DriftLedger, TaskDrift
+from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.verdict.measure import attribution_options
 from featcal.session.model_ref import ModelRef
@@ -61,7 +61,14 @@ def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSa
     options = DriftOptions(on.samples, on.split, on.seed)
     with state.progress() as report:
         ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
-    _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
+    if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
+        heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
+        needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
+        st.info(f"Scores need {needed}.", icon=":material/info:")
+        return
+    origin = downloads.sample_origin(session, options, models)
+    _decisions(session, ledgers, origin)
+    _every_sample(session, models, {name: ledger.tasks[task] for name, ledger in ledgers.items()}, task, origin)
 
 
 def _sublayers() -> bool:
@@ -125,14 +132,7 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     view.tools(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"), text.GROWTH)
 
 
-def _decisions(
-    session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: EvaluationSamples, origin: Origin
-) -> None:
-    if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
-        needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
-        st.info(f"Scores need {needed}.", icon=":material/info:")
-        return
+def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], origin: Origin) -> None:
     frames = {name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}
     per_task = {name: frame.set_index("task") for name, frame in frames.items()}
     left, right = st.columns(2)
@@ -146,12 +146,28 @@ def _decisions(
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     numbers = Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions")
     view.tools(numbers, text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
-    data, first = session.viewable_samples(task, on), next(iter(ledgers.values())).tasks[task]
-    models = {name: sample_tables.model_samples(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
-    everyone = {"expert": sample_tables.expert_samples(data, first), **models}
-    rows = sample_tables.sample_table(data, everyone, *[*models, ""][:2])
-    of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.with_task(task), kind="margins")
-    view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
+
+
+def _every_sample(
+    session: Session, models: Mapping[str, ModelRef], drifts: Mapping[str, TaskDrift], task: str, origin: Origin
+) -> None:
+    """Draw every sample of a task by the expert's margin and the models' drift; points and rows pick samples."""
+    on, data = origin.on, session.viewable_samples(task, origin.on)
+    expert = sample_tables.expert_samples(data, next(iter(drifts.values())))
+    found = {name: sample_tables.model_samples(data, one) for name, one in drifts.items()}
+    rows = sample_tables.sample_table(data, {"expert": expert, **found}, *[*found, ""][:2])
+    numbers = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.with_task(task), kind="margins")
+    st.subheader(f"Every sample of {plain(task)}: margin and drift")
+    picking.scatter(
+        sample_charts.margins(rows, list(found), picking.make_dots(session, models, task, on)),
+        "margins",
+        f"Drift of every sample of {task} against the expert's margin: {', '.join(found)}",
+        numbers.name,
+    )
+    st.caption("To the right the expert is sure of its answer; further up the model has moved away from it.")
+    slices.draw(session, models, task, on)
+    with st.expander("Every sample in a table", icon=":material/table:"):
+        samples.table(numbers, on.split)
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:

@@ -1,7 +1,7 @@
 """Show the picked samples of a task: what they are, what every model makes of them, which flips they hold.
 
-Any page can show them (`panel`) and any page can pick them (`pick`, or the rows of `table`): the ids are part of the
-selection, and with them the split whose samples they are.
+Every page that measures models shows them (`panel`), and any page can pick them (`pick`, or the rows of `table`): the
+ids are part of the selection, and with them the split whose samples they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from textwrap import shorten
 
 import pandas as pd
 import streamlit as st
@@ -21,12 +22,13 @@ from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
+from featcal.server.lengths import LONG, seconds_to_score
 from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import NoScores
+from featcal.system.errors import InputError, NoScores
 
-MOST_PICTURES, MOST_TEXTS = 24, 6
+MOST_PICTURES, MOST_TEXTS, MOST_THUMBNAILS = 24, 6, 16
 _TABLE = "table of samples"
 
 
@@ -47,40 +49,86 @@ def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
     return chosen.picked if same else ()
 
 
-def panel(
-    session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, picked: Sequence[int]
-) -> None:
-    """Show the picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift,
-    and which part of the flips they hold; a hint where none is picked.
+def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = False) -> None:
+    """Draw the picked samples at the foot of a page: a bar that says how many there are and how many of them model B
+    fixed and broke, with pictures or texts; below it what every model says. Nothing where none is picked.
+
+    Models are measured here where that is quick; for the rest there are buttons, but for the test split: a look at it
+    is for the Accuracy page to count.
 
     Args:
         models: those of the page, A first; flips are those from A to B.
-        on: the view whose samples are numbered; models are measured on it here, unless it is a whole split, for which
-            the page has a button (`offer_measurements`).
-        picked: numbers of samples; those beyond the view's are passed over.
+        details: what every model says is unfolded.
     """
-    data = session.viewable_samples(task, on)
-    ids = [i for i in picked if 0 <= i < len(data)]
-    if not ids:
-        _hint(session, on)
+    chosen = state.selection()
+    if not chosen.picked:
         return
-    st.subheader("Selected samples")
-    everyone = with_ends(models)
-    if on.samples is not None:
-        measure(session, everyone, on)
-    found = measured_samples(session, everyone, task, on)
-    a, b = [*models, ""][0], [*models, "", ""][1]
-    frame = sample_tables.sample_table(data, found, a, b)
-    st.markdown(_summary(frame, ids, models, task))
-    gallery(data, frame.iloc[ids])
-    origin = downloads.sample_origin(session, on, everyone).with_task(task)
+    task, split = view.one_of(session.tasks, chosen.task), chosen.picked_of
+    on = EvaluationSamples(chosen.n) if split in (None, session.split) else EvaluationSamples(None, split)
+    try:
+        data = session.viewable_samples(task, on)
+    except InputError:  # an address may name a split that the suite does not have
+        return
+    ids = [i for i in chosen.picked if i < len(data)]
+    if not ids:
+        return
+    _measure_if_quick(session, models, on)
+    found = measured_samples(session, models, task, on)
+    with st.container(key="selected-samples", gap="xsmall"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            many = f"**{len(ids)}** of {len(data)} {on.split or session.split} samples of {plain(task)} selected"
+            st.markdown(many + sample_tables.describe_picked(found, list(models), ids), width="content")
+            clear = "Clear the selection"
+            st.button(clear, "clear-picked", on_click=pick, args=([],), type="tertiary", icon=":material/close:")
+        with st.container(horizontal=True, vertical_alignment="center"):
+            _thumbnails(data, ids)
+    title = "What every model says of the selected samples"
+    # Folded, it costs nothing: what is in it is made when it is opened.
+    fold = st.expander(title, details, key="selected-details", icon=":material/table:", on_change="rerun")
+    if fold.open:
+        with fold:
+            _details(session, models, task, on, found, ids)
+
+
+def _details(
+    session: Session,
+    models: Mapping[str, ModelRef],
+    task: str,
+    on: EvaluationSamples,
+    found: Mapping[str, PerSample],
+    ids: Sequence[int],
+) -> None:
+    """Show samples larger, what every model says of them in a table, and buttons for what is not known yet."""
+    data = session.viewable_samples(task, on)
+    frame = sample_tables.sample_table(data, found, *[*models, ""][:2]).iloc[list(ids)]
+    gallery(data, frame)
+    origin = downloads.sample_origin(session, on, with_ends(models)).with_task(task)
     kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
-    numbers = Numbers(f"selected samples {task}", frame.iloc[ids], sample_tables.UNITS, origin, kind=kind)
-    view.table(numbers)
-    with st.container(horizontal=True):
-        st.button("Clear the selection", on_click=pick, args=([],), icon=":material/close:", key="clear-picked")
-        if on.samples is not None:
-            offer_measurements(session, everyone, on)
+    view.table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
+    if on.samples is not None:
+        offer_measurements(session, models, on)
+
+
+def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+    """Take the models of a page, base and expert through picked samples where that takes a moment."""
+    left = [one for one in with_ends(models).values() if not _decides(session, one, on)]
+    if on.samples is not None and left and len(left) * seconds_to_score(session, on) <= LONG:
+        measure(session, with_ends(models), on)
+
+
+def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
+    """Show the first of some samples small, and say how many more there are."""
+    first = ids[: MOST_THUMBNAILS if data.images is not None else 2]
+    words = [f"and {len(ids) - len(first)} more"] if len(ids) > len(first) else []
+    if data.images is not None:
+        pictures = (data.images[i] for i in first)
+        # Every so many pixels of a large picture: it is drawn anew with every page.
+        small = [one[:: max(1, min(one.shape[:2]) // 96), :: max(1, min(one.shape[:2]) // 96)] for one in pictures]
+        st.image(small, width=40, alt=[f"Picture of sample {i}" for i in first])
+    elif data.texts is not None:
+        words = [*(plain(shorten(data.texts[i], 60, placeholder=" …")) for i in first), *words]
+    if words:
+        st.caption(" · ".join(words))
 
 
 def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
@@ -89,52 +137,72 @@ def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
 
 
 def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Take every model through the samples of a view, where that was not done."""
+    """Take every model through the samples of a view, where that was not done, and let its features decide."""
     with state.progress() as report:
         for model in models.values():
             session.measure.features(model, on, report)
+            with suppress(NoScores):
+                session.measure.quick_scores(model, on)
+
+
+def are_measured(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
+    """Say whether margin, drift and what final features decide are known of all models, or would be in a moment."""
+    return all(_decides(session, model, on) for model in models.values())
+
+
+def _decides(session: Session, model: ModelRef, on: EvaluationSamples) -> bool:
+    known = session.is_text or session.measure.has_quick_scores(model, on) or seconds_to_score(session, on) <= LONG
+    return session.measure.has_features(model, on) and known
 
 
 def measured_samples(
     session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples
 ) -> dict[str, PerSample]:
-    """Return what every model makes of a task's samples, as far as it was measured.
+    """Return what the models of a page, base and expert make of a task's samples, as far as it was measured.
 
-    Answers are whole ones where all models were scored, else those that final features decide: the same classes, but
-    for a text no more than whether the first token is right.
+    Answers of language models are whole ones where the page's were scored, else those that final features decide: no
+    more than whether the first token is right.
     """
     data = session.viewable_samples(task, on)
-    whole = all(session.measure.has_scores(model, on) for model in models.values())
+    whole = _answers_are_whole(session, models, on)
     found = {}
-    for shown, model in models.items():
-        one, walked = PerSample(), session.measure.has_features(model, on)
+    for shown, model in with_ends(models).items():
+        one, decided = PerSample(), _decides(session, model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
-            if walked and not model.is_every_expert:
+            if session.measure.has_features(model, on) and not model.is_every_expert:
                 one = one.with_features(session.measure.features(model, on).tasks[task])
-            if whole or walked:
-                scores = session.measure.scores(model, on) if whole else session.measure.quick_scores(model, on)
-                one = one.with_scores(data, scores.tasks[task])
-            if walked:
+            if session.measure.has_scores(model, on) and (whole or not session.is_text):
+                one = one.with_scores(data, session.measure.scores(model, on).tasks[task])
+            elif decided and not whole:
+                one = one.with_scores(data, session.measure.quick_scores(model, on).tasks[task])
+            if decided:
                 one = replace(one, margin=session.measure.margins(model, on)[task].numpy())
         found[shown] = one
     return found
 
 
 def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Offer buttons for what is not known yet: margins and drift on a whole split, full answers of language models."""
-    walked = all(session.measure.has_features(model, on) for model in models.values())
+    """Offer buttons for what is not known yet of the models of a page, base and expert: margins and drift, full answers
+    of language models."""
+    everyone = with_ends(models)
     label = f"Measure margin and drift on the {on.split or session.split} split"
-    if not walked and st.button(label, icon=":material/straighten:"):
-        measure(session, models, on)
+    if not are_measured(session, everyone, on) and st.button(label, icon=":material/straighten:"):
+        measure(session, everyone, on)
         st.rerun()
-    if not session.is_text or all(session.measure.has_scores(model, on) for model in models.values()):
+    if not session.is_text or all(session.measure.has_scores(model, on) for model in everyone.values()):
         return
     if st.button("Let all models answer in full", icon=":material/chat:"):
         with state.progress() as report:
-            for model in models.values():
+            for model in everyone.values():
                 session.measure.scores(model, on, report)
         st.rerun()
-    st.caption("Right and wrong are those of the answer's first token.")
+    if not _answers_are_whole(session, models, on):
+        st.caption("Right and wrong are those of the answer's first token.")
+
+
+def _answers_are_whole(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
+    """Say whether both models of a page have answered in full; a class is no such answer."""
+    return session.is_text and all(session.measure.has_scores(model, on) for model in models.values())
 
 
 def gallery(data: Samples, rows: pd.DataFrame) -> None:
@@ -194,29 +262,6 @@ def _pick_rows(key: str, split: str | None) -> None:
     pick([*hidden, *rows], split)
     # The table shows its new selection already: it need not be replaced by the next run.
     st.session_state[_TABLE] = version, (ids, state.selection().picked)
-
-
-def _hint(session: Session, on: EvaluationSamples) -> None:
-    elsewhere = state.selection().picked
-    split = on.split or session.split
-    if elsewhere and (state.selection().picked_of or session.split) != split:
-        other = state.selection().picked_of or session.split
-        st.caption(f"{len(elsewhere)} samples of the {other} split are selected; those of this page are of {split}.")
-    else:
-        st.caption("Select points of a map or rows of a table of samples to see what they are and who is right.")
-
-
-def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelRef], task: str) -> str:
-    """Say how many samples are selected and, for two scored models, the part of the flips among them."""
-    text = f"**{len(ids)}** of {len(frame)} samples of {plain(task)}"
-    if "flip" not in frame:
-        return f"{text}."
-    (a, b), parts = list(models)[:2], sample_tables.share_of_flips(frame["flip"].tolist(), ids)
-    (fixed, all_fixed), (broken, all_broken) = parts["fixed"], parts["broken"]
-    turned = f"**{fixed + broken}** of the {all_fixed + all_broken} that flipped from {a} to {b}"
-    detail = f"{fixed} of {all_fixed} fixed, {broken} of {all_broken} broken"
-    rest = f"{parts['both right'][0]} both have right, {parts['both wrong'][0]} both wrong"
-    return f"{text}, and {turned} ({detail}); {rest}."
 
 
 def _caption(row: Mapping[str, object]) -> str:

@@ -24,6 +24,7 @@ ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
 """Switches of what takes longer."""
 OF_A_SUITE = (
     *("task", "layer", "a", "b", "picked", "picked_of", "sort", "run", "against"),
+    *("slice_class", "slice_answers"),
     *ASKED_FOR,
     *OPTIONS,
     *SWEEP,
@@ -84,6 +85,11 @@ class Selection(_Chosen):  # type: ignore[misc]
     against: str | None = None
     """The run that it is held against."""
     flips: str | None = None
+    slice_class: str | None = None
+    """The right answer of the samples that could be selected next."""
+    slice_answers: str | None = None
+    """How they were answered, in words (`featcal.figures.sample_slices`)."""
+    slice_margin: str | None = None
     sort: str | None = None
 
     def options(self) -> dict[str, Any]:

@@ -149,12 +149,6 @@ def explain(explanation: str) -> None:
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def fold(numbers: Numbers, title: str) -> None:
-    """Draw a folded table, and how to get its numbers again."""
-    with st.expander(title, icon=":material/table:"):
-        table(numbers)
-
-
 def table(numbers: Numbers, rows: slice | None = None) -> None:
     """Draw a table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give these
     numbers. What a row marks as within noise is grey."""

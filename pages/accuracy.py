@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, jobs, options, page_end, runs, state, view
+from app import compare, downloads, flips, jobs, options, page_end, runs, samples, state, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
 from featcal.session.model_ref import BASE, EXPERT
@@ -77,8 +77,16 @@ st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
 runs.say_looks(session)
-view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
-view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
+every_task, certain, changed = st.tabs(["Every task", "How certain is it?", "Which answers changed?"])
+with every_task:
+    view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
+    view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if pair is not None and between is not None:
-    flips.differences(between, pair, metric, origin)
-    flips.section(session, compared.models, task, WHOLE, between)
+    with certain:
+        flips.differences(between, pair, metric, origin)
+    with changed:
+        flips.section(session, compared.models, task, WHOLE, between)
+else:
+    for place in (certain, changed):
+        place.caption("Two scored models are compared here; choose a second one, or score it with the button above.")
+samples.panel(session, compared.models, details=True)

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
+from app import afterwards, compare, downloads, export, flips, options, repair, runs, samples, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -121,3 +121,4 @@ with seeds:
     repair.spread(session, compared, on)
 with solves:
     repair.conditioning(session, config)
+samples.panel(session, compared.models)

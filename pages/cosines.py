@@ -5,9 +5,9 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, runs, state, view
+from app import compare, downloads, options, picking, runs, samples, slices, state, view
 from app.downloads import Numbers
-from featcal.figures import charts, tables, text
+from featcal.figures import charts, sample_charts, tables, text
 from featcal.figures.names import plain
 
 st.header("How close to the experts?")
@@ -46,15 +46,17 @@ if compared.pair is not None:
         st.subheader(f"b. Per sample of {plain(task)}")
         cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
         pairs = pd.DataFrame({"sample": range(len(cosines[a])), **cosines})
-        view.chart(
-            charts.cosine_pairs(cosines),
-            "b",
+        alt = (
             f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the "
-            f"expert in {b} than in {a}",
-            numbers=Numbers(
-                f"cosines {task}", pairs, "cosine to the expert's feature", origin.with_task(task), 4, "samples"
-            ),
+            f"expert in {b} than in {a}"
         )
+        numbers = Numbers(
+            f"cosines {task}", pairs, "cosine to the expert's feature", origin.with_task(task), 4, "samples"
+        )
+        dots = picking.make_dots(session, compared.models, task, on)
+        picking.scatter(sample_charts.cosine_pairs(cosines, dots), "b", alt, numbers.name)
+        slices.draw(session, compared.models, task, on)
+        view.tools(numbers)
     left, right = st.columns(2)
     with left:
         st.subheader("c. Cosine gain and score gain")
@@ -90,3 +92,4 @@ if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and featu
         "That is no contradiction: other weights than the experts' can give their features."
     )
 view.explain(text.COSINES)
+samples.panel(session, compared.models)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, ledger_view, runs, state, view
+from app import compare, downloads, ledger_view, runs, samples, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -85,3 +85,4 @@ with sources:
         ledger_view.sources(session, compared.calibration)
     else:
         st.caption("Feature sources are those of a calibration: choose a calibrated model B.")
+samples.panel(session, compared.models)

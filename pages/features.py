@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cloud, compare, downloads, options, samples, state, view
+from app import cloud, compare, downloads, options, samples, slices, state, view
 from featcal.figures import text
 from featcal.session.model_ref import EXPERT
 
@@ -27,8 +27,8 @@ with left:
     cloud.map_section(shown, origin)
 with right:
     cloud.pick_section(shown)
+    slices.draw(session, compared.models, task, on)
     cloud.distance_section(features, origin, layer)
-samples.panel(session, compared.models, task, on, samples.picked_samples(session, on))
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 
 st.subheader("Every task")
@@ -39,3 +39,4 @@ if every:
         for name in session.tasks:
             shown.features(name, layer, report)
     cloud.every_task_section(shown, measured)
+samples.panel(session, compared.models, details=True)

@@ -2,9 +2,11 @@
 
 import streamlit as st
 
-from app import compare, preview, verdict, view
+from app import compare, preview, samples, verdict, view
 
 st.header(preview.TITLE)
 session = view.open_or_explain()
 on = view.sample_selector(session)
-verdict.draw(session, compare.choose_in_sidebar(session), on)
+compared = compare.choose_in_sidebar(session)
+verdict.draw(session, compared, on)
+samples.panel(session, compared.models)

@@ -75,34 +75,6 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
     return finish(figure, 400)
 
 
-def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
-    """Draw every sample's cosine to the expert, the first model's across and the second one's up; on the diagonal
-    nothing changed."""
-    (a, across), (b, up) = pair.items()
-    low = float(min(across.min(), up.min()))
-    low -= 0.05 * (1 - low)
-    figure = go.Figure()
-    figure.add_scatter(
-        x=[low, 1],
-        y=[low, 1],
-        name="no change",
-        mode="lines",
-        line={"dash": "dot", "color": COLOUR["base"]},
-        hoverinfo="skip",
-    )
-    figure.add_scatter(
-        x=across,
-        y=up,
-        name="a sample",
-        mode="markers",
-        marker={"color": colour(b), "size": 8, "opacity": 0.7},
-        hovertemplate=f"{label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}<extra></extra>",
-    )
-    figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
-    figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
-    return finish(figure, 400)
-
-
 _SIZE = 300.0, 260.0
 """Pixels between the first and the last point of the chart of gains, where it is at its narrowest."""
 _SIDES = (("top", "center", 0, 1), ("bottom", "center", 0, -1), ("middle", "right", 1, 0), ("middle", "left", -1, 0))

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label, shorten
+from featcal.figures.sample_charts import Array, Dots, pick_by_drawing, ring_picked
 from featcal.figures.theme import COLOUR, colour, colours, finish, symbol
 
-Array = NDArray[np.floating]
 MANY = 3000
 """Points beyond which a map is drawn by WebGL, and without arrows."""
 COLUMNS = 4
 """Small maps side by side."""
-
-
-@dataclass(frozen=True)
-class Dots:
-    """The samples of a map: row i of every model's points is sample `ids[i]`."""
-
-    ids: Sequence[int]
-    labels: Sequence[str]
-    """The text of every sample, as plotly draws it."""
-    answers: Sequence[str] | None = None
-    """The right answer of every sample, where it decides the colour."""
-    picked: Collection[int] = ()
-    """Ids of the samples that are lit; none lights all."""
-
-    @property
-    def lit_positions(self) -> list[int] | None:
-        """Return positions of the picked samples: None where none was picked, empty where none of them is here."""
-        return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
 
 
 @dataclass(frozen=True)
@@ -79,6 +60,7 @@ def feature_map(
         if coloured:
             # Points carry the answers' colours here, so shapes and colours get lines of the legend of their own.
             _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
+    ring_picked(figure, [(flat[:, 0], flat[:, 1]) for flat in points.values()], dots)
     # Group None: a click on a colour would hide whole models, whose points have all colours.
     for answer, shade in coloured.items():
         _legend_entry(figure, label(answer), shade, "square", None)
@@ -88,9 +70,9 @@ def feature_map(
     if depth is not None and depth.frame is not None:
         figure.update_xaxes(range=depth.frame[0])
         figure.update_yaxes(range=depth.frame[1])
-    figure.update_layout(dragmode="lasso", clickmode="event+select", uirevision=_zoom(axes, depth))
-    finish(figure, 560)
-    if coloured:  # a legend of several rows, below the tool bar
+    figure.update_layout(uirevision=_zoom(axes, depth))
+    pick_by_drawing(finish(figure, 560))
+    if coloured:  # a legend of several rows
         figure.update_layout(margin={"t": 108})
     return figure
 
@@ -179,20 +161,16 @@ def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], man
         y=flat[:, 1],
         name=model,
         mode="markers",
-        customdata=list(dots.ids),
-        text=list(dots.labels),
         marker={
             "color": [coloured[answer] for answer in dots.answers] if dots.answers else colour(model),
             "symbol": symbol(model),
             "size": 8,
             "opacity": 0.85,
         },
-        selectedpoints=dots.lit_positions,
-        selected={"marker": {"opacity": 1.0, "size": 13}},
-        unselected={"marker": {"opacity": 0.25}},
         legendgroup=model,
         showlegend=not coloured,
         hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
+        **dots.look,
     )
 
 

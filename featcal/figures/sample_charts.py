@@ -1,17 +1,157 @@
-"""Draw differences of scores with their intervals."""
+"""Draw single samples as points, the picked ones lit, and differences of scores with their intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import shorten, wrap
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from featcal.figures.names import label
+from featcal.figures.sample_tables import PerSample, right_answers
 from featcal.figures.theme import COLOUR, colour, finish, symbol, task_axis
 
 if TYPE_CHECKING:  # charts are there before torch is
     from featcal.evaluation.comparison import Comparison, Difference
+    from featcal.samples.sources import Samples
+
+Array = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Dots:
+    """The samples of a chart: point i of every model is sample `ids[i]`."""
+
+    ids: Sequence[int]
+    labels: Sequence[str]
+    """The text of every sample, as plotly draws it."""
+    answers: Sequence[str] | None = None
+    """The right answer of every sample, where it decides the colour."""
+    picked: Collection[int] = ()
+    """Ids of the samples that are lit; none lights all."""
+
+    @property
+    def lit_positions(self) -> list[int] | None:
+        """Return positions of the picked samples: None where none was picked, empty where none of them is here."""
+        return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return what a trace of these samples needs: ids and texts, the picked samples larger and the others faint."""
+        return {
+            "customdata": list(self.ids),
+            "text": list(self.labels),
+            "selectedpoints": self.lit_positions,
+            "selected": {"marker": {"opacity": 1.0, "size": 13}},
+            "unselected": {"marker": {"opacity": 0.25}},
+        }
+
+
+def pick_by_drawing(figure: go.Figure) -> go.Figure:
+    """Let the mouse draw a lasso first, and a click pick one point; room for the tools above the legend."""
+    return figure.update_layout(dragmode="lasso", clickmode="event+select", margin={"t": 84})
+
+
+def ring_picked(figure: go.Figure, points: Sequence[tuple[Array, Array]], dots: Dots) -> None:
+    """Draw a ring around every picked sample, with a line in the legend; nothing where none of them is here.
+
+    Args:
+        points: across and up, `[n]` each, for every model.
+    """
+    if lit := dots.lit_positions:
+        figure.add_scatter(
+            x=np.concatenate([across[lit] for across, _ in points]),
+            y=np.concatenate([up[lit] for _, up in points]),
+            name="selected",
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 19, "color": COLOUR["base"], "line": {"width": 2}},
+            hoverinfo="skip",
+        )
+
+
+def hover_texts(data: Samples, ids: Sequence[int], models: Mapping[str, PerSample]) -> list[str]:
+    """Write what samples are, a class or a text in lines and its answer, and what every model says of them, as far as
+    that was measured."""
+    answers = right_answers(data) or ["no label"] * len(data)
+    if data.texts is None:
+        what = [f"<b>{label(answers[i])}</b>" for i in ids]
+    else:
+        short = (shorten(data.texts[i], 160, placeholder=" …") for i in ids)
+        lines = ("<br>".join(label(line) for line in wrap(one, 60)) for one in short)
+        what = [f"{text}<br>answer: <b>{label(answers[i])}</b>" for i, text in zip(ids, lines, strict=True)]
+    said = ([_saying(name, one, i) for name, one in models.items()] for i in ids)
+    return ["<br>".join(filter(None, [first, *lines])) for first, lines in zip(what, said, strict=True)]
+
+
+def _saying(name: str, model: PerSample, i: int) -> str:
+    """Return one line of what a model says of sample `i`; "" where it was not scored."""
+    right = "" if model.right is None else " ✓" if model.right[i] else " ✗"
+    if model.answers is None:
+        return f"{label(name)}: first token{right}" if right else ""
+    return f"{label(name)}: {label(model.answers[i])}{right}"
+
+
+def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
+    """Draw every sample's cosine to the expert, the first model's across and the second one's up; on the diagonal
+    nothing changed. A click, a box or a lasso gives the samples' ids as `customdata`."""
+    (a, across), (b, up) = pair.items()
+    low = float(min(across.min(), up.min()))
+    low -= 0.05 * (1 - low)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[low, 1],
+        y=[low, 1],
+        name="no change",
+        mode="lines",
+        line={"dash": "dot", "color": COLOUR["base"]},
+        hoverinfo="skip",
+    )
+    said = f"sample %{{customdata}}, {label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}"
+    figure.add_scatter(
+        x=across,
+        y=up,
+        name="a sample",
+        mode="markers",
+        marker={"color": colour(b), "size": 8, "opacity": 0.7},
+        hovertemplate=f"{said}<br>%{{text}}<extra></extra>",
+        **dots.look,
+    )
+    ring_picked(figure, [(across, up)], dots)
+    figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
+    figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
+    return pick_by_drawing(finish(figure, 400))
+
+
+def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure:
+    """Draw every sample's drift against the expert's margin: what is sure and moves little keeps its answer. A click, a
+    box or a lasso gives the samples' ids as `customdata`.
+
+    Args:
+        table: of `sample_tables.sample_table`, with the expert's margins and the drift of the models.
+    """
+    figure = go.Figure()
+    across = table["expert margin"].to_numpy()
+    points = {model: (across, table[f"{model} drift"].to_numpy()) for model in models}
+    for model, (x, y) in points.items():
+        figure.add_scatter(
+            x=x,
+            y=y,
+            name=model,
+            mode="markers",
+            marker={"color": colour(model), "symbol": symbol(model), "size": 8, "opacity": 0.7},
+            hovertemplate=f"{label(model)}, sample %{{customdata}}: margin %{{x:.3f}}, drift %{{y:.3f}}<br>%{{text}}"
+            "<extra></extra>",
+            **dots.look,
+        )
+    ring_picked(figure, list(points.values()), dots)
+    figure.update_xaxes(title="margin of the expert", rangemode="tozero")
+    figure.update_yaxes(title="norm of the drift of the final feature", rangemode="tozero")
+    return pick_by_drawing(finish(figure, 400))
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from featcal.evaluation.comparison import FLIPS, flips
+from featcal.evaluation.comparison import BOTH_RIGHT, BOTH_WRONG, BROKEN, FIXED, FLIPS, flips
+from featcal.figures.names import plain
 from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
@@ -89,8 +90,8 @@ def model_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b: str = "") -> pd.DataFrame:
     """Return one row per sample: its number in the view, position in the source, flip from `a` to `b` where both are
-    scored, right answer, then every model's answer (or, where answers were not measured, whether it is right), margin,
-    drift, cosine, score change, certificate and agreement, and the text where there is one.
+    scored, right answer and every model's answer (or, where answers were not measured, whether it is right) side by
+    side, then model by model margin, drift, cosine, score change, certificate and agreement, and last the text.
 
     Args:
         models: by the names that columns get; `a` and `b` are two of them.
@@ -102,11 +103,19 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
     answers = right_answers(data)
     if answers is not None:
         columns["right"] = answers
+    answered: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for name, one in models.items():
-        said: dict[str, Any] = {"": one.answers, "right": one.right if one.answers is None else None}
-        said |= {"margin": one.margin, "drift": one.drift, "cosine": one.cosine}
-        said |= {"score change": one.score_change, "certified": one.certified, "agrees": one.agrees}
-        columns |= {f"{name} {what}".strip(): values for what, values in said.items() if values is not None}
+        answered |= {name: one.answers, f"{name} right": one.right if one.answers is None else None}
+        numbers: dict[str, Any] = {
+            "margin": one.margin,
+            "drift": one.drift,
+            "cosine": one.cosine,
+            "score change": one.score_change,
+        }
+        numbers |= {"certified": one.certified, "agrees": one.agrees}
+        measured |= {f"{name} {what}": values for what, values in numbers.items()}
+    columns |= {name: values for name, values in (answered | measured).items() if values is not None}
     if data.texts is not None:
         columns["text"] = data.texts
     return pd.DataFrame(columns)
@@ -163,6 +172,28 @@ def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tupl
     """
     chosen = {i for i in picked if 0 <= i < len(flip)}
     return {kind: (sum(flip[i] == kind for i in chosen), list(flip).count(kind)) for kind in FLIPS}
+
+
+def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picked: Sequence[int]) -> str:
+    """Say as Markdown, each part with a dot before it, how many of some samples the second of two models fixed and
+    broke, or how many the only one has right; "" where that was not measured.
+
+    >>> right, wrong = (PerSample(answers=("a", "b"), right=(one, False)) for one in (True, False))
+    >>> describe_picked({"merged": wrong, "calibrated": right}, ["merged", "calibrated"], [0])
+    ' · **1** fixed (of 1), **0** broken (of 0) from merged to calibrated · 0 both right, 0 both wrong'
+    """
+    rights = [right for one in models if (right := found[one].right) is not None]
+    if len(rights) < len(models):
+        return ""
+    token = " by first tokens" if any(found[one].answers is None for one in models) else ""
+    if len(rights) == 1:
+        good = sum(rights[0][i] for i in picked)
+        return f" · **{good}** right, **{len(picked) - good}** wrong with {plain(models[0])}{token}"
+    parts = share_of_flips(flips(*rights), picked)
+    (fixed, all_fixed), (broken, all_broken) = parts[FIXED], parts[BROKEN]
+    turned = f"**{fixed}** fixed (of {all_fixed}), **{broken}** broken (of {all_broken})"
+    rest = f"{parts[BOTH_RIGHT][0]} both right, {parts[BOTH_WRONG][0]} both wrong"
+    return f" · {turned} from {plain(models[0])} to {plain(models[1])}{token} · {rest}"
 
 
 def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:

@@ -252,6 +252,10 @@ class Measurements:
         """Say whether `scores` would cost nothing."""
         return self.suite.has(_SCORES, (self.suite.resolve(model).key, *self.suite.key(view)))
 
+    def has_quick_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
+        """Say whether `quick_scores` would cost nothing; without them, heads may have to be made of class names."""
+        return self.suite.has(_QUICK, (self.suite.resolve(model).key, *self.suite.key(view)))
+
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Say whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self.suite.key(view)

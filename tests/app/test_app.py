@@ -65,7 +65,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 7, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 8, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -98,7 +98,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 8, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 9, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from tiny_clip import BLOCKS
 from tiny_text import write_text_suite
 
-from app import cloud, maps, state
+from app import cloud, maps, picking, state
 from app.selection import Selection
 from featcal.session import projection as figures_maps
 from featcal.session.feature_maps import FeatureMaps
@@ -168,11 +168,11 @@ def test_samples_of_an_address_are_lit(tiny_suite_file: Path) -> None:
 
 
 def test_a_lasso_gives_ids_whatever_traces_it_crosses(tiny_suite_file: Path) -> None:
-    assert cloud.ids_of(
+    assert picking.ids_of(
         [{"customdata": 9}, {"customdata": 2}, {"customdata": 9}, {"x": 1.0}, {"customdata": None}]
     ) == (2, 9)
-    assert cloud.ids_of([]) == ()
-    assert len(cloud.ids_of([{"customdata": one} for one in range(1000)])) == cloud.MOST_PICKED
+    assert picking.ids_of([]) == ()
+    assert len(picking.ids_of([{"customdata": one} for one in range(1000)])) == picking.MOST_PICKED
     app = opened(tiny_suite_file, "features", **BOTH)
     chart = app.get("plotly_chart")[0].proto
     assert set(chart.selection_mode) == {0, 1, 2}  # points, box, lasso

@@ -22,8 +22,9 @@ from app_pages import (
 )
 from lanes import rows
 
-from app import catalogue, cloud, samples
-from featcal.figures import names, sample_tables
+from app import catalogue, samples
+from featcal.figures import names, sample_charts, sample_tables
+from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
@@ -46,7 +47,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 
 @pytest.mark.parametrize("page", rows(DRAWN, quick=["verdict", "accuracy"], slow=DRAWN))
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
-    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true")
+    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true", picked="0,1")
     if page == "accuracy":
         button(app, "test split").click().run()
     assert not app.error
@@ -66,7 +67,10 @@ def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue._show_pictures({hostile("t"): data})
     assert len(captions) == 5
     assert all(names.plain(MARKUP) in one for one in captions)
-    assert cloud._hover(data, [0, 1]) == [names.label(one) for one in classes]
+    said = {hostile("model"): PerSample(answers=classes[::-1], right=(False, True))}
+    hovers = sample_charts.hover_texts(data, [0, 1], said)
+    for hover, what, answer, mark in zip(hovers, classes, classes[::-1], "✗✓", strict=True):
+        assert hover == f"<b>{names.label(what)}</b><br>{names.label(hostile('model'))}: {names.label(answer)} {mark}"
 
 
 def test_a_failure_is_drawn_as_text() -> None:

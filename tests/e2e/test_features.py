@@ -25,15 +25,21 @@ LIT = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._ful
   .map(trace => [trace.name, (trace.selectedpoints || []).map(i => trace.customdata[i])]))"""
 
 
-def on_screen(visitor: Visitor) -> list[dict[str, Any]]:
-    """Where every point of the map is, in pixels of the window."""
-    found: list[dict[str, Any]] = visitor.page.locator(".st-key-feature-map").evaluate(ON_SCREEN)
+def on_screen(visitor: Visitor, chart: str = "feature-map") -> list[dict[str, Any]]:
+    """Where every sample of a chart is, in pixels of the window."""
+    found: list[dict[str, Any]] = visitor.page.locator(f".st-key-{chart}").evaluate(ON_SCREEN)
     return found
 
 
 def picked(visitor: Visitor) -> list[int]:
     """What the address says."""
     return [int(one) for one in parse_qs(urlsplit(visitor.page.url).query).get("picked", [""])[0].split(",") if one]
+
+
+def lit(visitor: Visitor, chart: str) -> dict[str, list[int]]:
+    """Ids of the samples that a chart lights, by trace."""
+    found: dict[str, list[int]] = visitor.page.locator(f".st-key-{chart}").evaluate(LIT)
+    return found
 
 
 def draw_around(visitor: Visitor, left: float, top: float, right: float, bottom: float) -> None:
@@ -63,10 +69,10 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     draw_around(visitor, left, top, middle, bottom)
     assert picked(visitor) == inside
 
-    lit = visitor.page.locator(".st-key-feature-map").evaluate(LIT)
-    assert lit == dict.fromkeys(("expert", "merged", "calibrated"), inside), visitor.address
+    shown = lit(visitor, "feature-map")
+    assert shown == dict.fromkeys(("expert", "merged", "calibrated"), inside), visitor.address
     panel = visitor.page.get_by_test_id("stMain").inner_text()
-    assert f"{len(inside)} of 16 samples of" in panel
+    assert f"{len(inside)} of 16 validation samples of" in panel
 
     visitor.page.get_by_role("radio", name="model").click()
     visitor.settle()
@@ -74,9 +80,53 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     visitor.go("cosines")
     visitor.go("features")
     assert picked(visitor) == inside
-    assert visitor.page.locator(".st-key-feature-map").evaluate(LIT) == lit
+    assert lit(visitor, "feature-map") == shown
     visitor.reload()
     assert picked(visitor) == inside
+
+
+def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
+    visitor.open(f"/features?{QUICK}")
+    visitor.page.locator(".st-key-feature-map").scroll_into_view_if_needed()
+    visitor.settle()
+    points = on_screen(visitor)
+    left, top, right, bottom = (
+        end(one[axis] for one in points) + room for end, room in ((min, -6), (max, 6)) for axis in ("x", "y")
+    )
+    draw_around(visitor, left, top, (left + right) / 2, bottom)
+    ids = picked(visitor)
+    assert 0 < len(ids) <= 16
+    bar = visitor.page.locator(".st-key-selected-samples")
+    said = bar.inner_text()
+    assert f"{len(ids)} of 16 validation samples" in said
+    pictures = [one.bounding_box() for one in bar.locator("img").all()]
+    assert len(pictures) == len(ids)
+    assert len({round(one["y"]) for one in pictures}) == 1  # all in one line, none hidden below it
+    for page, chart in (("cosines", "b"), ("drift", "margins"), ("accuracy", None)):
+        visitor.go(page)
+        assert picked(visitor) == ids
+        assert bar.inner_text() == said, page
+        assert bar.bounding_box()["y"] < 900, page  # in the window, however long the page is
+        if page == "drift":
+            visitor.page.get_by_role("tab", name="Decisions").click()
+            visitor.settle()
+        if chart is not None:
+            assert set(map(tuple, lit(visitor, chart).values())) == {tuple(ids)}, page
+    visitor.go("cosines")
+    visitor.click("Clear the selection")
+    assert picked(visitor) == []
+    assert not bar.count()
+    assert set(map(tuple, lit(visitor, "b").values())) == {()}
+    points = on_screen(visitor, "b")
+    across = sorted(one["x"] for one in points)
+    up = [one["y"] for one in points]
+    middle = max((b - a, (a + b) / 2) for a, b in pairwise(across[2:-2]))[1]
+    draw_around(visitor, across[0] - 6, min(up) - 6, middle, max(up) + 6)
+    again = sorted({one["id"] for one in points if one["x"] < middle})
+    assert picked(visitor) == again
+    assert lit(visitor, "b") == {"a sample": again}
+    visitor.go("features")
+    assert set(map(tuple, lit(visitor, "feature-map").values())) == {tuple(again)}
 
 
 def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
@@ -86,6 +136,6 @@ def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
     field.press("Enter")
     visitor.page.wait_for_url("**picked=5**")
     visitor.settle()
-    lit = visitor.page.locator(".st-key-feature-map").evaluate(LIT)["expert"]
-    assert 5 in lit
-    assert lit == picked(visitor)  # whatever else the typed text fits
+    shown = lit(visitor, "feature-map")["expert"]
+    assert 5 in shown
+    assert shown == picked(visitor)  # whatever else the typed text fits

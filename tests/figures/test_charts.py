@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from app.downloads import Numbers, Origin
 from app.selection import file_words
 from featcal.drift.source import SourceExcess
-from featcal.figures import charts, ledger_charts, ledger_tables, theme
+from featcal.figures import charts, ledger_charts, ledger_tables, sample_charts, theme
+from featcal.figures.sample_charts import Dots
 from featcal.suite.calibration_options import CalibrationConfig
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
@@ -155,3 +157,28 @@ def test_labels_of_gains_lie_on_no_other_point_or_label() -> None:
     assert sides == ("top center", "bottom center", "middle right", "top center")
     apart = frame.assign(**{"cosine gain": [0.1, 0.2, 0.3, 0.4]})
     assert set(charts.gains(apart, "accuracy", "calibrated").data[0].textposition) == {"top center"}
+
+
+def test_a_cosine_is_drawn_under_the_id_of_its_sample() -> None:
+    cosines = {"merged": np.array([0.2, 0.5, 0.9]), "calibrated": np.array([0.6, 0.4, 0.95])}
+    figure = sample_charts.cosine_pairs(cosines, Dots((4, 7, 9), ["a", "b", "c"], picked=(7, 9, 30)))
+    (samples,) = (one for one in figure.data if one.customdata is not None)
+    assert list(zip(samples.customdata, samples.x, samples.y, strict=True)) == [
+        (4, 0.2, 0.6),
+        (7, 0.5, 0.4),
+        (9, 0.9, 0.95),
+    ]
+    assert list(samples.selectedpoints) == [1, 2]
+    (ring,) = (one for one in figure.data if one.name == "selected")
+    assert (list(ring.x), list(ring.y)) == ([0.5, 0.9], [0.4, 0.95])
+
+
+def test_drift_stands_over_the_margin_of_the_expert() -> None:
+    table = pd.DataFrame({"expert margin": [1.0, 2.0], "merged drift": [0.5, 0.7], "calibrated drift": [0.3, 0.1]})
+    figure = sample_charts.margins(table, ["merged", "calibrated"], Dots((0, 1), ["a", "b"], picked=(1,)))
+    drawn = {one.name: (list(one.x), list(one.y)) for one in figure.data}
+    assert drawn == {
+        "merged": ([1.0, 2.0], [0.5, 0.7]),
+        "calibrated": ([1.0, 2.0], [0.3, 0.1]),
+        "selected": ([2.0, 2.0], [0.7, 0.1]),
+    }

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 import pytest
 
 from featcal.figures import cloud_charts, theme
-from featcal.figures.cloud_charts import Depth, Dots
+from featcal.figures.cloud_charts import Depth
+from featcal.figures.sample_charts import Dots
 
 MODELS = ("expert", "merged", "calibrated")
 LABELS = ("a", "b", "c")
@@ -47,6 +48,10 @@ def test_a_picked_sample_stays_lit_in_every_model_by_its_id() -> None:
     assert all(list(cloud.customdata) == [4, 7, 9] for cloud in clouds(figure).values())
     elsewhere = cloud_charts.feature_map(points(), Dots((4, 7, 9), LABELS, picked=(5,)), "PCA")
     assert all(cloud.selectedpoints == () for cloud in clouds(elsewhere).values())
+    (ring,) = (trace for trace in figure.data if trace.name == "selected")
+    flats = points().values()
+    assert (list(ring.x), list(ring.y)) == tuple([flat[i, axis] for flat in flats for i in (0, 2)] for axis in (0, 1))
+    assert "selected" not in [trace.name for trace in elsewhere.data]
     untouched = cloud_charts.feature_map(points(), Dots((4, 7, 9), LABELS), "PCA")
     assert all(trace.selectedpoints is None for trace in untouched.data)
 

@@ -14,11 +14,12 @@ from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
-from featcal.figures.cloud_charts import Dots, feature_map
+from featcal.figures.cloud_charts import feature_map
 from featcal.figures.commands import Measured
 from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
+from featcal.figures.sample_charts import Dots
 from featcal.figures.theme import Shown
 from featcal.figures.verdict.measure import attribution_options, diagnose
 from featcal.figures.verdict.sentences import Verdict

@@ -57,7 +57,7 @@ class Margin:
     a: float
     b: float
     low: float
-    """2.5th percentile of the difference over bootstrap draws, within tasks (`evaluation.paired`)."""
+    """2.5th percentile of the difference over bootstrap draws, within tasks (`evaluation.comparison`)."""
     high: float
     """97.5th percentile."""
     n: int

@@ -1,0 +1,82 @@
+"""Draw scatters of samples on any page: the picked ones are lit, and a click, a box or a lasso picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from app import samples, view
+from app.selection import MOST_PICKED
+from featcal.figures.sample_charts import Dots, hover_texts
+from featcal.figures.sample_tables import right_answers
+from featcal.session.model_ref import ModelRef
+from featcal.session.session import Session
+from featcal.suite.views import EvaluationSamples
+
+TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]
+
+
+def make_dots(
+    session: Session,
+    models: Mapping[str, ModelRef],
+    task: str,
+    on: EvaluationSamples,
+    ids: Sequence[int] | None = None,
+    *,
+    by_answer: bool = False,
+    picked: Sequence[int] | None = None,
+) -> Dots:
+    """Return what is drawn of a task's samples: what they are and what every model says of them, as far as that was
+    measured.
+
+    Args:
+        models: those of the page, A first.
+        ids: the samples that are drawn, all by default.
+        by_answer: right answers decide the colour.
+        picked: samples that are lit; by default those that are picked.
+    """
+    data = session.viewable_samples(task, on)
+    ids = range(len(data)) if ids is None else ids
+    answers = right_answers(data) if by_answer else None
+    hover = hover_texts(data, ids, samples.measured_samples(session, models, task, on))
+    lit = samples.picked_samples(session, on) if picked is None else picked
+    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], lit)
+
+
+def scatter(figure: go.Figure, key: str, alt: str, name: str, *, zoom: bool = False) -> None:
+    """Draw a chart whose points are samples that models are measured on; what is drawn around is picked.
+
+    Args:
+        name: of the picture that its camera writes.
+        zoom: the wheel zooms.
+    """
+    st.plotly_chart(
+        figure,
+        key=key,
+        # A callback runs before the page is drawn again, so every chart has the new selection at once.
+        on_select=partial(_pick, key),
+        selection_mode=("points", "box", "lasso"),
+        config={**view.plotly(name), "scrollZoom": zoom, "modeBarButtons": TOOLS},
+        alt=alt,
+    )
+
+
+def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
+    """Return ids of the samples among the points of a click or a lasso, in order, `MOST_PICKED` at most.
+
+    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
+    (3, 7)
+    """
+    found = (point.get("customdata") for point in points)
+    last = (one[-1] if isinstance(one, list | tuple) else one for one in found if one not in (None, []))
+    return tuple(sorted({int(str(one)) for one in last}))[:MOST_PICKED]
+
+
+def _pick(key: str) -> None:
+    """Keep what was picked."""
+    # A chart that is drawn anew has forgotten its own selection, and would clear the picked samples.
+    if ids := ids_of(st.session_state[key].selection.points):
+        samples.pick(ids)
