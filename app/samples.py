@@ -22,7 +22,7 @@ from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
-from featcal.server.lengths import LONG, seconds_to_score
+from featcal.server.lengths import is_long, seconds_to_score
 from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -112,7 +112,7 @@ def _details(
 def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Take the models of a page, base and expert through picked samples where that takes a moment."""
     left = [one for one in with_ends(models).values() if not _decides(session, one, on)]
-    if on.samples is not None and left and len(left) * seconds_to_score(session, on) <= LONG:
+    if on.samples is not None and left and not is_long(session, len(left) * seconds_to_score(session, on)):
         measure(session, with_ends(models), on)
 
 
@@ -151,8 +151,10 @@ def are_measured(session: Session, models: Mapping[str, ModelRef], on: Evaluatio
 
 
 def _decides(session: Session, model: ModelRef, on: EvaluationSamples) -> bool:
-    known = session.is_text or session.measure.has_quick_scores(model, on) or seconds_to_score(session, on) <= LONG
-    return session.measure.has_features(model, on) and known
+    if not session.measure.has_features(model, on):
+        return False
+    known = session.is_text or session.measure.has_quick_scores(model, on)
+    return known or not is_long(session, seconds_to_score(session, on))
 
 
 def measured_samples(

@@ -212,19 +212,19 @@ def test_a_slice_becomes_the_selection(tiny_suite_file: Path, page: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("on", "most", "taken"),
+    ("on", "long", "taken"),
     [
-        (EvaluationSamples(3), 60.0, ["base", "merged", "expert"]),
-        (EvaluationSamples(3), 0.0, []),  # where it would take long
-        (EvaluationSamples(None, "test"), 60.0, []),  # a look at the test split, which is counted elsewhere
+        (EvaluationSamples(3), False, ["base", "merged", "expert"]),
+        (EvaluationSamples(3), True, []),  # where it would take long
+        (EvaluationSamples(None, "test"), False, []),  # a look at the test split, which is counted elsewhere
     ],
 )
 def test_the_bar_measures_what_is_quick_and_never_the_test_split(
-    on: EvaluationSamples, most: float, taken: list[str], tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+    on: EvaluationSamples, long: bool, taken: list[str], tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session(str(tiny_suite_file), resident=True)
     found: list[str] = []
-    monkeypatch.setattr(samples, "LONG", most)
+    monkeypatch.setattr(samples, "is_long", lambda *_: long)
     monkeypatch.setattr(samples, "measure", lambda _, models, view: found.extend(models))
     samples._measure_if_quick(session, {"merged": session.resolve("merged")}, on)
     assert found == taken

@@ -117,9 +117,13 @@ def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
     assert picked(visitor) == []
     assert not bar.count()
     assert set(map(tuple, lit(visitor, "b").values())) == {()}
+    visitor.page.locator(".st-key-b").scroll_into_view_if_needed()
+    visitor.settle()
     points = on_screen(visitor, "b")
     across = sorted(one["x"] for one in points)
     up = [one["y"] for one in points]
+    in_window = min(up) > 0 and max(up) < 900
+    assert in_window, "the chart is not in the window"
     middle = max((b - a, (a + b) / 2) for a, b in pairwise(across[2:-2]))[1]
     draw_around(visitor, across[0] - 6, min(up) - 6, middle, max(up) + 6)
     again = sorted({one["id"] for one in points if one["x"] < middle})
