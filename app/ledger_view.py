@@ -34,7 +34,8 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 LAYERS = ("blocks", "attention and MLP")
-TABS = ("Task by task", "Cause", "Growth", "Decisions", "Feature sources")
+INSIDE = "Inside the block"
+TABS = ("Task by task", "Cause", "Growth", "Decisions", INSIDE, "Feature sources")
 
 
 def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:

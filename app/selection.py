@@ -62,6 +62,8 @@ class Selection(_Chosen):  # type: ignore[misc]
     units: str | None = None
     model: str | None = None
     parts: str | None = None
+    tab: str | None = None
+    """The tab of the Drift page."""
     tokens: str | None = None
     sources: bool = False
     booked: bool = False

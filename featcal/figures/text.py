@@ -288,3 +288,14 @@ are drawn. Symbols are means, lines reach from the lowest to the highest.
 **When it misleads.** Three seeds show that a difference may be chance, not that it is none. Where a task has no more
 samples than are asked for, every seed draws the same ones in another order.
 """
+
+MAPS = r"""
+**What this shows.** Left: for every linear map inside the chosen block how far the model's map is from the expert's
+on what the **expert's** map gets, $\|(W_\text{model} - W_\text{expert})\,x + b_\text{model} - b_\text{expert}\|$, mean
+over samples. Right: of a model that was calibrated the share of each map in what calibration changed,
+$\|\Delta W\|^2 + \|\Delta b\|^2$ over their sum; the shares of a block sum to 1.
+
+**When it misleads.** These mismatches are no parts of the block's: they stand in front of its nonlinearities and do
+not add up to it. A map whose output is small in the residual stream may be far off without harm. A large change of
+weights may change little on real inputs. Norms, and the maps of a mixture's experts, are left out.
+"""

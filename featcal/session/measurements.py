@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from featcal.drift.decomposition import decompose, follow
+from featcal.drift.inside import MapMismatch, map_mismatches
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import lead, output_drift
@@ -20,6 +21,7 @@ from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
 from featcal.models.features import layer_features
+from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, own_head
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
@@ -37,6 +39,7 @@ _DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
 _FEATURES = Kind[Features]("features")
 _DRIFTS = Kind[DriftLedger]("drift")
 _LAYERS = Kind[dict[str, Tensor]]("features behind layers")
+_MAPS = Kind[dict[str, list[MapMismatch]]]("linear maps")
 _COSINES = Kind[dict[str, float]]("task vectors")
 _SCORES = Kind[Scores]("scores")
 _HEADS = Kind[Mapping[str, Head]]("heads")
@@ -123,6 +126,20 @@ class Measurements:
             return layer_features(self._run(walk.weights, progress), walk)
 
         return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
+
+    def maps(
+        self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> dict[str, list[MapMismatch]]:
+        """Measure the mismatch of every linear map inside the blocks, by task, blocks in forward order, and the share
+        of each in what a calibration changed of the model that it was given; of any other model, of the merged one."""
+        one = self.suite.resolve(model)
+
+        def make() -> dict[str, list[MapMismatch]]:
+            weights = self.fit.weights(one)
+            start = self.fit.weights(one.of or MERGED)
+            return map_mismatches(self._run(weights, progress), weights, self._own_passes(view), start)
+
+        return self.suite.get_or_make(_MAPS, (one.key, *self.suite.key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Return the cosine of the model's task vector to each expert's."""
@@ -258,6 +275,12 @@ class Measurements:
         kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+
+    def _own_passes(self, view: EvaluationSamples) -> dict[str, ExpertPass]:
+        """Return the passes of all experts for a walk that leaves the kept steps as they are: it looks inside the
+        blocks, and what it sees of every token would take the room of what the next measurement finds again."""
+        passes = self.suite.measured_passes(view, self.suite.samples(view))
+        return {task: replace(one, batches=list(one.batches), kept=None) for task, one in passes.items()}
 
     def _run(self, model: Weights, progress: Progress) -> Run:
         """Return the run for a measurement of a model, once its samples are there.

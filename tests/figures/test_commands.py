@@ -51,6 +51,7 @@ FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "margins": of_tasks(lambda one: one["margins"]),
     "gains": of_tasks(lambda one: (one["final"], one["output"])),
     "task vectors": lambda found: found["task_vector_cosines"],
+    "maps": of_tasks(lambda one: one["maps"]),
     "sources": lambda found: found["sources"],
     "scores": of_tasks(lambda one: one["value"]),
     "answers": of_tasks(lambda one: one["answers"]),
@@ -68,6 +69,10 @@ def rows(frame: Any) -> Any:
     }
 
 
+def known(row: Document) -> Document:
+    return {name: value for name, value in row.items() if value is not None}
+
+
 def with_lists(frame: Any) -> Any:
     return frame.assign(feature=[one.tolist() for one in frame["feature"]])
 
@@ -76,6 +81,7 @@ FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("drift", "attribution", "growth"), rows),
     "decisions": lambda found: {task: one["output"] for task, one in found.items()},
     "gains": lambda found: {task: (one["final"], one["output"]) for task, one in found.items()},
+    "maps": lambda found: {task: [known(one.to_json()) for one in rows] for task, rows in found.items()},
     "sources": lambda found: [asdict(one) for one in found],
     "differences": lambda frame: {
         row["task"]: {name: row[name] for name in ("difference", "low", "high", "p")}

@@ -69,11 +69,13 @@ def _lines_per_model(measured: Measured) -> str:
         *(f"{name}=True" for name in kind.keywords),
     ]
     function, name = ("evaluate", "scores") if kind.command == "evaluate" else ("measure_drift", "ledger")
-    needs = name in kind.read
+    needs, drawn = name in kind.read, "(model, on" in kind.read
+    used = [*([function] if needs else []), *(["EvaluationSamples"] if drawn else []), "open_session"]
     lines = [
-        f"from featcal import {', '.join(sorted([*([function] if needs else []), 'open_session']))}",
+        f"from featcal import {', '.join(sorted(used, key=_sort_key))}",
         "",
         f"session = open_session({measured.suite!r})",
+        *([f"on = EvaluationSamples({', '.join(_arguments(measured.on, True))})"] if drawn else []),
         f"for model in {measured.models!r}:",
         *([f"    {name} = {function}(session, model, {', '.join(made)})"] if needs else []),
         f'    print(model, {kind.read}, sep="\\n")',

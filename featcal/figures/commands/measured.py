@@ -75,6 +75,7 @@ _KINDS = {
         "task_vector_cosines",
         "session.measure.vector_cosines(model)",
     ),
+    "maps": Kind("drift", ("--maps",), (), "tasks.TASK.maps[]", "session.measure.maps(model, on)"),
     "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(model)"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
     "answers": Kind(
