@@ -257,7 +257,6 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("merge", "SUITE", "--method", "ties:scale=1", "--scale", 2, "--out", "OUT"), "scale is given twice"),
         (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
         (("drift", "SUITE", "--eval-samples", 0), "at least one"),
-        (("drift", "SUITE", "--maps", "--max-memory", "8GiB"), "leave out --max-memory"),
         (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
         (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),
         (("calibrate", "SUITE", "--out", "EMPTY"), "exists already"),
