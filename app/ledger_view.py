@@ -34,8 +34,8 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 LAYERS = ("blocks", "attention and MLP")
-INSIDE = "Inside the block"
-TABS = ("Task by task", "Cause", "Growth", "Decisions", INSIDE, "Feature sources")
+DEPTH, INSIDE = "Through depth", "Inside the block"
+TABS = ("Task by task", "Cause", "Growth", "Decisions", DEPTH, INSIDE, "Feature sources")
 
 
 def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
@@ -130,9 +130,7 @@ def _decisions(
     session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: EvaluationSamples, origin: Origin
 ) -> None:
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
-        needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
-        st.info(f"Scores need {needed}.", icon=":material/info:")
+        say_needs_of_scores(session)
         return
     frames = {name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}
     per_task = {name: frame.set_index("task") for name, frame in frames.items()}
@@ -153,6 +151,13 @@ def _decisions(
     rows = sample_tables.sample_table(data, everyone, *[*models, ""][:2])
     of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.with_task(task), kind="margins")
     view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
+
+
+def say_needs_of_scores(session: Session) -> None:
+    """Say what is missing where there are no scores."""
+    heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
+    needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
+    st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:

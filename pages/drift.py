@@ -68,7 +68,7 @@ view.tools(per_layer, text.DRIFT)
 
 tab = view.one_of(ledger_view.TABS, state.selection().tab, 0)
 tabs = st.tabs(ledger_view.TABS, default=tab, key="drift-tabs", on_change=choose_tab)
-by_task, cause, growth, decisions, inside, sources = tabs
+by_task, cause, growth, decisions, depth, inside, sources = tabs
 with by_task:
     st.caption(f"{plain(layer)}, task by task")
     of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
@@ -87,8 +87,11 @@ with growth:
     ledger_view.growth(session, models, on, over, layer)
 with decisions:
     ledger_view.decisions(session, models, on, task)
+# Of what a tab measures alone, nothing is measured before the tab is opened.
+with depth:
+    if tab == ledger_view.DEPTH:
+        layer_view.depth(session, models, on, over, task, layer)
 with inside:
-    # Of what a tab measures alone, nothing is measured before the tab is opened.
     if tab == ledger_view.INSIDE:
         layer_view.block_maps(session, models, on, over, layer, relative)
 with sources:
