@@ -61,6 +61,7 @@ class Numbers:
         digits: shown on the screen; the file has all of them.
         kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command gives these numbers.
         layer: the one that features are shown of; None is every one.
+        sample: the one that is shown; None where all are.
     """
 
     what: str
@@ -70,6 +71,7 @@ class Numbers:
     digits: int = 3
     kind: str = ""
     layer: str | None = None
+    sample: int | None = None
 
     def measurement(self, reference: str) -> Measured | None:
         """Return the origin of the numbers, for the suite with this reference; None where no command gives them."""
@@ -80,7 +82,7 @@ class Numbers:
         every = self.kind in ("scores", "answers", "differences")
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = EvaluationSamples(on.samples, origin.split, on.seed)
-        measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer)
+        measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer, sample=self.sample)
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property

@@ -34,7 +34,8 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 LAYERS = ("blocks", "attention and MLP")
-TABS = ("Task by task", "Cause", "Growth", "Decisions", "Feature sources")
+DEPTH, INSIDE = "Through depth", "Inside the block"
+TABS = ("Task by task", "Cause", "Growth", "Decisions", DEPTH, INSIDE, "Feature sources")
 
 
 def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
@@ -62,9 +63,7 @@ def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSa
     with state.progress() as report:
         ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
-        needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
-        st.info(f"Scores need {needed}.", icon=":material/info:")
+        say_needs_of_scores(session)
         return
     origin = downloads.sample_origin(session, options, models)
     _decisions(session, ledgers, origin)
@@ -168,6 +167,13 @@ def _every_sample(
     slices.draw(session, models, task, on)
     with st.expander("Every sample in a table", icon=":material/table:"):
         samples.table(numbers, on.split)
+
+
+def say_needs_of_scores(session: Session) -> None:
+    """Say what is missing where there are no scores."""
+    heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
+    needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
+    st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:

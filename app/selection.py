@@ -23,7 +23,7 @@ SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
 ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
 """Switches of what takes longer."""
 OF_A_SUITE = (
-    *("task", "layer", "a", "b", "picked", "picked_of", "sort", "run", "against"),
+    *("task", "layer", "a", "b", "picked", "picked_of", "sample", "sort", "run", "against"),
     *("slice_class", "slice_answers"),
     *ASKED_FOR,
     *OPTIONS,
@@ -63,6 +63,10 @@ class Selection(_Chosen):  # type: ignore[misc]
     units: str | None = None
     model: str | None = None
     parts: str | None = None
+    tab: str | None = None
+    """The tab of the Drift page."""
+    sample: str | None = None
+    """Number of the one sample that a tab of the Drift page shows."""
     tokens: str | None = None
     sources: bool = False
     booked: bool = False
@@ -111,7 +115,7 @@ class Selection(_Chosen):  # type: ignore[misc]
         if changed.get("recipe", self.recipe) != self.recipe:
             changed = dict.fromkeys(OWN) | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
-            changed = {"picked": ()} | changed
+            changed = {"picked": (), "sample": None} | changed
         if "picked" in changed:
             changed = {"picked_of": None} | changed
         return replace(self, **changed)

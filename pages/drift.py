@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, ledger_view, runs, samples, state, view
+from app import compare, downloads, layer_view, ledger_view, runs, samples, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -14,6 +14,11 @@ def choose_layer() -> None:
     points = st.session_state["drift-layers"].selection.points
     if points:
         state.select(layer=points[0]["x"])
+
+
+def choose_tab() -> None:
+    """Select the tab that was opened."""
+    state.select(tab=st.session_state["drift-tabs"])
 
 
 st.header("Where did the merged model go wrong?")
@@ -61,7 +66,9 @@ st.caption(
 )
 view.tools(per_layer, text.DRIFT)
 
-by_task, cause, growth, decisions, sources = st.tabs(ledger_view.TABS)
+tab = view.one_of(ledger_view.TABS, state.selection().tab, 0)
+tabs = st.tabs(ledger_view.TABS, default=tab, key="drift-tabs", on_change=choose_tab)
+by_task, cause, growth, decisions, depth, inside, sources = tabs
 with by_task:
     st.caption(f"{plain(layer)}, task by task")
     of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
@@ -80,6 +87,13 @@ with growth:
     ledger_view.growth(session, models, on, over, layer)
 with decisions:
     ledger_view.decisions(session, models, on, task)
+# Of what a tab measures alone, nothing is measured before the tab is opened.
+with depth:
+    if tab == ledger_view.DEPTH:
+        layer_view.depth(session, models, on, over, task, layer)
+with inside:
+    if tab == ledger_view.INSIDE:
+        layer_view.block_maps(session, models, on, over, layer, relative)
 with sources:
     if compared.calibration:
         ledger_view.sources(session, compared.calibration)

@@ -41,6 +41,19 @@ if TYPE_CHECKING:
     "--task-vectors", is_flag=True, help="Show the cosine of the model's task vector to each expert's (Fig. 2d)."
 )
 @click.option("--source", is_flag=True, help="Measure what fitting on other feature sources would cost (Prop. 8).")
+@click.option(
+    "--depth",
+    is_flag=True,
+    help="Show how many decisions agree with the expert's final one behind every block, read through the model's last "
+    "norm and head. Heads are meant for the last layer: behind others they show where decisions turn, no more.",
+)
+@click.option("--sample", type=int, help="With --depth: show the top answers of this sample behind every block.")
+@click.option(
+    "--maps",
+    is_flag=True,
+    help="Show the mismatch of every linear map inside the blocks, each fed with what "
+    "the expert's own gets, and its share in what changed from the merged model.",
+)
 @MAX_MEMORY
 @DRAWN
 def drift(
@@ -50,6 +63,9 @@ def drift(
     per_sample: bool,
     task_vectors: bool,
     source: bool,
+    maps: bool,
+    depth: bool,
+    sample: int | None,
     max_memory: int | None,
     device: str,
     as_json: bool,
@@ -61,17 +77,19 @@ def drift(
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
     """
-    if source and max_memory is not None:
-        raise click.UsageError("--source holds every calibrated block in memory; leave out --max-memory")
+    chosen = {"margins": margins, "per_sample": per_sample, "task_vectors": task_vectors, "source": source}
+    chosen |= {"maps": maps, "depth": depth}
+    more = {name for name, is_chosen in chosen.items() if is_chosen}
+    _refuse_together(more, sample, max_memory)
     # Memory that is kept for the next block would count against the limit.
     if max_memory is None:
         keep_memory()
-    session = opening.session(suite, device, one_shot=len(models) == 1, max_memory=max_memory)
+    session = opening.session(
+        suite, device, one_shot=len(models) == 1 and not more & _LOOKS.keys(), max_memory=max_memory
+    )
     # Margins are read off the score drift (Eq. 44).
     measured["output"] = measured["output"] or margins
-    chosen = {"margins": margins, "per_sample": per_sample, "task_vectors": task_vectors, "source": source}
-    more = {name for name, is_chosen in chosen.items() if is_chosen}
-    documents = [_measure_drift(session, model, more, bar(), **measured) for model in models]
+    documents = [_measure_drift(session, model, more, sample, bar(), **measured) for model in models]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []
     # Tables come after all models were measured, so a failure leaves no half output.
@@ -85,16 +103,40 @@ def drift(
         show(documents[0] if len(documents) == 1 else {"models": documents}, True, (), ())
 
 
+_LOOKS = {
+    "source": "--source holds every calibrated block",
+    "maps": "--maps holds what every linear map gets",
+    "depth": "--depth holds features behind every block",
+}
+"""Measures that keep no limit of memory, and why."""
+
+
+def _refuse_together(more: Collection[str], sample: int | None, max_memory: int | None) -> None:
+    """Raise UsageError for options that mean nothing together."""
+    for name, why in _LOOKS.items():
+        if name in more and max_memory is not None:
+            raise click.UsageError(f"{why} in memory; leave out --max-memory")
+    if sample is not None and "depth" not in more:
+        raise click.UsageError("--sample is the one that --depth shows; add --depth")
+
+
 def _measure_drift(
-    session: Session, model: str, more: Collection[str], progress: Progress, **measured: Unpack[DriftKeywords]
+    session: Session,
+    model: str,
+    more: Collection[str],
+    sample: int | None,
+    progress: Progress,
+    **measured: Unpack[DriftKeywords],
 ) -> dict[str, Any]:
     """Return the document of one model's drift.
 
     Args:
-        more: further measures, some of "margins", "per_sample", "task_vectors", "source".
+        more: further measures, some of "margins", "per_sample", "task_vectors", "source", "maps", "depth".
+        sample: the one whose course through depth is shown.
     """
     from featcal.calibration.calibrate import config_for
     from featcal.session.api import measure_drift
+    from featcal.suite.views import EvaluationSamples
 
     sources = {}
     if "source" in more:  # first, so that a model that has none is refused before anything else is measured
@@ -102,11 +144,18 @@ def _measure_drift(
         found = session.fit.sources(own if model == "merged" else model, progress)
         sources = {"sources": [asdict(one) for one in found]}
     ledger = measure_drift(session, model, progress=progress, **measured)
+    view = EvaluationSamples(measured["samples"], measured["split"], measured["seed"])
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
         entry = document["tasks"][name]
         entry |= {"margins": task.margins()} if "margins" in more else {}
         entry |= {"per_sample": task.sample_rows()} if "per_sample" in more else {}
+    if "maps" in more:
+        for name, rows in session.measure.maps(model, view, progress).items():
+            document["tasks"][name]["maps"] = [row.to_json() for row in rows]
+    for task, entry in document["tasks"].items() if "depth" in more else ():
+        depth = session.measure.depth(model, task, view, progress)
+        entry |= {"depth": depth.to_json()} | ({} if sample is None else {"course": depth.course(sample)})
     if "task_vectors" in more:
         document["task_vector_cosines"] = session.measure.vector_cosines(model)
     return document | sources
@@ -166,10 +215,11 @@ def _show_more(document: Mapping[str, Any]) -> None:
     if "task_vector_cosines" in document:
         click.echo()
         show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
-    each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get("per_sample", ())]
-    if each:
-        click.echo()
-        show({}, False, [list(row.values()) for row in each], list(each[0]))
+    for name in ("per_sample", "maps", "depth", "course"):
+        each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get(name, ())]
+        if each:
+            click.echo()
+            show({}, False, [list(row.values()) for row in each], list(each[0]))
     if "sources" in document:
         click.echo()
         columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.families.language import IGNORED, answer_position
-from featcal.models.model import brings
+from featcal.models.model import Head, brings
 from featcal.samples.prepare import tokenizer_of
 from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NoScores
@@ -34,6 +34,18 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
     rows = torch.arange(len(inputs["input_ids"]))
     return inputs["input_ids"][rows, answer_position(inputs) + 1]
+
+
+def name_answers(family: Family, head: Head, answers: Sequence[int]) -> dict[int, str]:
+    """Return what classes are called, or tokens of text as the base's tokenizer writes them, blanks shown; numbers
+    where the base has no tokenizer."""
+    if head.classes is not None:
+        return {answer: head.classes[answer] for answer in answers}
+    try:
+        tokenizer = tokenizer_of(family.base_folder)
+    except InputError:
+        return {answer: f"token {answer}" for answer in answers}
+    return {answer: tokenizer.decode([answer]).replace(" ", "·").replace("\n", "↵") for answer in answers}
 
 
 @torch.no_grad()

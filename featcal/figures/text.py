@@ -288,3 +288,26 @@ are drawn. Symbols are means, lines reach from the lowest to the highest.
 **When it misleads.** Three seeds show that a difference may be chance, not that it is none. Where a task has no more
 samples than are asked for, every seed draws the same ones in another order.
 """
+
+MAPS = r"""
+**What this shows.** Left: for every linear map inside the chosen block how far the model's map is from the expert's
+on what the **expert's** map gets, $\|(W_\text{model} - W_\text{expert})\,x + b_\text{model} - b_\text{expert}\|$, mean
+over samples. Right: of a model that was calibrated the share of each map in what calibration changed,
+$\|\Delta W\|^2 + \|\Delta b\|^2$ over their sum; the shares of a block sum to 1.
+
+**When it misleads.** These mismatches are no parts of the block's: they stand in front of its nonlinearities and do
+not add up to it. A map whose output is small in the residual stream may be far off without harm. A large change of
+weights may change little on real inputs. Norms, and the maps of a mixture's experts, are left out.
+"""
+
+DEPTH = r"""
+**What this shows.** Behind every block the decision that the model would make if it ended there: the block's state
+through the model's own last norm, projection and head (CLIP: scores of the classes; language models: the first token of
+the answer). The chart above: the share of samples whose decision is already the **expert's final one**; at the last
+block it is the agreement of the tab *Decisions*. Below, one sample: the first answer behind every block, darker the
+more probable; a line stands above the block from which on the decision stays. Point at a cell for what follows it.
+
+**When it misleads.** A head is made for the last layer and never learned to read another. What it reads behind early
+blocks says where a decision turns, not what a block "thinks": the right answer may be there in a form that the head
+does not see, and probabilities in between mean little. An encoder-decoder is read in its decoder alone.
+"""

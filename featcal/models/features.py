@@ -64,6 +64,26 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
     return found
 
 
+def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]:
+    """Return the final features that a model would have if it ended behind each block of its last stage, by block in
+    forward order, on the CPU; those behind the last block are its own.
+
+    Args:
+        one: as in `layer_features`.
+    """
+    adapter, found = run.adapter, {}
+    *_, last = adapter.stages
+    with walking(adapter):
+        walk = Walk(run, "decisions through depth", {one.task: one}, {})
+        calls = walk.experts[one.task].calls
+        for layer, stage in _layers(adapter, walk, adapter.stages):
+            if stage is last and layer != adapter.first_layer(stage):
+                ended = _batch_features(adapter, one, run.head, calls)
+                found[layer] = torch.cat([map_features(one.weights, one.task, part) for part in ended]).cpu()
+        walk.finish()
+    return found
+
+
 def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
     """Yield every layer of some stages by name, when the walk's experts have passed it; to be consumed to the end."""
     names = adapter.block_names()

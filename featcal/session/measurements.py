@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from featcal.drift.decomposition import decompose, follow
+from featcal.drift.depth import Depth, read_decisions
+from featcal.drift.inside import MapMismatch, map_mismatches
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import lead, output_drift
@@ -16,10 +18,12 @@ from featcal.evaluation.comparison import Comparison, compare_scores
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import canary as measure_canary
+from featcal.evaluation.language import name_answers
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
-from featcal.models.features import layer_features
+from featcal.models.features import depth_features, layer_features
+from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, own_head
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
@@ -37,6 +41,8 @@ _DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
 _FEATURES = Kind[Features]("features")
 _DRIFTS = Kind[DriftLedger]("drift")
 _LAYERS = Kind[dict[str, Tensor]]("features behind layers")
+_MAPS = Kind[dict[str, list[MapMismatch]]]("linear maps")
+_DEPTH = Kind[Depth]("decisions through depth")
 _COSINES = Kind[dict[str, float]]("task vectors")
 _SCORES = Kind[Scores]("scores")
 _HEADS = Kind[Mapping[str, Head]]("heads")
@@ -117,12 +123,45 @@ class Measurements:
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
-            walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
-            if not one.is_every_expert:
-                walk = replace(walk, weights=self.fit.weights(one), batches=list(walk.batches), kept=None)
+            walk = self._pass_of(one, task, view)
             return layer_features(self._run(walk.weights, progress), walk)
 
         return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
+
+    def depth(self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Depth:
+        """Read a model's decisions on a task behind every block, through its own final norm and head, beside the
+        expert's final ones. Heads are made for the last layer: behind others they say where a decision turns, no more.
+
+        Raises:
+            InputError: no such task, or what turns features into scores is missing (`judges`).
+        """
+        if task not in self.suite.tasks:
+            raise InputError(f"task '{task}': the suite has {', '.join(self.suite.tasks)}")
+        one = self.suite.resolve(model)
+
+        def make() -> Depth:
+            expert_head, model_head, _ = self.judges(_walked_model(one), view)[task]
+            head = expert_head if one.is_every_expert else model_head
+            walk = self._pass_of(one, task, view)
+            features = depth_features(self._run(walk.weights, progress), walk)
+            found = read_decisions(features, head, lambda answers: name_answers(self.suite.family, head, answers))
+            return found if one.is_every_expert else replace(found, beside=self.depth("expert", task, view, progress))
+
+        return self.suite.get_or_make(_DEPTH, (one.key, task, *self.suite.key(view)), make)
+
+    def maps(
+        self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> dict[str, list[MapMismatch]]:
+        """Measure the mismatch of every linear map inside the blocks, by task, blocks in forward order, and the share
+        of each in what a calibration changed of the model that it was given; of any other model, of the merged one."""
+        one = self.suite.resolve(model)
+
+        def make() -> dict[str, list[MapMismatch]]:
+            weights = self.fit.weights(one)
+            start = self.fit.weights(one.of or MERGED)
+            return map_mismatches(self._run(weights, progress), weights, self._own_passes(view), start)
+
+        return self.suite.get_or_make(_MAPS, (one.key, *self.suite.key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Return the cosine of the model's task vector to each expert's."""
@@ -262,6 +301,19 @@ class Measurements:
         kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+
+    def _pass_of(self, model: ModelRef, task: str, view: EvaluationSamples) -> ExpertPass:
+        """Return a model's own pass over the samples of a task; the expert's finds what was kept of it."""
+        walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
+        if model.is_every_expert:
+            return walk
+        return replace(walk, weights=self.fit.weights(model), batches=list(walk.batches), kept=None)
+
+    def _own_passes(self, view: EvaluationSamples) -> dict[str, ExpertPass]:
+        """Return the passes of all experts for a walk that leaves the kept steps as they are: it looks inside the
+        blocks, and what it sees of every token would take the room of what the next measurement finds again."""
+        passes = self.suite.measured_passes(view, self.suite.samples(view))
+        return {task: replace(one, batches=list(one.batches), kept=None) for task, one in passes.items()}
 
     def _run(self, model: Weights, progress: Progress) -> Run:
         """Return the run for a measurement of a model, once its samples are there.

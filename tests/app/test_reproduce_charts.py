@@ -26,6 +26,8 @@ MODELS = {"b": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "
 PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "verdict": ("verdict", {}),
     "drift": ("drift", {"sources": "true"}),
+    "depth": ("drift", {"tab": "Through depth", "sample": "2"}),
+    "inside": ("drift", {"tab": "Inside the block"}),
     "calibrate": ("calibrate", {"booked": "true", "spread": "true", "conditioning": "true"}),
     "cosines": ("cosines", {}),
     "accuracy": ("accuracy", {"picked": "1,4", "picked_of": "test"}),

@@ -118,18 +118,19 @@ def test_drift(run: Run, tiny_suite_file: Path) -> None:
 
 
 def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
-    options = ("--attribution", "--output", "--margins", "--source", "--eval-samples", 6)
+    options = ("--attribution", "--output", "--margins", "--source", "--maps", "--eval-samples", 6)
     ledger = document(run("drift", tiny_suite_file, *options, "--json"))
     for entry in ledger["tasks"].values():
         assert sum(layer["share"] for layer in entry["layers"]) == pytest.approx(1.0, abs=1e-5)
         assert 0 <= entry["output"]["certified"] <= entry["output"]["agreement"] <= 1
         assert len(entry["margins"]) == entry["samples"] == 6
         assert all(row["agrees"] for row in entry["margins"] if row["certified"])
+        assert [row["map"] for row in entry["maps"][-2:]] == ["mlp.fc1", "mlp.fc2"]
     assert {one["source"] for one in ledger["sources"]} == {"prefix", "stale", "merged", "expert", "snapshot"}
     assert all(one["excess"] >= -1e-9 for one in ledger["sources"])
     code, out, _ = run("drift", tiny_suite_file, *options)
     assert code == 0
-    assert all(word in out for word in ("share", "contribution", "tightness", "coupling"))
+    assert all(word in out for word in ("share", "contribution", "tightness", "coupling", "relative_mismatch"))
 
 
 def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:

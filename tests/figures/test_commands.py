@@ -51,6 +51,9 @@ FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "margins": of_tasks(lambda one: one["margins"]),
     "gains": of_tasks(lambda one: (one["final"], one["output"])),
     "task vectors": lambda found: found["task_vector_cosines"],
+    "depth": of_tasks(lambda one: one["depth"]),
+    "course": of_tasks(lambda one: one["course"]),
+    "maps": of_tasks(lambda one: one["maps"]),
     "sources": lambda found: found["sources"],
     "scores": of_tasks(lambda one: one["value"]),
     "answers": of_tasks(lambda one: one["answers"]),
@@ -68,6 +71,10 @@ def rows(frame: Any) -> Any:
     }
 
 
+def known(row: Document) -> Document:
+    return {name: value for name, value in row.items() if value is not None}
+
+
 def with_lists(frame: Any) -> Any:
     return frame.assign(feature=[one.tolist() for one in frame["feature"]])
 
@@ -76,6 +83,7 @@ FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("drift", "attribution", "growth"), rows),
     "decisions": lambda found: {task: one["output"] for task, one in found.items()},
     "gains": lambda found: {task: (one["final"], one["output"]) for task, one in found.items()},
+    "maps": lambda found: {task: [known(one.to_json()) for one in rows] for task, rows in found.items()},
     "sources": lambda found: [asdict(one) for one in found],
     "differences": lambda frame: {
         row["task"]: {name: row[name] for name in ("difference", "low", "high", "p")}
@@ -115,7 +123,7 @@ def test_every_kind_is_tried() -> None:
 @pytest.mark.parametrize("what", FROM_DOCUMENT)
 def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> None:
     models = CALIBRATED if what in ("sources", "conditioning") else MODELS
-    measured = Measured(what, str(tiny_suite_file), models, ON)
+    measured = Measured(what, str(tiny_suite_file), models, ON, sample=1 if what == "course" else None)
     documents = [document(line) for line in commands(measured)]
     assert all(map(bool, places(measured.kind.where, documents[0])))
     by_command = [FROM_DOCUMENT[what](found) for found in documents]

@@ -50,6 +50,7 @@ def _command(measured: Measured, *models: str) -> str:
     parts = ["featcal", *kind.command.split(), measured.suite, *named, *kind.flags]
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
+    parts += [] if measured.sample is None else ["--sample", str(measured.sample)]
     said = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
     if kind.command == "study features":
         said = {"task": measured.task, "layer": measured.layer, **said}
@@ -69,11 +70,14 @@ def _lines_per_model(measured: Measured) -> str:
         *(f"{name}=True" for name in kind.keywords),
     ]
     function, name = ("evaluate", "scores") if kind.command == "evaluate" else ("measure_drift", "ledger")
-    needs = name in kind.read
+    needs, drawn = name in kind.read, ", on)" in kind.read
+    used = [*([function] if needs else []), *(["EvaluationSamples"] if drawn else []), "open_session"]
     lines = [
-        f"from featcal import {', '.join(sorted([*([function] if needs else []), 'open_session']))}",
+        f"from featcal import {', '.join(sorted(used, key=_sort_key))}",
         "",
         f"session = open_session({measured.suite!r})",
+        *([f"on = EvaluationSamples({', '.join(_arguments(measured.on, True))})"] if drawn else []),
+        *([f"sample = {measured.sample}"] if "sample)" in kind.read else []),
         f"for model in {measured.models!r}:",
         *([f"    {name} = {function}(session, model, {', '.join(made)})"] if needs else []),
         f'    print(model, {kind.read}, sep="\\n")',

@@ -75,6 +75,21 @@ _KINDS = {
         "task_vector_cosines",
         "session.measure.vector_cosines(model)",
     ),
+    "depth": Kind(
+        "drift",
+        ("--depth",),
+        (),
+        "tasks.TASK.depth[]",
+        "{task: session.measure.depth(model, task, on).to_json() for task in session.tasks}",
+    ),
+    "course": Kind(
+        "drift",
+        ("--depth",),
+        (),
+        "tasks.TASK.course[]",
+        "{task: session.measure.depth(model, task, on).course(sample) for task in session.tasks}",
+    ),
+    "maps": Kind("drift", ("--maps",), (), "tasks.TASK.maps[]", "session.measure.maps(model, on)"),
     "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(model)"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
     "answers": Kind(
@@ -109,6 +124,7 @@ class Measured:
         tokens: "all", or "class" where norms are over the class token alone.
         sublayers: whether attention and MLP are layers of their own.
         task, layer: the one that features are shown of; None is every one.
+        sample: the one that is shown, by its place among those of its task; None where all are.
     """
 
     what: str
@@ -119,6 +135,7 @@ class Measured:
     sublayers: bool = False
     task: str | None = None
     layer: str | None = None
+    sample: int | None = None
 
     @property
     def kind(self) -> Kind:

@@ -1,0 +1,129 @@
+"""Measure the local mismatch inside a block: of every linear map alone, on what the expert's own map gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.calibration.token_rows import TokenRows, lane_rows
+from featcal.drift.accumulator import concat_batches
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Stage, walking
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass, Step
+from featcal.models.walk import Walk
+
+
+@dataclass(frozen=True)
+class MapMismatch:
+    """One linear map of a block on one task; one number per sample, norms over all of its tokens but padding."""
+
+    layer: str
+    """The block."""
+    map: str
+    """Its name inside the block."""
+    mismatch: Float[Tensor, " n"]
+    """||(W_model - W_expert) x + b_model - b_expert||, x what the expert's map gets on its own features."""
+    expert_norm: Float[Tensor, " n"]
+    """||W_expert x + b_expert||."""
+    changed: float | None
+    """Share of the map in the squared change of the block's linear maps since the merge (or whatever else was
+    calibrated); the shares of a block sum to 1. None where none of them changed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of the public document; norms are means over samples."""
+        mismatch, norm = float(self.mismatch.mean()), float(self.expert_norm.mean())
+        # A map without bias behind a norm that is zero gives nothing, in every model.
+        relative = mismatch / norm if norm else None
+        return {
+            "layer": self.layer,
+            "map": self.map,
+            "mismatch": mismatch,
+            "relative_mismatch": relative,
+            "expert_norm": norm,
+            "changed": self.changed,
+        }
+
+
+@dataclass(frozen=True)
+class _EveryToken:
+    """The weighting of tokens under which all but padding count alike."""
+
+    patch_weight: float = 1.0
+    completion_only: bool = False
+    image_weight: float = 1.0
+
+
+def map_mismatches(
+    run: Run, model: Weights, experts: Mapping[str, ExpertPass], before: Weights
+) -> dict[str, list[MapMismatch]]:
+    """Return, by task, the mismatch of every linear map that all tokens pass, blocks in forward order.
+
+    Each block runs once per task, on the expert's features alone. Maps of a mixture's experts are left out: the router
+    sends every model's tokens elsewhere.
+
+    Args:
+        before: the model from which changes are counted.
+    """
+    shares = {block.name: change_shares(block, before, model) for block in run.adapter.blocks()}
+    found: dict[str, list[MapMismatch]] = {task: [] for task in experts}
+    with walking(run.adapter):
+        walk = Walk(run, "measuring linear maps", experts, {})
+        for stage in run.adapter.stages:
+            walk.enter(stage)
+            rows = lane_rows(stage, walk.experts, experts, _EveryToken())
+            for index, block in walk.blocks(stage):
+                own = run.compute.place(block.local(model.read(block.names)))
+                for task, stored in walk.experts_at(block):
+                    steps = walk.experts[task].walk(stage, block, stored, tuple(block.linears), tuple(block.linears))
+                    norms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in block.linears}
+                    for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):
+                        for name, pair in _batch_norms(stage, index, own, step, batch, counted):
+                            norms[name].append(pair)
+                    layer, changed = run.adapter.name_of(block), shares[block.name]
+                    for name, pairs in norms.items():
+                        mismatch, norm = concat_batches(pairs)
+                        found[task].append(MapMismatch(layer, name, mismatch, norm, changed.get(name)))
+        walk.finish()
+    return found
+
+
+def change_shares(block: Block, start: Weights, model: Weights) -> dict[str, float]:
+    """Return every linear map's share in the squared change of their weights and biases; nothing where none changed."""
+    before, after = (block.local(one.read(block.names)) for one in (start, model))
+    squares = {
+        name: sum(
+            float((after[tensor].double() - before[tensor].double()).square().sum())
+            for tensor in (f"{name}.weight", f"{name}.bias")
+            if tensor in after
+        )
+        for name in block.linears
+    }
+    total = sum(squares.values())
+    return {name: square / total for name, square in squares.items()} if total else {}
+
+
+def _batch_norms(
+    stage: Stage, index: int, own: Mapping[str, Tensor], step: Step, batch: Batch, counted: Mapping[str, TokenRows]
+) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """Yield the name of every linear map with mismatch and expert norm, `[batch]` each.
+
+    Args:
+        own: the model's tensors of the block, placed.
+        counted: the tokens that are no padding, by weighting.
+    """
+    block, samples = stage.blocks[index], len(stage.state(step.call, batch))
+    for name, expert in step.outputs.items():
+        apart = block.run_part(own, name, step.inputs[name]) - expert
+        counts = counted[stage.weighting(index, name)].spread(expert[..., 0].numel()).to(expert.device) > 0
+
+        def norm(output: Tensor, counts: Tensor = counts) -> Tensor:
+            squares = output.double().square().sum(-1).flatten()
+            return torch.where(counts, squares, 0).reshape(samples, -1).sum(1).sqrt()
+
+        yield name, (norm(apart), norm(expert))

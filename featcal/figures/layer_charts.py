@@ -1,0 +1,99 @@
+"""Draw what happens inside one layer, and what would be decided behind every one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from featcal.figures.names import label, shorten
+from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol
+
+
+def maps(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) -> go.Figure:
+    """Draw one bar per linear map of a block and model.
+
+    Args:
+        column: of the frames of `layer_tables.maps`.
+        form: format of a number under the pointer.
+    """
+    figure = go.Figure()
+    for model, frame in frames.items():
+        figure.add_bar(
+            x=frame["map"].map(label),
+            y=frame[column],
+            name=model,
+            marker={"color": colour(model)},
+            hovertemplate=f"%{{x}}: %{{y:{form}}}<extra>{model}</extra>",
+        )
+    figure.update_layout(barmode="group")
+    figure.update_xaxes(title="linear map, in the order of the block")
+    figure.update_yaxes(title=axis, rangemode="tozero")
+    return finish(figure, 360)
+
+
+def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
+    """Draw the share of decisions that are the expert's final one behind every block, the expert's own beside them."""
+    first = next(iter(frames.values()))
+    figure = go.Figure()
+    for model, column in {"expert": "expert_agreement", **dict.fromkeys(frames, "agreement")}.items():
+        figure.add_scatter(
+            x=first["layer"],
+            y=100 * frames.get(model, first)[column],
+            name=model,
+            mode="lines+markers",
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
+            marker={"symbol": symbol(model), "size": 10},
+            hovertemplate=f"%{{x}}: %{{y:.0f}} %<extra>{model}</extra>",
+        )
+    layers = list(first["layer"])
+    if chosen in layers:
+        place = layers.index(chosen)
+        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
+    figure.update_yaxes(title="% that agree with the expert's end", range=[-3, 103])
+    layer_axis(figure, layers)
+    return finish(figure, 360)
+
+
+def course(frame: pd.DataFrame) -> go.Figure:
+    """Draw the first answer behind every block of one sample, a column per model; a line stands above the block from
+    which on the decision stays.
+
+    Args:
+        frame: of `layer_tables.course`.
+    """
+    models, layers = list(dict.fromkeys(frame["model"])), list(dict.fromkeys(frame["layer"]))
+    ranked = frame.assign(
+        said=[f"{label(a)} {p:.0%}" for a, p in zip(frame["answer"], frame["probability"], strict=True)]
+    )
+    cells = ranked.groupby(["layer", "model"], sort=False)
+    tops = cells.first().assign(listed=cells["said"].agg("<br>".join))
+
+    def grid(column: str) -> list[list[object]]:
+        return [[tops.loc[(layer, model), column] for model in models] for layer in layers]
+
+    figure = go.Figure(
+        go.Heatmap(
+            x=models,
+            y=layers,
+            z=grid("probability"),
+            text=[[label(shorten(str(one), 16)) for one in row] for row in grid("answer")],
+            customdata=grid("listed"),
+            texttemplate="%{text}",
+            hovertemplate="%{x}, %{y}<br>%{customdata}<extra></extra>",
+            zmin=0,
+            zmax=1,
+            colorscale=[[0, "#F1F3F5"], [1, "#1C639B"]],
+            colorbar={"title": "probability", "tickformat": ".0%"},
+            xgap=3,
+            ygap=2,
+        )
+    )
+    for column, model in enumerate(models):
+        own = frame[(frame["model"] == model) & frame["stays"]]
+        turned = layers.index(own["layer"].iloc[0]) - 0.5
+        line = {"color": COLOUR["mismatch"], "width": 4}
+        figure.add_shape(type="line", x0=column - 0.48, x1=column + 0.48, y0=turned, y1=turned, line=line)
+    figure.update_yaxes(autorange="reversed")
+    return finish(figure, 130 + 30 * max(len(layers), 4))

@@ -1,0 +1,60 @@
+"""Turn what was measured inside one layer into the data frames that its charts draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from featcal.figures.tables import ALL_TASKS
+
+if TYPE_CHECKING:  # the first chart is drawn before torch is there
+    from featcal.drift.depth import Depth
+    from featcal.drift.inside import MapMismatch
+
+
+def maps(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, relative: bool) -> pd.DataFrame:
+    """Return one row per linear map of a block: mismatch, and the map's share of what changed in the block.
+
+    The rows are those of one task, or means over tasks.
+    """
+    rows = [
+        {"layer": layer, "map": row["map"], "mismatch": row[key], "changed": row["changed"]}
+        for name in (found if task == ALL_TASKS else [task])
+        for row in (one.to_json() for one in found[name] if one.layer == layer)
+        for key in ["relative_mismatch" if relative else "mismatch"]
+    ]
+    frame = pd.DataFrame(rows, columns=["layer", "map", "mismatch", "changed"])
+    numbers = frame.astype({"mismatch": float, "changed": float})
+    return numbers.groupby(["layer", "map"], sort=False).mean().reset_index()
+
+
+def agreement(found: Mapping[str, Depth]) -> pd.DataFrame:
+    """Return one row per block: agreement with the expert's final decision, the expert's own, and the share of samples
+    that have turned by then; means over tasks.
+
+    Args:
+        found: by task.
+    """
+    frame = pd.concat([pd.DataFrame(one.to_json()) for one in found.values()])
+    return frame.groupby("layer", sort=False).mean().reset_index()
+
+
+def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
+    """Return one row per model, block and top answer of a sample, the expert first: model, layer, rank, answer and
+    probability, and whether the decision stays from this block on.
+
+    Args:
+        found: by what charts call the model; each has the expert's beside it, unless it is the expert's.
+    """
+    first = next(iter(found.values()))
+    everyone = {"expert": first.beside or first, **found}
+    frames = []
+    for model, one in everyone.items():
+        rows = pd.DataFrame(one.course(sample))
+        own = rows[rows["of"] == rows["of"].iloc[-1]].drop(columns="of")
+        stays = own["layer"].map(one.layers.index) >= int(one.turned[sample])
+        frames.append(own.assign(model=model, stays=stays))
+    frame = pd.concat(frames, ignore_index=True)
+    return frame[["model", *(name for name in frame if name != "model")]]
