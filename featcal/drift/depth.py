@@ -92,4 +92,4 @@ def read_decisions(
         found.append(chances.topk(min(TOP, chances.shape[1]), dim=1))
     answers = torch.stack([one.indices for one in found])
     chances = torch.stack([one.values for one in found])
-    return Depth(tuple(features), answers, chances, words(answers.unique().tolist()))
+    return Depth(tuple(features), answers, chances, words(sorted({*answers.flatten().tolist()})))
