@@ -85,7 +85,7 @@ def _choose_sample(task: str, found: Mapping[str, Depth]) -> str:
     chosen = view.one_of(numbers, state.selection().sample, parted)
 
     def words(number: str) -> str:
-        return plain(f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in said.items())}")
+        return f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in said.items())}"
 
     label = f"Sample of {plain(task)}, and what is decided in the end"
     state.control(st.selectbox, "sample", chosen, None, label, numbers, format_func=words)

@@ -42,7 +42,7 @@ class Depth:
         return (self.answers[:, :, 0] == final).double().mean(1)
 
     @property
-    def turning_blocks(self) -> Int[Tensor, " n"]:
+    def turning_points(self) -> Int[Tensor, " n"]:
         """Return the position of the first block from which on the decision stays the model's final one."""
         first = self.answers[:, :, 0]
         # How many blocks, counted from the last, have the final decision without a break.
@@ -51,7 +51,7 @@ class Depth:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return one row per block: agreement, the expert's own, and the share of samples that have turned by then."""
-        turned = [float((self.turning_blocks <= place).double().mean()) for place in range(len(self.layers))]
+        turned = [float((self.turning_points <= place).double().mean()) for place in range(len(self.layers))]
         both = self.agreement.tolist(), (self.beside or self).agreement.tolist()
         rows = zip(self.layers, *both, turned, strict=True)
         return [dict(zip(("layer", "agreement", "expert_agreement", "turned"), row, strict=True)) for row in rows]

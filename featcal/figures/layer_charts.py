@@ -51,7 +51,7 @@ def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
     if chosen in layers:
         place = layers.index(chosen)
         figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
-    figure.update_yaxes(title="% that agree with the expert's end", range=[-3, 103])
+    figure.update_yaxes(title="% with the expert's final decision", range=[-3, 103])
     layer_axis(figure, layers)
     return finish(figure, 360)
 
@@ -84,7 +84,9 @@ def course(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="%{x}, %{y}<br>%{customdata}<extra></extra>",
             zmin=0,
             zmax=1,
-            colorscale=[[0, "#F1F3F5"], [1, "#1C639B"]],
+            # Light throughout, so that black words are read on every cell and in both themes.
+            colorscale=[[0, "#F4F6F8"], [1, "#7DB8E8"]],
+            textfont={"color": "black"},
             colorbar={"title": "probability", "tickformat": ".0%"},
             xgap=3,
             ygap=2,

@@ -54,7 +54,7 @@ def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
     for model, one in everyone.items():
         rows = pd.DataFrame(one.course(sample))
         own = rows[rows["of"] == rows["of"].iloc[-1]].drop(columns="of")
-        stays = own["layer"].map(one.layers.index) >= int(one.turning_blocks[sample])
+        stays = own["layer"].map(one.layers.index) >= int(one.turning_points[sample])
         frames.append(own.assign(model=model, stays=stays))
     frame = pd.concat(frames, ignore_index=True)
     return frame[["model", *(name for name in frame if name != "model")]]

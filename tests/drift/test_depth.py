@@ -93,7 +93,7 @@ def test_a_decision_turns_where_it_stays() -> None:
     names = {0: "cat", 1: "dog", 2: "fish"}
     own = Depth(("a", "b", "c", "d"), torch.tensor([[1, 0, 2]] * 4)[:, :, None], torch.ones(4, 3, 1), names)
     depth = Depth(("a", "b", "c", "d"), first[:, :, None], torch.ones(4, 3, 1), names, own)
-    assert depth.turning_blocks.tolist() == [0, 3, 2]
+    assert depth.turning_points.tolist() == [0, 3, 2]
     rows = depth.to_json()
     assert [row["turned"] for row in rows] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1])
     assert [row["agreement"] for row in rows] == pytest.approx([1, 2 / 3, 1, 2 / 3])
