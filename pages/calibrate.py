@@ -4,24 +4,23 @@ from functools import partial
 
 import streamlit as st
 
-from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
+from app import afterwards, cockpit, compare, downloads, export, options, repair, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EXPERT
-from featcal.system.formatting import percent
 
 HEIGHT = 300  # pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them
 
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-cockpit = st.container(key="cockpit")
-cards = cockpit.container()
-controls, drift_place, score_place = cockpit.columns([4, 5, 5])
+window = st.container(key="cockpit")
+result = window.container()
+controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
     more = options.controls_on_page(session)
-previewed = repair.preview(session, on, more, cockpit)
+previewed = repair.preview(session, on, more, window)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, _) = compared.models.items()
 config = compared.calibration
@@ -32,21 +31,8 @@ with state.progress() as report:
 repair.confirm(previewed, session, config, after)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
-numbers: list[view.Metric] = [
-    ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")
-]
-if scores:
-    first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
-    short = {"first-token accuracy": "first token"}.get(tables.metric_name(scores), tables.metric_name(scores))
-    numbers += [
-        (f"{short}, {a}", f"{percent(first / 100)} %", None),
-        (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
-        (f"{short}, experts", f"{percent(expert / 100)} %", None),
-    ]
-numbers.append(("calibration took", f"{session.fit.calibrate(config).record['seconds']['total']:.2f} s", None))
-with cards:
-    view.metrics(numbers)
-
+features = {a: before, b: after}
+cockpit.result(result, session, config, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
 with drift_place:
     st.subheader("Drift per layer")
@@ -64,11 +50,11 @@ with score_place:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
-        said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
+        ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
             charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=HEIGHT),
             "quick",
-            f"{metric.capitalize()} per task before and after: {said}",
+            f"{metric.capitalize()} per task before and after: {ranges}",
             numbers=Numbers(
                 "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
             ),
@@ -76,11 +62,12 @@ with score_place:
     else:
         st.subheader("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
-st.caption(
+said = (
     f"Measured on {tables.describe_samples(before)}, which calibration does not see. Choose options here, not on test."
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
+st.caption(f"{said} Calibrated in {session.fit.calibrate(config).record['seconds']['total']:.2f} s.")
 fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
@@ -103,7 +90,6 @@ view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 export.section(session, config)
 
-features = {a: before, b: after}
 where, anchor, seeds, solves = st.tabs(
     ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
 )
