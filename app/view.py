@@ -120,9 +120,9 @@ def plotly(name: str) -> dict[str, Any]:
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
 
-def picture(figure: go.Figure, key: str, alt: str, name: str) -> None:
+def picture(figure: go.Figure, key: str, alt: str, name: str, place: DeltaGenerator | None = None) -> None:
     """Draw a chart alone, whose camera writes `name`.svg."""
-    st.plotly_chart(figure, key=key, alt=alt, config=plotly(name))
+    (place or st).plotly_chart(figure, key=key, alt=alt, config=plotly(name))
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:

@@ -10,8 +10,6 @@ from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EXPERT
 
-HEIGHT = 300  # pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them
-
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
@@ -20,7 +18,9 @@ result = window.container()
 controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
     more = options.controls_on_page(session)
-previewed = repair.preview(session, on, more, window)
+drift_place.subheader("Drift per layer")
+words = window.container(key="block-preview")
+previewed = repair.preview(session, on, more, drift_place, words)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, _) = compared.models.items()
 config = compared.calibration
@@ -28,23 +28,18 @@ assert config is not None  # that of the controls
 with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 # Once the exact run is done, the preview is held against it.
-repair.confirm(previewed, session, config, after)
+repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
 cockpit.result(result, session, config, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
+drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
+frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
+numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
+cockpit.drift_chart(previewed.chart or drift_place, config, drifts, numbers)
 with drift_place:
-    st.subheader("Drift per layer")
-    drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
-    view.chart(
-        charts.compare_drift(drifts, repair.last_drift(config, drifts[b])).update_layout(height=HEIGHT),
-        "compared",
-        f"Drift per layer before and after: {tables.describe_ranges(drifts)}",
-        numbers=Numbers(
-            "drift before and after", tables.layer_columns(drifts), "norm / norm of the expert's", origin, kind="drift"
-        ),
-    )
+    view.fold(numbers)
 with score_place:
     if scores:
         metric = tables.metric_name(scores)
@@ -52,7 +47,7 @@ with score_place:
         frame = tables.score_table(scores, (a, b))
         ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
-            charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=HEIGHT),
+            charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=cockpit.HEIGHT),
             "quick",
             f"{metric.capitalize()} per task before and after: {ranges}",
             numbers=Numbers(

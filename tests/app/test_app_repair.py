@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -46,6 +48,23 @@ def chooser(app: Any, field: str) -> Any:
 
 def table(app: Any, column: str) -> Any:
     return next(one.value for one in app.dataframe if column in one.value)
+
+
+def said(app: Any, words: str) -> list[str]:
+    return [one.value for one in app.caption if words in one.value]
+
+
+def trace(app: Any, name: str) -> Any:
+    """What the first chart draws under a name; None where it draws nothing so."""
+
+    def read(values: Any) -> list[Any]:
+        if isinstance(values, list):
+            return values
+        return list(np.frombuffer(base64.b64decode(values["bdata"]), dtype=values["dtype"]))
+
+    drawn = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    found = next((one for one in drawn if one["name"] == name), None)
+    return found and {axis: read(found[axis]) for axis in ("x", "y")}
 
 
 def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) -> None:
@@ -106,7 +125,8 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = opened(tiny_suite_file, "calibrate", layer="block 1")
-    assert not app.success
+    shown = trace(app, "calibrated")["y"]
+    assert not said(app, "The preview said")
     control(app, "rho").set_value(1.2).run()
     assert healthy(app)
     session, other = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.2)
@@ -116,21 +136,27 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
         return sum(task.layers[2].relative_drift for task in tasks) / len(TASKS)
 
     found = session.fit.preview(CONFIG, "block 1", ON).solve(other)
-    said = app.success[0].value
-    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}" in said
-    assert f"The preview said {sum(found.drift.values()) / len(TASKS):.4f}" in said
-    assert not app.info
+    (words,), value = said(app, "The preview said"), sum(found.drift.values()) / len(TASKS)
+    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}. The preview said {value:.4f}" in words
+    assert not said(app, "Preview of")
+    assert trace(app, "preview") is None
+    assert trace(app, "before")["y"] == shown
     control(app, "samples").set_value(32).run()  # other features: nothing can be said before
     assert healthy(app)
-    assert not app.success
+    assert not said(app, "The preview said")
 
     def fail(*_: object, **__: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
     monkeypatch.setattr("featcal.session.fits.calibrate", fail)
+    held, last = session.fit.preview(replace(other, samples=32), "block 1", ON), trace(app, "calibrated")["y"]
     control(app, "rho").set_value(0.4).run()
     assert not app.exception
-    assert "Preview of block 1, blocks in front as before" in app.info[0].value
+    now = held.solve(replace(CONFIG, samples=32, rho=0.4)).drift.values()
+    assert trace(app, "preview")["x"] == ["block 0", "block 1"]
+    assert trace(app, "preview")["y"] == pytest.approx([last[1], sum(now) / len(TASKS)])
+    assert trace(app, "calibrated")["y"] == last
+    assert len(said(app, "Preview of block 1, blocks in front as before")) == 1
     assert "not positive definite" in app.error[0].value
 
 
@@ -243,7 +269,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in export_command(app)
-    assert any("this block answers first" in one.value for one in app.caption)
+    assert any("answers first, as a point" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     drift = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
     assert cosines(app)[1] == f"{drift:.3f}"
