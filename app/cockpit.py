@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import export, flips, state, view
+from app import export, flips, good_options, state, view
 from app.compare import EXPERT
 from app.downloads import Numbers
 from featcal.drift.ledger import Features
@@ -44,8 +44,9 @@ def result(
     config: CalibrationConfig,
     features: Mapping[str, Features],
     scores: Mapping[str, Scores],
-) -> None:
-    """Draw what the calibrated model is worth, beside it the button that writes it.
+) -> DeltaGenerator:
+    """Draw what the calibrated model is worth, beside it the button that writes it; return the place of what finds
+    good options.
 
     Args:
         features: of both models, the calibrated one second.
@@ -53,7 +54,9 @@ def result(
     """
     row = place.container(horizontal=True, vertical_alignment="center", key=KEY)
     row.markdown(result_line(features, scores), width="stretch", help=_MEANING + (f" {view.NOISE}" if scores else ""))
+    good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
     export.button(session, config, row, place)
+    return good
 
 
 def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> str:

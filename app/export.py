@@ -37,7 +37,7 @@ def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: D
                 st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
             except FeatcalError as error:
                 view.problem(error)
-        for folder, files in _written(config):
+        for folder, files in _find_written(config):
             said = plain(f"{folder} ({', '.join(files)})")
             st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
 
@@ -47,7 +47,7 @@ def section(ws: Session, config: CalibrationConfig) -> None:
     st.subheader("Take it with you")
     _folder_name(ws, config)
     name = st.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
-    for folder, _ in _written(config):
+    for folder, _ in _find_written(config):
         _show_notes(folder, ws)
     st.caption("The same from the command line:")
     line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
@@ -63,7 +63,7 @@ def _folder_name(ws: Session, config: CalibrationConfig) -> str:
     return str(st.session_state[_FOLDER]).strip()
 
 
-def _written(config: CalibrationConfig) -> list[tuple[Path, list[str]]]:
+def _find_written(config: CalibrationConfig) -> list[tuple[Path, list[str]]]:
     """Return the folder and files that were last written, if they are of this suite and these options."""
     written = st.session_state.get(_WRITTEN)
     return [written[1:]] if written and written[0] == (state.reference(), config) else []

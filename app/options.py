@@ -86,6 +86,14 @@ def chosen_config(session: Session) -> CalibrationConfig:
         stopped.end_page()
 
 
+def fields_of(session: Session, config: CalibrationConfig) -> dict[str, Any]:
+    """Return the fields of the selection that stand for these options: None where suite or recipe bring the value."""
+    home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
+    left_out = {name: home if name in ("recipe", "samples") else own for name in OPTIONS}
+    values = {name: getattr(config, name) for name in OPTIONS}
+    return {name: None if value == getattr(left_out[name], name) else value for name, value in values.items()}
+
+
 def recipe_defaults(session: Session) -> CalibrationConfig:
     """Return the defaults of the recipe and the number of samples that are chosen.
 

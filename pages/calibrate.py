@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import afterwards, cockpit, compare, downloads, export, options, repair, runs, state, view
+from app import afterwards, cockpit, compare, downloads, export, good_options, options, repair, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -32,7 +32,7 @@ repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
-cockpit.result(result, session, config, features, scores)
+good = cockpit.result(result, session, config, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
 drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
 frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
@@ -84,6 +84,8 @@ if scores and session.is_text and state.kind_of_scores(session, on) == "features
 view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 export.section(session, config)
+with good:
+    good_options.section(session, config)
 
 where, anchor, seeds, solves = st.tabs(
     ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
