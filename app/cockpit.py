@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import export, flips, good_options, state, view
+from app import export, flips, good_options, opening, state, view
 from app.compare import EXPERT
 from app.downloads import Numbers
 from featcal.drift.ledger import Features
@@ -17,7 +17,10 @@ from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, sample_tables, tables
 from featcal.figures.names import plain
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
+from featcal.studies.history import History
+from featcal.studies.recording import hash_of, run_of
+from featcal.suite.calibration_options import RECIPES, CalibrationConfig
+from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import percent
 
 KEY = "result"
@@ -57,6 +60,27 @@ def result(
     good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
     export.button(session, config, row, place)
     return good
+
+
+def score_of(features: Features, scores: Scores | None) -> str:
+    """Return the one number that a model is called good by: its score in %, or the cosine where there is none."""
+    return f"{features.macro_cosine:.3f}" if scores is None else percent(scores.average)
+
+
+def recipe_scores(place: DeltaGenerator, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
+    """Say what every recipe has given on the same samples at its defaults, as far as that is in the history."""
+    known = {run.id: run for run in History().runs(hash_of(session))}
+    how, given, rest = state.kind_of_scores(session, on), [], []
+    for recipe in RECIPES:
+        run = known.get(run_of(session, opening.defaults(session, recipe, config.samples)).id)
+        found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)
+        if found and found.scores:
+            given.append(f"{recipe} {percent(found.mean)} %")
+        else:
+            rest.append(recipe)
+    said = [f"At their defaults: {', '.join(given)}"] if given else []
+    said += [f"Not measured yet: {', '.join(rest)}"] if rest else []
+    place.caption(f"{'. '.join(said)}.")
 
 
 def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -52,6 +52,12 @@ def suite_selector() -> None:
 def show_ignored() -> None:
     """Say what the address asked for in vain."""
     _warn_of_address(state.ignored_parts())
+
+
+def leave_out(problems: Mapping[str, str], kept: Mapping[str, Any]) -> None:
+    """Leave what cannot be used to the suite, by field, and say why; the other fields stay."""
+    state.leave_out(problems, kept)
+    _warn_of_address([*problems.values()])
 
 
 def _warn_of_address(sentences: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import afterwards, cockpit, compare, downloads, export, good_options, options, repair, runs, state, view
+from app import afterwards, cockpit, compare, downloads, export, good_options, options, repair, runs, state, undo, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -13,11 +13,14 @@ from featcal.session.model_ref import EXPERT
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
+options.chosen_config(session)  # what cannot be used is said here, above everything
 window = st.container(key="cockpit")
+trail = window.container(horizontal=True, key="trail")
 result = window.container()
 controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
-    more = options.controls_on_page(session)
+    more, recipes = options.controls_on_page(session)
+undo.buttons(trail, session, options.chosen_config(session))
 drift_place.subheader("Drift per layer")
 words = window.container(key="block-preview")
 previewed = repair.preview(session, on, more, drift_place, words)
@@ -32,6 +35,11 @@ repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
+where = on, state.kind_of_scores(session, on) if scores else "cosine"
+undo.chips(trail, session, config, where, cockpit.score_of(after, scores.get(b)))
+if scores:
+    cockpit.recipe_scores(recipes, session, config, on)
+more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, config)}")
 good = cockpit.result(result, session, config, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
 drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
@@ -84,6 +92,7 @@ if scores and session.is_text and state.kind_of_scores(session, on) == "features
 view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 export.section(session, config)
+undo.listen()
 with good:
     good_options.section(session, config)
 

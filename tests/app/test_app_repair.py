@@ -113,12 +113,24 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     assert cosines(app)[1] == f"{measured.macro_cosine:.3f}"
 
 
-def test_an_unknown_part_is_a_message_and_one_way_out(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "calibrate", blocks="blok 1")
-    assert not app.exception
-    assert "Did you mean 'block 1'" in app.error[0].value
-    button(app, "suite's defaults").click().run()
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"blocks": "blok 1"}, "Did you mean 'block 1'"),
+        ({"lam": "-1", "alpha": "7"}, "lam = -1.0 cannot be used and is left out: lam is -1; it"),
+        ({"recipe": "refine", "rho": "1.4"}, "recipe = refine cannot be used and is left out: recipe is 'refine'"),
+    ],
+)
+def test_what_cannot_be_used_is_left_out_with_a_sentence(
+    tiny_suite_file: Path, asked: dict[str, str], said: str
+) -> None:
+    app = opened(tiny_suite_file, "calibrate", samples="8", **asked)
     assert healthy(app)
+    left_out = [one.value for one in app.warning if "left out" in one.value]
+    assert len(left_out) == len(asked) - ("rho" in asked)
+    assert said in left_out[0]
+    assert shown_model(app) == f"λ 0.05 · ρ {asked.get('rho', '2')} · α 0.3 · n 8"
+    assert fields(app, "select_slider") >= {"lam", "rho", "alpha", "samples"}
 
 
 def test_a_preview_comes_first_and_the_exact_run_takes_its_place(

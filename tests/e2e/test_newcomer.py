@@ -51,8 +51,29 @@ INSIDE = """names => names.flatMap(name => [...document.querySelectorAll(`.st-ke
 def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor, width: int, height: int) -> None:
     visitor.page.set_viewport_size({"width": width, "height": height})
     visitor.open("/calibrate?samples=16&n=16")
+    line = '.st-key-result [data-testid="stMarkdown"] p'
     slider, chart, write = '[data-testid="stSlider"]', '[data-testid="stPlotlyChart"]', ".st-key-result button"
-    seen = visitor.page.evaluate(INSIDE, [slider, chart, ".st-key-result p", write])
-    assert [name for name, _ in seen if name != write] == [slider] * 4 + [chart] * 2 + [".st-key-result p"]
+    seen = visitor.page.evaluate(INSIDE, [slider, chart, line, write])
+    assert [name for name, _ in seen if name != write] == [slider] * 4 + [chart] * 2 + [line]
     assert visitor.page.locator(".st-key-result").get_by_role("button", name="Write the checkpoint").is_visible()
     assert [name for name, inside in seen if not inside] == []
+
+
+def test_moves_are_undone_by_keys_and_models_come_back_by_a_click(visitor: Visitor) -> None:
+    visitor.open("/calibrate?samples=16&n=16")
+    start = visitor.model
+    visitor.step("rho", 2)
+    moved, result = visitor.model, visitor.result("Accuracy")
+    assert moved == Model(0.05, 2.2, 0.3, 16)
+    visitor.page.keyboard.press("Control+z")
+    visitor.settle()
+    assert visitor.model == Model(0.05, 2.1, 0.3, 16)
+    visitor.page.keyboard.press("Control+Shift+z")
+    visitor.settle()
+    assert (visitor.model, visitor.result("Accuracy")) == (moved, result)
+    visitor.page.get_by_role("textbox", name="Folder to write").press("Control+z")  # what was typed there, no option
+    visitor.settle()
+    assert visitor.model == moved
+    visitor.page.locator(".st-key-chip-0 button").first.click()
+    visitor.settle()
+    assert visitor.model == start
