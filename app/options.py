@@ -91,10 +91,11 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
     whose = "the paper's" if config.recipe == PAPER else "featcal's own"
     alike = recipe_numbers(config.recipe, config.samples) == recipe_numbers(config.recipe, config.samples, False)
     where = "all architectures" if alike and config.recipe != PAPER else f"{session.family.adapter.family} models"
-    said = [name for name in names if name in told and config.recipe == home.recipe]
-    but = (
-        f", but for {' and '.join(OPTIONS[name].symbol for name in said)}, which the suite's file sets" if said else ""
+    bare = resolve(
+        CalibrationConfig(recipe=config.recipe, samples=config.samples), session.family.adapter, session.tasks
     )
+    said = [OPTIONS[name].symbol for name in names if getattr(own, name) != getattr(bare, name)]
+    but = f", but for {', '.join(said)}, which the suite's file sets" if said else ""
     every = {n: opening.defaults(session, config.recipe, n) for n in map(int, OPTIONS["samples"].steps)}
     values = {name: {n: getattr(one, name) for n, one in every.items()} for name in names}
     moving = [f"{OPTIONS[name].symbol} ({', '.join(f'{exactly(value)} at {n}' for n, value in one.items())})"

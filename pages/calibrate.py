@@ -35,8 +35,8 @@ repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
-where = on, state.kind_of_scores(session, on) if scores else "cosine"
-undo.chips(trail, session, config, where, cockpit.score_of(after, scores.get(b)))
+measured_on = on, state.kind_of_scores(session, on) if scores else "cosine"
+undo.chips(trail, session, config, measured_on, cockpit.score_of(after, scores.get(b)))
 if scores:
     cockpit.recipe_scores(recipes, session, config, on)
 more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, config)}")
