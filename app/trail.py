@@ -26,14 +26,14 @@ class Trail:
             self._steps = [*self._steps[: self._at + 1], config][-MOST_STEPS:]
             self._at = len(self._steps) - 1
 
-    def at(self, by: int) -> CalibrationConfig | None:
+    def find_step(self, by: int) -> CalibrationConfig | None:
         """Return the options so many steps from here, back below 0; None where there are none."""
         place = self._at + by
         return self._steps[place] if 0 <= place < len(self._steps) else None
 
     def move(self, by: int) -> None:
         """Stand so many steps from here; nothing where that is off the trail."""
-        if self.at(by) is not None:
+        if self.find_step(by) is not None:
             self._at += by
 
     def note(self, on: Hashable, config: CalibrationConfig, score: str) -> None:

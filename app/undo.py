@@ -48,7 +48,7 @@ def buttons(row: DeltaGenerator, session: Session, config: CalibrationConfig) ->
             type="tertiary",
             icon=f":material/{label.lower()}:",
             help=f"{label} the last move of an option ({key})",
-            disabled=trail.at(by) is None,
+            disabled=trail.find_step(by) is None,
             on_click=_move,
             args=(session, by),
         )
@@ -82,7 +82,7 @@ def listen() -> None:
 
 def _move(session: Session, by: int) -> None:
     trail = _trail()
-    config = trail.at(by)
+    config = trail.find_step(by)
     if config is not None:
         trail.move(by)
         state.select(**options.fields_of(session, config))

@@ -92,15 +92,20 @@ def test_a_trail_goes_back_and_forth_until_something_else_is_chosen() -> None:
     trail, steps = Trail(), [replace(CONFIG, rho=rho) for rho in (2.0, 2.1, 2.2, 2.3)]
     for one in (*steps, steps[-1]):
         trail.visit(one)
-    assert (trail.at(-1), trail.at(1)) == (steps[2], None)  # the second of three moves
+    assert (trail.find_step(-1), trail.find_step(1)) == (steps[2], None)  # the second of three moves
     trail.move(-1)
     trail.visit(steps[2])  # the page is drawn with it
     trail.move(-1)
-    assert (trail.at(0), trail.at(-1), trail.at(1), trail.at(-2)) == (steps[1], steps[0], steps[2], None)
+    assert (trail.find_step(0), trail.find_step(-1), trail.find_step(1), trail.find_step(-2)) == (
+        steps[1],
+        steps[0],
+        steps[2],
+        None,
+    )
     trail.move(5)
-    assert trail.at(0) == steps[1]
+    assert trail.find_step(0) == steps[1]
     trail.visit(replace(CONFIG, rho=1.0))
-    assert (trail.at(-1), trail.at(1)) == (steps[1], None)
+    assert (trail.find_step(-1), trail.find_step(1)) == (steps[1], None)
     for number in range(7):
         trail.note("here", replace(CONFIG, seed=number), f"8{number}.0")
     trail.note("elsewhere", CONFIG, "70.0")
