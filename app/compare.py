@@ -58,6 +58,7 @@ class Compared:
 
 def choose_in_sidebar(session: Session) -> Compared:
     """Choose both models in the sidebar, with the controls of the calibrated one, and make the calibrated ones."""
+    options.chosen_config(session)  # what cannot be used is said on the page
     with st.sidebar:
         offered = offered_models(session)
         for field, label, first in (("a", "Model A", {}), ("b", "Model B", {NOTHING: NOTHING})):

@@ -23,35 +23,50 @@ from featcal.system.sandbox import require_inside, without_places
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
+def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: DeltaGenerator) -> None:
+    """Draw the button that writes the checkpoint to the folder of `section`, and below it what came of that."""
+    name = _folder_name(ws, config)
+    with below:
+        if row.button("Write the checkpoint", type="primary", icon=":material/save:"):
+            # A run that fails or is stopped here must not leave the last success on the page.
+            st.session_state.pop(_WRITTEN, None)
+            try:
+                with st.spinner("Writing, reloading and comparing …", show_time=True):
+                    folder = output_folder(name)
+                    files = ws.fit.calibrate(config).save(folder)
+                st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
+            except FeatcalError as error:
+                view.problem(error)
+        for folder, files in _find_written(config):
+            said = plain(f"{folder} ({', '.join(files)})")
+            st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
+
+
 def section(ws: Session, config: CalibrationConfig) -> None:
-    """Show folder name, button, what was written and how to load it."""
+    """Show the folder's name, how to load what was written there, and the command that writes it too."""
     st.subheader("Take it with you")
-    left, right = st.columns([3, 1], vertical_alignment="bottom")
-    name = _folder(left, default_name(ws.family.suite.name, config, opening.defaults(ws)))
-    if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
-        # A run that fails or is stopped here must not leave the last success on the page.
-        st.session_state.pop(_WRITTEN, None)
-        try:
-            with st.spinner("Writing, reloading and comparing …", show_time=True):
-                folder = output_folder(name)
-                files = ws.fit.calibrate(config).save(folder)
-            st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
-        except FeatcalError as error:
-            view.problem(error)
-    written = st.session_state.get(_WRITTEN)
-    if written and written[0] == (state.reference(), config):
-        _show_written(written[1], written[2], ws)
+    _folder_name(ws, config)
+    name = st.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
+    for folder, _ in _find_written(config):
+        _show_notes(folder, ws)
     st.caption("The same from the command line:")
     line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
     st.code(line, language="bash", wrap_lines=True)
 
 
-def _folder(place: DeltaGenerator, offered: str) -> str:
-    """Draw the field for the folder's name."""
-    # Other options offer another name, whatever was typed for the ones before: it would say what is not in the folder.
+def _folder_name(ws: Session, config: CalibrationConfig) -> str:
+    """Return the name in the folder's field; other options put another one there."""
+    offered = default_name(ws.family.suite.name, config, opening.defaults(ws))
+    # Whatever was typed for the options before would say what is not in the folder.
     if st.session_state.get(_OFFERED) != offered or _FOLDER not in st.session_state:
         st.session_state[_OFFERED] = st.session_state[_FOLDER] = offered
-    return place.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
+    return str(st.session_state[_FOLDER]).strip()
+
+
+def _find_written(config: CalibrationConfig) -> list[tuple[Path, list[str]]]:
+    """Return the folder and files that were last written, if they are of this suite and these options."""
+    written = st.session_state.get(_WRITTEN)
+    return [written[1:]] if written and written[0] == (state.reference(), config) else []
 
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:
@@ -77,12 +92,11 @@ def output_folder(name: str) -> Path:
         raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
 
 
-def _show_written(folder: Path, files: list[str], ws: Session) -> None:
-    said = plain(f"{folder} ({', '.join(files)})")
+def _show_notes(folder: Path, ws: Session) -> None:
+    """Show what the record of a written folder warns of and notes, and how the folder is loaded."""
     record = read_json(folder / RECORD_FILE)
     for warning in record["warnings"]:
         st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
-    st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
     for note in record["notes"]:
         st.caption(f"Note: {plain(without_places(note))}.")
     st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))

@@ -41,6 +41,7 @@ NAMES = {
     "sweep": "Sweep",
     "report": "Report",
     "compare": "Measure methods",
+    "select": "Find good options",
 }
 """Names of kinds of jobs for people; other kinds go by their own."""
 ICONS = {

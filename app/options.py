@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, page_end, state, view
+from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS, chosen_parts, turned_switches
 from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
@@ -24,24 +24,27 @@ from featcal.suite.calibration_options import (
     SWITCHES,
     CalibrationConfig,
     Option,
+    recipe_numbers,
 )
 from featcal.system.errors import InputError
-from featcal.system.formatting import exactly
+from featcal.system.formatting import exactly, shorten
 
 
-def controls_on_page(session: Session) -> DeltaGenerator:
-    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that."""
+def controls_on_page(session: Session) -> tuple[DeltaGenerator, DeltaGenerator]:
+    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that,
+    and one beside the recipe's names."""
     with st.container(gap="xsmall"):
         _recipe(session, st)
+        recipes = st.container()
         sliders = [st.container() for _ in _sliders(session)]
     with st.container(horizontal=True):
         more = st.popover("More", icon=":material/settings:")
         _exact_fields(session, st)
-        _offer_defaults(st, "Defaults")
+        st.button("Defaults", on_click=_reset, icon=":material/restart_alt:")
     _controls(session, [*sliders, *[more] * len(_switches(session))])
     with more:
         _parts(session)
-    return more
+    return more, recipes
 
 
 def controls_in_sidebar(session: Session) -> None:
@@ -52,15 +55,58 @@ def controls_in_sidebar(session: Session) -> None:
 
 def describe(config: CalibrationConfig, session: Session) -> str:
     """Return λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+    recipe = [] if config.recipe == PAPER else [config.recipe]
+    return " · ".join([*recipe, *_numbers(config, (*NUMBERS[config.recipe], "samples")), *_rest(config, session)])
+
+
+def describe_difference(config: CalibrationConfig, session: Session) -> str:
+    """Return what differs from the defaults of suite and recipe, in one line."""
+    home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
+    recipe = [] if config.recipe == home.recipe else [config.recipe]
+    moved = [name for name in NUMBERS[config.recipe] if getattr(config, name) != getattr(own, name)]
+    moved += ["samples"] if config.samples != home.samples else []
+    return " · ".join([*recipe, *_numbers(config, moved), *_rest(config, session)]) or "defaults"
+
+
+def _numbers(config: CalibrationConfig, names: Iterable[str]) -> list[str]:
+    return [f"{OPTIONS[name].symbol} {exactly(getattr(config, name))}" for name in names]
+
+
+def _rest(config: CalibrationConfig, session: Session) -> list[str]:
+    """Say what differs from the suite's defaults beside a recipe's numbers and the samples."""
     defaults = opening.defaults(session)
-    numbers = [] if config.recipe == PAPER else [config.recipe]
-    numbers += [
-        f"{OPTIONS[name].symbol} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")
-    ]
-    numbers += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
-    numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
-    numbers += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
-    return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])
+    said = [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
+    said += [f"seed {config.seed}"] if config.seed != defaults.seed else []
+    said += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
+    return [*said, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())]
+
+
+def defaults_explained(session: Session, config: CalibrationConfig) -> str:
+    """Say in three sentences where the defaults of a recipe come from: recipe, architecture, number of samples."""
+    home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
+    told, names = session.family.suite.calibration.explicit_options(), NUMBERS[config.recipe]
+    why = "which this suite's file asks for" if "recipe" in told else "which is the published one"
+    chosen = "" if config.recipe == home.recipe else f"; {config.recipe} was chosen in its place"
+    numbers = ", ".join(_numbers(own, names))
+    whose = "the paper's" if config.recipe == PAPER else "featcal's own"
+    alike = recipe_numbers(config.recipe, config.samples) == recipe_numbers(config.recipe, config.samples, False)
+    where = "all architectures" if alike and config.recipe != PAPER else f"{session.family.adapter.family} models"
+    bare = resolve(
+        CalibrationConfig(recipe=config.recipe, samples=config.samples), session.family.adapter, session.tasks
+    )
+    said = [OPTIONS[name].symbol for name in names if getattr(own, name) != getattr(bare, name)]
+    but = f", but for {', '.join(said)}, which the suite's file sets" if said else ""
+    every = {n: opening.defaults(session, config.recipe, n) for n in map(int, OPTIONS["samples"].steps)}
+    values = {name: {n: getattr(one, name) for n, one in every.items()} for name in names}
+    moving = [f"{OPTIONS[name].symbol} ({', '.join(f'{exactly(value)} at {n}' for n, value in one.items())})"
+              for name, one in values.items() if len({*one.values()}) > 1]  # fmt: skip
+    follow = f"{' and '.join(moving)} follow{'s' * (len(moving) == 1)} the number of samples"
+    return (
+        f"The recipe begins as {home.recipe}, {why}{chosen}. With {config.samples} samples per task it brings "
+        f"{numbers}: {whose} numbers for {where}{but}. "
+        f"{follow if moving else 'They are the same for every number of samples'}; {home.samples} is what "
+        f"{'the suite asks for' if 'samples' in told else 'a slider can answer for quickly'}."
+    )
 
 
 def offer(session: Session, what: str) -> None:
@@ -74,16 +120,42 @@ def offer(session: Session, what: str) -> None:
 
 
 def chosen_config(session: Session) -> CalibrationConfig:
-    """Return the suite's defaults with what was chosen in their place; end the page where an option is out of range."""
+    """Return the suite's defaults with what was chosen in their place; what cannot be used is left out with a sentence
+    that says why."""
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
-        config = replace(recipe_defaults(session), **meant)
-        return resolve(config, session.family.adapter, session.tasks)
-    except InputError as error:
-        view.problem(error)
-        _offer_defaults(st)
-        page_end.end_page()
+        return _config(session, meant)
+    except InputError:
+        pass
+    kept: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for name in sorted(meant, key=lambda name: name not in ("recipe", "samples")):  # which decide on all others
+        try:
+            _config(session, kept | {name: meant[name]})
+            kept[name] = meant[name]
+        except InputError as error:
+            problems[name] = f"{name} = {shorten(str(meant[name]), 40)} cannot be used and is left out: {error}"
+    view.leave_out(problems, kept)
+    return _config(session, kept)
+
+
+def _config(session: Session, chosen: Mapping[str, Any]) -> CalibrationConfig:
+    """Return the defaults with options in their place.
+
+    Raises:
+        InputError: one of them is out of range or does not go with another.
+    """
+    defaults = opening.defaults(session, chosen.get("recipe"), chosen.get("samples"))
+    return resolve(replace(defaults, **chosen), session.family.adapter, session.tasks)
+
+
+def fields_of(session: Session, config: CalibrationConfig) -> dict[str, Any]:
+    """Return the fields of the selection that stand for these options: None where suite or recipe bring the value."""
+    home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
+    left_out = {name: home if name in ("recipe", "samples") else own for name in OPTIONS}
+    values = {name: getattr(config, name) for name in OPTIONS}
+    return {name: None if value == getattr(left_out[name], name) else value for name, value in values.items()}
 
 
 def recipe_defaults(session: Session) -> CalibrationConfig:
@@ -170,10 +242,6 @@ def _limit(one: Option, value: float | None) -> float | None:
 def _step_name(step: float | str) -> str:
     """Return a step as its slider names it; of one that is not offered any more streamlit hands back the name."""
     return step if isinstance(step, str) else exactly(step)
-
-
-def _offer_defaults(place: Any, label: str = "Back to this suite's defaults") -> None:
-    place.button(label, on_click=_reset, icon=":material/restart_alt:")
 
 
 def _reset(**also: Any) -> None:

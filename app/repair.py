@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, jobs, options, state, view
+from app import cockpit, downloads, jobs, options, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from featcal.calibration.block_preview import BlockPreview
@@ -28,7 +28,7 @@ SEEDS = 3
 """Calibrations whose spread is shown, with the chosen seed and the next ones."""
 QUICK = 20.0
 """Seconds of an exact run beyond which nothing is kept for previews: that costs up to as much again."""
-_EXACT, _SHOWN = "exact run", "drift that was shown"
+_EXACT = "exact run"
 _CHANGE = "before, after, change: drift / norm of the expert's feature"
 
 
@@ -36,24 +36,29 @@ _CHANGE = "before, after, change: drift / norm of the expert's feature"
 class Previewed:
     """The preview of one block, as it was shown before the exact run."""
 
-    place: DeltaGenerator
     layer: str
+    chart: DeltaGenerator | None = None
+    """The chart that it was drawn into."""
+    words: DeltaGenerator | None = None
     found: BlockPreview | None = None
     last: float = 0.0
     """Relative drift behind the block after the last exact run, mean over tasks."""
 
 
-def preview(session: Session, on: EvaluationSamples, more: DeltaGenerator, place: DeltaGenerator) -> Previewed:
+def preview(
+    session: Session, on: EvaluationSamples, more: DeltaGenerator, chart: DeltaGenerator, words: DeltaGenerator
+) -> Previewed:
     """Show a preview of the chosen block with the options as they are now, behind blocks of the last exact run.
 
     Args:
         more: where the block is chosen.
-        place: where the preview is said.
+        chart: where the last result is drawn, with the preview as a point.
+        words: where the preview is said.
     """
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
     state.control(more.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, config = Previewed(place.container(key="block-preview").empty(), layer), options.chosen_config(session)
+    shown, config = Previewed(layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
     if suite != state.reference() or last == config:
         return shown
@@ -64,40 +69,37 @@ def preview(session: Session, on: EvaluationSamples, more: DeltaGenerator, place
         found = held.solve(config)
     except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
-    before = _mean(held.reached)
-    shown.place.info(
-        f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → "
-        f"{_mean(found.drift):.4f}. The exact run is on its way.",
-        icon=":material/bolt:",
+    before, now = _mean(held.reached), _mean(found.drift)
+    place = cockpit.preview_chart(chart, last, layer, now)
+    said = words.caption(
+        f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → {now:.4f}. The exact run "
+        "is on its way."
     )
-    return replace(shown, found=found, last=before)
+    return Previewed(layer, place, said, found, before)
 
 
-def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after: Features) -> None:
-    """Show the exact run in place of the preview, and how far that was off."""
+def confirm(
+    shown: Previewed,
+    session: Session,
+    config: CalibrationConfig,
+    after: Features,
+    more: DeltaGenerator,
+    words: DeltaGenerator,
+) -> None:
+    """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
+    (shown.words or words).caption(
+        f"Move a slider of the recipe: {plain(shown.layer)} answers first, as a point in the chart; then the exact run "
+        "takes its place."
+    )
     if shown.found is None:
-        shown.place.caption(
-            "Move a slider of the recipe: this block answers first, alone; then the exact run takes its place."
-        )
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)
     off = shown.found.relative_error(session.fit.calibrate(config).weights)
-    shown.place.success(
+    more.caption(
         f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
-        f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %.",
-        icon=":material/done_all:",
+        f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %."
     )
-
-
-def last_drift(config: CalibrationConfig, drift: pd.Series) -> pd.Series | None:
-    """Return the drift per layer that the page showed before these options, and keep the present one for the next."""
-    shown: list[tuple[str, CalibrationConfig, pd.Series]] = st.session_state.setdefault(_SHOWN, [])
-    now = state.reference(), config, drift
-    if not shown or shown[-1][:2] != now[:2]:
-        shown[:] = [*shown[-1:], now]
-    before = shown[0]
-    return before[2] if before[0] == now[0] and before[1] != config else None
 
 
 def rest(

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, state, view
+from app import opening, options, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import run_tables
@@ -88,9 +88,7 @@ def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     fixed = set(run.options) - {*OPTIONS}
     if any(getattr(config, name) != getattr(defaults, name) for name in fixed):
         return {"b": run.model}
-    wanted = {name: getattr(config, name) for name in OPTIONS}
-    own = {name: None if value == getattr(defaults, name) else value for name, value in wanted.items()}
-    return {"b": CALIBRATED, **own}
+    return {"b": CALIBRATED, **options.fields_of(state.session(), config)}
 
 
 def _choose_both(run_a: str, run_b: str) -> None:

@@ -103,10 +103,19 @@ def leave_out_unknown(field: str, known: Sequence[str]) -> str:
     if chosen is None or any(chosen == one or chosen.startswith(f"{one} ") for one in known):
         return ""
     said = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
-    problems = [*ignored_parts(), f"{said}{did_you_mean(chosen, known)}"]
-    select(**{field: None})
-    st.session_state[_LEFT_OUT] = problems
-    return problems[-1]
+    leave_out({field: f"{said}{did_you_mean(chosen, known)}"})
+    return ignored_parts()[-1]
+
+
+def leave_out(problems: Mapping[str, str], kept: Mapping[str, Any] | None = None) -> None:
+    """Leave fields to the suite, and keep the sentence that says why, by field, until something is chosen.
+
+    Args:
+        kept: fields that stay as they are, though others are left out that they would go with.
+    """
+    sentences = [*ignored_parts(), *problems.values()]
+    select(**dict.fromkeys(problems), **(kept or {}))
+    st.session_state[_LEFT_OUT] = sentences
 
 
 def control(

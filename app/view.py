@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -52,6 +52,12 @@ def suite_selector() -> None:
 def show_ignored() -> None:
     """Say what the address asked for in vain."""
     _warn_of_address(state.ignored_parts())
+
+
+def leave_out(problems: Mapping[str, str], kept: Mapping[str, Any]) -> None:
+    """Leave what cannot be used to the suite, by field, and say why; the other fields stay."""
+    state.leave_out(problems, kept)
+    _warn_of_address([*problems.values()])
 
 
 def _warn_of_address(sentences: Sequence[str]) -> None:
@@ -120,9 +126,9 @@ def plotly(name: str) -> dict[str, Any]:
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
 
-def picture(figure: go.Figure, key: str, alt: str, name: str) -> None:
+def picture(figure: go.Figure, key: str, alt: str, name: str, place: DeltaGenerator | None = None) -> None:
     """Draw a chart alone, whose camera writes `name`.svg."""
-    st.plotly_chart(figure, key=key, alt=alt, config=plotly(name))
+    (place or st).plotly_chart(figure, key=key, alt=alt, config=plotly(name))
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:

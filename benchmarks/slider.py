@@ -23,7 +23,8 @@ WATCH = """(() => {
      [...record.addedNodes].some(node => node.querySelector && (node.matches(chart) || node.querySelector(chart))));
   window.bench = {released: 0, previewed: 0, drawn: 0};
   const release = () => { window.bench = {released: performance.now(), previewed: 0, drawn: 0}; };
-  const preview = () => document.querySelector('.st-key-block-preview')?.innerText.includes('Preview of');
+  const preview = () => document.querySelector('.st-key-previewed .js-plotly-plot:has(.main-svg)')
+    ?._fullData?.some(trace => trace.name === 'preview');
   for (const kind of ['pointerup', 'keyup']) addEventListener(kind, release, true);
   new MutationObserver(records => {
     if (!window.bench.previewed && preview()) window.bench.previewed = performance.now();
@@ -72,7 +73,7 @@ def spread(name: str, seconds: list[float]) -> dict[str, object]:
 
 def ready(page: Page) -> None:
     """Wait until the page has done what it does once it stands complete."""
-    page.wait_for_selector("text=Beyond the anchor", timeout=300_000)
+    page.wait_for_selector("text=the data on top of it", state="attached", timeout=300_000)
     pages.settle(page)
 
 

@@ -4,24 +4,40 @@ from functools import partial
 
 import streamlit as st
 
-from app import afterwards, compare, downloads, export, flips, options, repair, runs, samples, state, view
+from app import (
+    afterwards,
+    cockpit,
+    compare,
+    downloads,
+    export,
+    good_options,
+    options,
+    repair,
+    runs,
+    samples,
+    state,
+    undo,
+    view,
+)
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EXPERT
-from featcal.system.formatting import percent
-
-HEIGHT = 300  # pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them
 
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-cockpit = st.container(key="cockpit")
-cards = cockpit.container()
-controls, drift_place, score_place = cockpit.columns([4, 5, 5])
+options.chosen_config(session)  # what cannot be used is said here, above everything
+window = st.container(key="cockpit")
+trail = window.container(horizontal=True, key="trail")
+result = window.container()
+controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
-    more = options.controls_on_page(session)
-previewed = repair.preview(session, on, more, cockpit)
+    more, recipes = options.controls_on_page(session)
+undo.buttons(trail, session, options.chosen_config(session))
+drift_place.subheader("Drift per layer")
+words = window.container(key="block-preview")
+previewed = repair.preview(session, on, more, drift_place, words)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, _) = compared.models.items()
 config = compared.calibration
@@ -29,46 +45,33 @@ assert config is not None  # that of the controls
 with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 # Once the exact run is done, the preview is held against it.
-repair.confirm(previewed, session, config, after)
+repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
-numbers: list[view.Metric] = [
-    ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")
-]
+features = {a: before, b: after}
+measured_on = on, state.kind_of_scores(session, on) if scores else "cosine"
+undo.chips(trail, session, config, measured_on, cockpit.score_of(after, scores.get(b)))
 if scores:
-    first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
-    short = {"first-token accuracy": "first token"}.get(tables.metric_name(scores), tables.metric_name(scores))
-    numbers += [
-        (f"{short}, {a}", f"{percent(first / 100)} %", None),
-        (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
-        (f"{short}, experts", f"{percent(expert / 100)} %", None),
-    ]
-numbers.append(("calibration took", f"{session.fit.calibrate(config).record['seconds']['total']:.2f} s", None))
-with cards:
-    view.metrics(numbers)
-
+    cockpit.recipe_scores(recipes, session, config, on)
+more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, config)}")
+good = cockpit.result(result, session, config, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
+drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
+frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
+numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
+cockpit.drift_chart(previewed.chart or drift_place, config, drifts, numbers)
 with drift_place:
-    st.subheader("Drift per layer")
-    drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
-    view.chart(
-        charts.compare_drift(drifts, repair.last_drift(config, drifts[b])).update_layout(height=HEIGHT),
-        "compared",
-        f"Drift per layer before and after: {tables.describe_ranges(drifts)}",
-        numbers=Numbers(
-            "drift before and after", tables.layer_columns(drifts), "norm / norm of the expert's", origin, kind="drift"
-        ),
-    )
+    view.tools(numbers)
 with score_place:
     if scores:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
-        said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
+        ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
-            charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=HEIGHT),
+            charts.score_bars(frame, list(scores), f"{metric}, %").update_layout(height=cockpit.HEIGHT),
             "quick",
-            f"{metric.capitalize()} per task before and after: {said}",
+            f"{metric.capitalize()} per task before and after: {ranges}",
             numbers=Numbers(
                 "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
             ),
@@ -76,11 +79,12 @@ with score_place:
     else:
         st.subheader("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
-st.caption(
+said = (
     f"Measured on {tables.describe_samples(before)}, which calibration does not see. Choose options here, not on test."
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
+st.caption(f"{said} Calibrated in {session.fit.calibrate(config).record['seconds']['total']:.2f} s.")
 fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
@@ -102,8 +106,10 @@ if scores and session.is_text and state.kind_of_scores(session, on) == "features
 view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 export.section(session, config)
+undo.listen()
+with good:
+    good_options.section(session, config)
 
-features = {a: before, b: after}
 where, anchor, seeds, solves = st.tabs(
     ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
 )

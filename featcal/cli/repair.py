@@ -23,7 +23,7 @@ from featcal.cli.options import (
     models_option,
 )
 from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems, show, write_new
-from featcal.suite.calibration_options import INFORMED, OF_A_RECIPE, OWN
+from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
 from featcal.system.progress import keep_memory, silent
 
@@ -189,22 +189,19 @@ def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, a
     Only calibration samples are read. Results are kept, so an interrupted choice continues where it stopped. With
     fewer than 8 samples of a task nothing can be told, and the default stays.
     """
-    from featcal.calibration.calibrate import config_for
     from featcal.figures import selection_table
+    from featcal.studies.selection.candidates import config_asked
     from featcal.studies.selection.choose import select as choose
 
     require_new(out)
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    # A switch that the suite's recipe lacks is asked for under the default, which has them all.
-    own = any(chosen[name] for name in OWN if name in chosen)
-    config = config_for(session.family, recipe=INFORMED if own else None, **chosen)
-    found = choose(session, config, starts=models, progress=bar())
+    found = choose(session, config_asked(session.family, **chosen), starts=models, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say_notes(document)
-    rows, columns = selection_table.candidates(found)
+    rows, columns = selection_table.candidates(document)
     show(document, as_json, rows, columns)
     if not as_json:
-        for line in selection_table.describe_selection(found, suite):
+        for line in [*selection_table.describe_selection(document), f"model: {document['model']}", document["command"]]:
             say(line)

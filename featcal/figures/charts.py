@@ -31,11 +31,15 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     return _ribbon(frames, "task", relative, None)
 
 
-def compare_drift(drifts: Mapping[str, pd.Series], ghost: pd.Series | None = None) -> go.Figure:
+def compare_drift(
+    drifts: Mapping[str, pd.Series], ghost: pd.Series | None = None, preview: tuple[str, float] | None = None
+) -> go.Figure:
     """Draw ||e|| / ||h_expert|| by layer, one line per model.
 
     Args:
         ghost: of the last model before it had the options that it has now; drawn faintly.
+        preview: a layer, and where the last model's drift would be behind it; a point on a thin line from the layer
+            before, where nothing changes.
     """
     figure = go.Figure()
     axis, form = _UNIT[True]
@@ -53,6 +57,17 @@ def compare_drift(drifts: Mapping[str, pd.Series], ghost: pd.Series | None = Non
     if ghost is not None:
         line = {"color": colour(model), "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=ghost.index, y=ghost, name="before", mode="lines", line=line, opacity=0.6)
+    if preview is not None:
+        place = drift.index.get_loc(preview[0])
+        figure.add_scatter(
+            x=drift.index[place - 1 : place + 1],
+            y=[drift.iloc[place - 1], preview[1]],
+            name="preview",
+            mode="lines+markers",
+            line={"color": colour(model), "width": 1.5},
+            marker={"symbol": "star-diamond", "size": [0, 16], "opacity": 1, "color": colour(model)},
+            hovertemplate=f"%{{x}}: %{{y:{form}}}",
+        )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
     layer_axis(figure, list(next(iter(drifts.values())).index))
     return finish(figure, 380)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from featcal.studies.selection.candidates import CHOSEN
-from featcal.studies.selection.judge import DECISION, DRIFT, Margin
-from featcal.studies.selection.outcome import Selection
+from featcal.studies.selection.candidates import CHOSEN, MERGED
+from featcal.studies.selection.judge import DECISION, DRIFT
 from featcal.system.formatting import duration, exactly
 
 _SCORES = {
@@ -15,41 +15,44 @@ _SCORES = {
 }
 
 
-def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
-    """Return rows, the best candidate first, and the names of their columns."""
+def candidates(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]:
+    """Return rows, the best candidate first, and the names of their columns.
+
+    Args:
+        document: of `featcal select --json`.
+    """
     columns = ["score", "against the default", "start", *CHOSEN, ""]
     rows = []
-    for one in found.candidates:
-        marks = ["chosen"] if (one.start, one.config) == (found.start, found.config) else []
-        marks += ["default"] if (one.start, one.config) == ("merged", found.default) else []
-        marks += ["as it is"] if one.config is None else []
-        marks += [f"failed: {one.failure}"] if one.failure else []
-        options = ["" if one.config is None else getattr(one.config, name) for name in CHOSEN]
-        shown = [exactly(value) if isinstance(value, float) else value for value in options]
-        score = "-" if one.score is None else one.score.value
-        rows.append([score, _format_margin(one.margin), one.start, *shown, ", ".join(marks)])
+    for one in document["candidates"]:
+        options = {name: one[name] for name in CHOSEN}
+        marks = ["chosen"] if one["model"] == document["model"] else []
+        marks += ["default"] if (one["start"], options) == (MERGED, document["defaults"]) else []
+        marks += ["as it is"] if one["recipe"] is None else []
+        marks += [f"failed: {one['failure']}"] if one["failure"] else []
+        shown = ["" if value is None else exactly(value) if isinstance(value, float) else value
+                 for value in options.values()]  # fmt: skip
+        score = "-" if one["score"] is None else one["score"]
+        rows.append([score, _format_margin(one["margin"]), one["start"], *shown, ", ".join(marks)])
     return rows, columns
 
 
-def describe_selection(found: Selection, suite: str) -> list[str]:
+def describe_selection(document: Mapping[str, Any]) -> list[str]:
     """Say what was chosen, by what margin, at what cost and from what."""
-    read = sum(found.samples.values())
-    lines = [f"read: {read} calibration samples of {len(found.samples)} tasks, in 4 folds; no label"]
-    if found.criterion is not None:
+    samples, criterion = document["read"]["samples"], document["criterion"]
+    lines = [f"read: {sum(samples.values())} calibration samples of {len(samples)} tasks, in 4 folds; no label"]
+    if criterion is not None:
         lines += [
-            f"score: {_SCORES[found.criterion]} on held-out samples, mean over tasks",
-            f"cost: {found.calibrations} calibrations, {duration(found.seconds)}",
+            f"score: {_SCORES[criterion]} on held-out samples, mean over tasks",
+            f"cost: {document['calibrations']} calibrations, {duration(document['seconds'])}",
         ]
-    if found.margin is not None:
-        one = found.margin
-        stays = found.start == "merged" and found.config == found.default
-        kept = f"the default stays: {one.a:.4f}, and none is better by more than its interval"
-        won = f"better than the default: {one.a:.4f} -> {one.b:.4f}, {_format_margin(one)} (95 %, {one.n} samples)"
-        lines.append(kept if stays else won)
-    if found.verdict is not None:
-        lines.append(found.verdict.sentence)
-    return [*lines, f"model: {found.model}", found.command(suite)]
+    one = document["margin"]
+    if one is not None:
+        stays = (document["start"], document["chosen"]) == (MERGED, document["defaults"])
+        kept = f"the default stays: {one['a']:.4f}, and none is better by more than its interval"
+        gain = f"{one['a']:.4f} -> {one['b']:.4f}, {_format_margin(one)} (95 %, {one['n']} samples)"
+        lines.append(kept if stays else f"better than the default: {gain}")
+    return [*lines, *filter(None, [document["verdict"]])]
 
 
-def _format_margin(margin: Margin | None) -> str:
-    return "-" if margin is None else f"{margin.difference:+.4f} [{margin.low:+.4f}, {margin.high:+.4f}]"
+def _format_margin(margin: Mapping[str, float] | None) -> str:
+    return "-" if margin is None else f"{margin['difference']:+.4f} [{margin['low']:+.4f}, {margin['high']:+.4f}]"

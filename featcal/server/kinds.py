@@ -169,12 +169,33 @@ def compare(work: Work) -> dict[str, Any]:
     return study.to_json()
 
 
+def select(work: Work) -> dict[str, Any]:
+    """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
+    that was cancelled or died goes on where it stopped.
+
+    `args`: `options`, those of `featcal select`, by name.
+
+    Returns:
+        The document of `featcal select --json`.
+    """
+    from featcal.family.opening import open_family
+    from featcal.session.session import Session
+    from featcal.studies.selection.candidates import config_asked
+    from featcal.studies.selection.choose import select as choose
+    from featcal.suite.schema import load_suite
+
+    session = Session(open_family(load_suite(work.suite)).resident())
+    config = config_asked(session.family, **work.args["options"])
+    return choose(session, config, progress=work.progress).to_json(work.suite)
+
+
 KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
     "calibrate": calibrate,
     "scores": scores,
     "sweep": sweep,
     "report": report,
     "compare": compare,
+    "select": select,
 }
 """Name of a kind → the function that the worker calls."""
 

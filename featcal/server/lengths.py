@@ -12,6 +12,8 @@ from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
 from featcal.session.open_suite import Kind
 from featcal.session.session import Session
+from featcal.studies.selection.candidates import plan_candidates
+from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.suite.calibration_options import PARTIAL, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 
@@ -51,6 +53,16 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     counted = config.samples, config.augment, config.batch_size
     alike = *counted, config.precision, product_dtype(torch.float32, config), parts
     return session.get_or_make(_CALIBRATING, alike, make)
+
+
+def seconds_to_select(session: Session, config: CalibrationConfig) -> float:
+    """Estimate seconds for a choice of recipe and options, by its calibrations.
+
+    Raises:
+        InputError: as `seconds_to_calibrate`.
+    """
+    fitted = sum(tried.config is not None for tried in plan_candidates(session.family, config))
+    return ((FOLDS - 1) * fitted + 1) * seconds_to_calibrate(session, config)
 
 
 def seconds_to_score(session: Session, view: EvaluationSamples) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from featcal.baselines.common.fold_heads import with_heads
 from featcal.calibration.anchor import AnchorWeights
@@ -69,19 +71,36 @@ def calibrate_command(
     """
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
-    for name in (*NUMBERS[config.recipe], "samples"):
-        parts += _flag(name, getattr(config, name))
-    for name in OPTIONS:
-        if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
-            value = getattr(config, name)
-            parts += _flag(name, value) if value != getattr(defaults, name) else []
-    for name in PARTIAL:
-        chosen = getattr(config, name)
-        if chosen is not None or getattr(defaults, name) is not None:
-            listed = (ALL,) if chosen is None else chosen
-            apart = any("," in one for one in listed)  # a list with commas between would be read as other names
-            parts += [word for one in (listed if apart else [",".join(listed)]) for word in (f"--{name}", one)]
-    return shlex.join([*parts, "--out", out])
+    numbers = {name: getattr(config, name) for name in NUMBERS[config.recipe]}
+    return shlex.join([*parts, *_flags(numbers | shared_options(config, defaults)), "--out", out])
+
+
+def select_command(suite: str, options: Mapping[str, Any]) -> str:
+    """Return the `featcal select` line with these `shared_options`."""
+    return shlex.join(["featcal", "select", suite, *_flags(options)])
+
+
+def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> dict[str, Any]:
+    """Return what is left beside a recipe and its numbers: samples, and what else differs from the suite's own options;
+    of parts the list of them."""
+    rest = [name for name in OPTIONS if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE)]
+    found = {name: getattr(config, name) for name in rest if getattr(config, name) != getattr(defaults, name)}
+    parts = {name: getattr(config, name) for name in PARTIAL}
+    listed = {name: [ALL] if chosen is None else list(chosen) for name, chosen in parts.items()
+              if chosen is not None or getattr(defaults, name) is not None}  # fmt: skip
+    return {"samples": config.samples, **found, **listed}
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of the command line."""
+    parts: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list):
+            apart = any("," in one for one in value)  # a list with commas between would be read as other names
+            parts += [word for one in (value if apart else [",".join(value)]) for word in (f"--{name}", one)]
+        else:
+            parts += _flag(name, value)
+    return parts
 
 
 def _flag(name: str, value: bool | float | str) -> list[str]:

@@ -12,7 +12,20 @@ import pytest
 import streamlit as st
 import torch
 import yaml
-from app_pages import PAGES, button, charts, control, export_command, fields, go, healthy, opened, shown_and_default
+from app_pages import (
+    PAGES,
+    button,
+    charts,
+    control,
+    cosines,
+    export_command,
+    fields,
+    go,
+    healthy,
+    opened,
+    result_line,
+    shown_and_default,
+)
 from clip_config import clip_config
 from lanes import rows
 from tiny_text import TASKS as TEXT_TASKS
@@ -139,10 +152,11 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
 
 def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> None:
     app = opened(sentences, "calibrate", lam="0.05", n="5")
-    shown = {one.label: one.value for one in app.metric}
     session, on = open_session(sentences), EvaluationSamples(5)
-    for label, model in (("exact match, merged", "merged"), ("exact match, experts", "expert")):
-        assert shown[label] == f"{percent(session.measure.scores(model, on).average)} %"
+    merged, expert = (percent(session.measure.scores(model, on).average) for model in ("merged", "expert"))
+    said = result_line(app)
+    assert said.startswith(f"Exact match {merged} → ")
+    assert f" of {expert} · cosine" in said
     go(app, "accuracy")
     assert healthy(app)
     assert any("generated answers" in one.value for one in app.caption)
@@ -151,7 +165,7 @@ def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> N
 def test_first_tokens_stand_in_where_answers_take_long(sentences: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "is_long", lambda *_: True)
     app = opened(sentences, "calibrate", lam="0.05")
-    assert any("first token" in one.label for one in app.metric)
+    assert result_line(app).startswith("First-token accuracy ")
     assert any("can be right where the answer is wrong" in one.value for one in app.caption)
 
 
@@ -219,10 +233,10 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
-    before = app.metric[0].value
+    before = cosines(app)[1]
     control(app, "rho").set_value(0.5).run()
     assert healthy(app)
-    assert app.metric[0].value != before
+    assert cosines(app)[1] != before
     assert "--rho 0.5" in export_command(app)
 
 

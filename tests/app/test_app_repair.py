@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from app_pages import button, charts, control, export_command, fields, go, healthy, name_of, opened, shown_model
+from app_pages import (
+    button,
+    charts,
+    control,
+    cosines,
+    export_command,
+    fields,
+    go,
+    healthy,
+    name_of,
+    opened,
+    shown_model,
+)
 from tiny_clip import BLOCKS, TASKS
 
 from featcal.evaluation.evaluate import Scores, TaskScore
@@ -36,14 +50,31 @@ def table(app: Any, column: str) -> Any:
     return next(one.value for one in app.dataframe if column in one.value)
 
 
+def said(app: Any, words: str) -> list[str]:
+    return [one.value for one in app.caption if words in one.value]
+
+
+def trace(app: Any, name: str) -> Any:
+    """What the first chart draws under a name; None where it draws nothing so."""
+
+    def read(values: Any) -> list[Any]:
+        if isinstance(values, list):
+            return values
+        return list(np.frombuffer(base64.b64decode(values["bdata"]), dtype=values["dtype"]))
+
+    drawn = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    found = next((one for one in drawn if one["name"] == name), None)
+    return found and {axis: read(found[axis]) for axis in ("x", "y")}
+
+
 def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
-    whole = app.metric[0].value
+    whole = cosines(app)[1]
     assert [chooser(app, name).value for name in ("blocks", "maps", "tasks")] == [[], [], []]
     chooser(app, "blocks").set_value(["block 2", "block 0"]).run()
     chooser(app, "tasks").set_value([TASKS[1]]).run()
     assert healthy(app)
-    assert app.metric[0].value != whole
+    assert cosines(app)[1] != whole
     said = f"λ 0.05 · ρ 2 · α 0.3 · n 64 · only block 0, block 2 · only {TASKS[1]}"
     assert shown_model(app) == said
     assert f"--blocks 'block 0,block 2' --tasks {TASKS[1]} --out" in export_command(app)
@@ -56,7 +87,7 @@ def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) ->
     chooser(app, "blocks").set_value([]).run()
     chooser(app, "tasks").set_value([]).run()
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
-    assert app.metric[0].value == whole
+    assert cosines(app)[1] == whole
 
 
 @pytest.mark.slow
@@ -79,22 +110,35 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     assert "--seed 7 --blocks 'block 1' --out" in export_command(app)
     session = open_session(tiny_suite_file, resident=True)
     measured = session.measure.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
-    assert app.metric[0].value == f"{measured.macro_cosine:.3f}"
+    assert cosines(app)[1] == f"{measured.macro_cosine:.3f}"
 
 
-def test_an_unknown_part_is_a_message_and_one_way_out(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "calibrate", blocks="blok 1")
-    assert not app.exception
-    assert "Did you mean 'block 1'" in app.error[0].value
-    button(app, "suite's defaults").click().run()
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"blocks": "blok 1"}, "Did you mean 'block 1'"),
+        ({"lam": "-1", "alpha": "7"}, "lam = -1.0 cannot be used and is left out: lam is -1; it"),
+        ({"recipe": "refine", "rho": "1.4"}, "recipe = refine cannot be used and is left out: recipe is 'refine'"),
+    ],
+)
+def test_what_cannot_be_used_is_left_out_with_a_sentence(
+    tiny_suite_file: Path, asked: dict[str, str], said: str
+) -> None:
+    app = opened(tiny_suite_file, "calibrate", samples="8", **asked)
     assert healthy(app)
+    left_out = [one.value for one in app.warning if "left out" in one.value]
+    assert len(left_out) == len(asked) - ("rho" in asked)
+    assert said in left_out[0]
+    assert shown_model(app) == f"λ 0.05 · ρ {asked.get('rho', '2')} · α 0.3 · n 8"
+    assert fields(app, "select_slider") >= {"lam", "rho", "alpha", "samples"}
 
 
 def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = opened(tiny_suite_file, "calibrate", layer="block 1")
-    assert not app.success
+    shown = trace(app, "calibrated")["y"]
+    assert not said(app, "The preview said")
     control(app, "rho").set_value(1.2).run()
     assert healthy(app)
     session, other = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.2)
@@ -104,21 +148,27 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
         return sum(task.layers[2].relative_drift for task in tasks) / len(TASKS)
 
     found = session.fit.preview(CONFIG, "block 1", ON).solve(other)
-    said = app.success[0].value
-    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}" in said
-    assert f"The preview said {sum(found.drift.values()) / len(TASKS):.4f}" in said
-    assert not app.info
+    (words,), value = said(app, "The preview said"), sum(found.drift.values()) / len(TASKS)
+    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}. The preview said {value:.4f}" in words
+    assert not said(app, "Preview of")
+    assert trace(app, "preview") is None
+    assert trace(app, "before")["y"] == shown
     control(app, "samples").set_value(32).run()  # other features: nothing can be said before
     assert healthy(app)
-    assert not app.success
+    assert not said(app, "The preview said")
 
     def fail(*_: object, **__: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
     monkeypatch.setattr("featcal.session.fits.calibrate", fail)
+    held, last = session.fit.preview(replace(other, samples=32), "block 1", ON), trace(app, "calibrated")["y"]
     control(app, "rho").set_value(0.4).run()
     assert not app.exception
-    assert "Preview of block 1, blocks in front as before" in app.info[0].value
+    now = held.solve(replace(CONFIG, samples=32, rho=0.4)).drift.values()
+    assert trace(app, "preview")["x"] == ["block 0", "block 1"]
+    assert trace(app, "preview")["y"] == pytest.approx([last[1], sum(now) / len(TASKS)])
+    assert trace(app, "calibrated")["y"] == last
+    assert len(said(app, "Preview of block 1, blocks in front as before")) == 1
     assert "not positive definite" in app.error[0].value
 
 
@@ -231,10 +281,10 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in export_command(app)
-    assert any("this block answers first" in one.value for one in app.caption)
+    assert any("answers first, as a point" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     drift = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
-    assert app.metric[0].value == f"{drift:.3f}"
+    assert cosines(app)[1] == f"{drift:.3f}"
     control(app, "beta").set_value(0.0).run()
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"
     go(app, "drift")

@@ -17,11 +17,13 @@ from app_pages import (
     charts,
     control,
     controls,
+    cosines,
     export_command,
     go,
     healthy,
     name_of,
     opened,
+    result_line,
     shown_model,
 )
 from clip_config import clip_config
@@ -142,7 +144,7 @@ def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, mon
 
     monkeypatch.setattr("featcal.session.fits.calibrate", counted)
     app = opened(own_suite_file, "calibrate", **OPTIONS)
-    cosine = app.metric[0].value
+    cosine = cosines(app)[1]
     go(app, "cosines")
     session = open_session(own_suite_file, resident=True)  # the app holds it
     config = clip_config(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
@@ -341,7 +343,7 @@ def test_captions_state_the_samples_that_were_measured_on(edit_suite: Edit) -> N
 
 def test_a_changed_file_changes_what_is_shown(own_suite_file: Path) -> None:
     app = opened(own_suite_file, "calibrate")
-    seen = [[one.value for one in app.metric]]
+    seen = [result_line(app)]
     for changed in ("experts/pets/model.safetensors", "samples.safetensors", "suite.yaml"):
         file = own_suite_file.parent / changed
         if file == own_suite_file:
@@ -355,7 +357,7 @@ def test_a_changed_file_changes_what_is_shown(own_suite_file: Path) -> None:
             os.utime(file, ns=(10**18, 10**18))
         app.run()
         assert healthy(app)
-        seen.append([one.value for one in app.metric])
+        seen.append(result_line(app))
         assert seen[-1] != seen[-2], changed
 
 

@@ -24,7 +24,7 @@ def test_the_tour_shows_one_calibrated_model(visitor: Visitor) -> None:
     assert visitor.model == DEFAULTS
     visitor.step("rho")
     assert visitor.model == model
-    cosine, drift = visitor.metric("cosine to the experts"), visitor.chart("compared")["calibrated"][-1]
+    cosine, drift = visitor.result("cosine"), visitor.chart("compared")["calibrated"][-1]
     assert visitor.walk(["features", "cosines"]) == {"features": model, "cosines": model}
     cosines = visitor.chart("a")["calibrated"]
     assert sum(cosines) / len(cosines) == pytest.approx(cosine, abs=6e-4)

@@ -20,7 +20,7 @@ from e2e.visitor import Model, Visitor
 pytestmark = pytest.mark.e2e
 WIDTHS = (390, 800, 960, 1024, 1280, 1920)
 NUMBERED = ("drift", "calibrate", "features", "accuracy", "suite")
-"""Pages whose first numbers stand on cards or buttons."""
+"""Pages whose first numbers stand on cards or buttons, or in a line beside one."""
 QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated&sources=true"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
@@ -73,7 +73,8 @@ def look(visitor: Visitor, name: str) -> Seen:
     if name == "accuracy" and not visitor.page.get_by_text("gap to the experts closed").count():
         visitor.click("Score the calibrated model")
     size = visitor.size(1400)
-    cards = visitor.page.get_by_test_id("stButtonGroup" if name == "drift" else "stMetric").count()
+    first = {"drift": '[data-testid="stButtonGroup"]', "calibrate": ".st-key-result"}
+    cards = visitor.page.locator(first.get(name, '[data-testid="stMetric"]')).count()
     cut_off = {width: found for width in WIDTHS if name in NUMBERED and (found := visitor.cut_off(width))}
     visitor.page.set_viewport_size({"width": 1280, "height": 900})
     visitor.unfold()

@@ -172,6 +172,13 @@ class Visitor:
         card = self.page.get_by_test_id("stMetric").filter(has_text=label)
         return float(card.get_by_test_id("stMetricValue").inner_text().split()[0])
 
+    def result(self, behind: str) -> float:
+        """The number of the calibrated model in the line of results, which stands behind a word and the arrow."""
+        said = self.page.locator(".st-key-result").inner_text()
+        found = re.search(rf"{behind} \S+ → (\d+\.\d+)", said)
+        assert found, f"{self.address} says {said!r}"
+        return float(found.group(1))
+
     def cut_off(self, width: int) -> list[str]:
         """Texts of cards and buttons that are not wholly to be seen in a window of this width."""
         self.page.set_viewport_size({"width": width, "height": 900})

@@ -48,6 +48,19 @@ class Tried:
         return name_calibration(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
 
 
+def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
+    """Return the options that a choice goes by: those given (None is not), else the suite's, else its recipe's.
+
+    Args:
+        chosen: samples, seed, switches and parts, by name.
+
+    Raises:
+        InputError: as `calibration.calibrate.config_for`.
+    """
+    # A switch that the suite's recipe lacks is asked for under the default, which has them all.
+    return config_for(family, recipe=INFORMED if any(chosen.get(name) for name in OWN) else None, **chosen)
+
+
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
     """Return what a candidate decides, by option."""
     return {name: getattr(config, name) for name in CHOSEN}

@@ -1,0 +1,134 @@
+"""Draw the cockpit of the Calibrate page: what the options give in one line, and the drift they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import export, flips, good_options, opening, state, view
+from app.compare import EXPERT
+from app.downloads import Numbers
+from featcal.drift.ledger import Features
+from featcal.evaluation.evaluate import Scores
+from featcal.figures import charts, sample_tables, tables
+from featcal.figures.names import plain
+from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.recording import hash_of, run_of
+from featcal.suite.calibration_options import RECIPES, CalibrationConfig
+from featcal.suite.views import EvaluationSamples
+from featcal.system.formatting import percent
+
+KEY = "result"
+HEIGHT = 300
+"""Pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them."""
+_SHOWN = "drift that was shown"
+_MEANING = (
+    "From the first model to the calibrated one. Scores are of what the experts reach, cosines are to the experts."
+)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Drift by model and layer, as it was drawn."""
+
+    suite: str
+    config: CalibrationConfig
+    drifts: Mapping[str, pd.Series]
+
+
+def result(
+    place: DeltaGenerator,
+    session: Session,
+    config: CalibrationConfig,
+    features: Mapping[str, Features],
+    scores: Mapping[str, Scores],
+) -> DeltaGenerator:
+    """Draw what the calibrated model is worth, beside it the button that writes it; return the place of what finds
+    good options.
+
+    Args:
+        features: of both models, the calibrated one second.
+        scores: of both models and the experts; empty where there are none.
+    """
+    row = place.container(horizontal=True, vertical_alignment="center", key=KEY)
+    row.markdown(result_line(features, scores), width="stretch", help=_MEANING + (f" {view.NOISE}" if scores else ""))
+    good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
+    export.button(session, config, row, place)
+    return good
+
+
+def score_of(features: Features, scores: Scores | None) -> str:
+    """Return the one number that a model is called good by: its score in %, or the cosine where there is none."""
+    return f"{features.macro_cosine:.3f}" if scores is None else percent(scores.average)
+
+
+def recipe_scores(place: DeltaGenerator, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
+    """Say what every recipe has given on the same samples at its defaults, as far as that is in the history."""
+    known = {run.id: run for run in History().runs(hash_of(session))}
+    how, given, rest = state.kind_of_scores(session, on), [], []
+    for recipe in RECIPES:
+        run = known.get(run_of(session, opening.defaults(session, recipe, config.samples)).id)
+        found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)
+        if found and found.scores:
+            given.append(f"{recipe} {percent(found.mean)} %")
+        else:
+            rest.append(recipe)
+    said = [f"At their defaults: {', '.join(given)}"] if given else []
+    said += [f"Not measured yet: {', '.join(rest)}"] if rest else []
+    place.caption(f"{'. '.join(said)}.")
+
+
+def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> str:
+    """Return the scores of both models with their difference and its interval, the experts', and both cosines."""
+    (a, before), (b, after) = features.items()
+    cosine = f"cosine **{before.macro_cosine:.3f} → {after.macro_cosine:.3f}**"
+    if not scores:
+        return cosine
+    first, second, expert = (percent(scores[model].average) for model in (a, b, EXPERT))
+    gain = flips.gain(scores, (a, b))
+    said = "" if gain is None else f" ({sample_tables.difference_words(gain)})"
+    score = f"{plain(tables.metric_name(scores).capitalize())} **{first} → {second} %**{said} of {expert}"
+    return f"{score} · {cosine}"
+
+
+def preview_chart(place: DeltaGenerator, last: CalibrationConfig, layer: str, drift: float) -> DeltaGenerator | None:
+    """Draw the last result again, with the drift behind one block as other options would leave it; return the chart,
+    to be drawn anew by them. None where another result was shown.
+
+    Args:
+        last: options of the result that the preview begins from.
+    """
+    shown: list[_Drawn] = st.session_state.get(_SHOWN, [])
+    if not shown or (shown[-1].suite, shown[-1].config) != (state.reference(), last):
+        return None
+    return place.plotly_chart(
+        charts.compare_drift(shown[-1].drifts, preview=(layer, drift)).update_layout(height=HEIGHT),
+        key="previewed",
+        alt=f"Drift per layer of the last result, and the preview of {layer}: {drift:.3f}",
+        config=view.plotly("preview"),
+    )
+
+
+def drift_chart(
+    place: DeltaGenerator, config: CalibrationConfig, drifts: Mapping[str, pd.Series], numbers: Numbers
+) -> None:
+    """Draw the drift of both models, and as a dotted line what the calibrated one had with the options before.
+
+    Args:
+        place: of the chart, or the chart that the preview was drawn into.
+        drifts: by model and layer, the calibrated model's second.
+    """
+    shown: list[_Drawn] = st.session_state.setdefault(_SHOWN, [])
+    now = _Drawn(state.reference(), config, drifts)
+    if not shown or (shown[-1].suite, shown[-1].config) != (now.suite, now.config):
+        shown[:] = [*shown[-1:], now]
+    before = shown[0]
+    ghost = [*before.drifts.values()][1] if before.suite == now.suite and before.config != config else None
+    figure = charts.compare_drift(drifts, ghost).update_layout(height=HEIGHT)
+    said = f"Drift per layer before and after: {tables.describe_ranges(drifts)}"
+    view.picture(figure, "compared", said, numbers.name, place)

@@ -1,0 +1,74 @@
+"""Find good options for a merge without labels, as a job, and take them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import jobs, opening, options, state, view
+from app.selection import OPTIONS
+from featcal.figures import selection_table
+from featcal.figures.names import plain
+from featcal.server.lengths import seconds_to_select
+from featcal.session.model_names import select_command, shared_options
+from featcal.session.session import Session
+from featcal.studies.selection.candidates import config_asked
+from featcal.suite.calibration_options import OWN, CalibrationConfig
+from featcal.system.errors import InputError
+
+LABEL = "Find good options"
+_WHAT = (
+    "Tries the merge as it is, all recipes, and informed with more and less of its prior: each is fitted on three "
+    "quarters of the calibration samples and judged on the fourth, four times, by how probable the experts' decisions "
+    "are. No label is read."
+)
+
+
+def section(session: Session, config: CalibrationConfig) -> None:
+    """Show a job that chooses recipe and options for the chosen samples, switches and parts; when it is done, what it
+    found, and one button that takes it over."""
+    asked = shared_options(config, opening.defaults(session))
+    st.markdown(_WHAT)
+    st.code(select_command(state.reference(), asked), language="bash", wrap_lines=True)
+    try:
+        seconds = seconds_to_select(session, config_asked(session.family, **asked))
+        document = jobs.ensure("select", {"options": asked}, seconds)
+    except InputError as error:  # of jobs that cannot be kept here, say
+        view.problem(error)
+        return
+    if document is not None:
+        _show(session, config, document)
+
+
+def _show(session: Session, config: CalibrationConfig, document: Mapping[str, Any]) -> None:
+    """Show candidates with the margin between them, and take the chosen options over."""
+    for note in document["notes"]:
+        st.caption(f"Note: {plain(note)}.")
+    rows, columns = selection_table.candidates(document)
+    if rows:
+        table = pd.DataFrame(rows, columns=columns).drop(columns="start")
+        st.dataframe(table, hide_index=True, alt=f"{len(rows)} candidates, the best first, with scores and margins")
+    for line in selection_table.describe_selection(document):
+        st.caption(plain(line))
+    if document["chosen"] is None:
+        st.info("The merged model is best left as it is: there is nothing to take over.", icon=":material/info:")
+        return
+    chosen = chosen_options(config, document["chosen"])
+    st.button(
+        "Take these options over" if chosen != config else "These options are taken over",
+        type="primary",
+        icon=":material/check:",
+        disabled=chosen == config,
+        on_click=state.select,
+        kwargs=options.fields_of(session, chosen),
+    )
+
+
+def chosen_options(config: CalibrationConfig, chosen: Mapping[str, Any]) -> CalibrationConfig:
+    """Return options with what was chosen in their place; what belongs to other recipes is off."""
+    foreign = {name: False for name in OWN if name not in chosen and chosen["recipe"] not in OPTIONS[name].recipes}
+    return replace(config, **dict[str, Any]({**foreign, **chosen}))

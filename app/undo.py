@@ -1,0 +1,94 @@
+"""Draw the way back: undo and redo of options by buttons and keys, and the last models as buttons with scores."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import options, state
+from app.trail import Trail
+from featcal.figures.names import plain, shorten
+from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
+
+_TRAILS = "trails"
+_LONGEST = 30
+"""Characters of a model's options on its button."""
+_BUTTONS = (("Undo", -1, "Ctrl+Z"), ("Redo", 1, "Ctrl+Shift+Z"))
+
+_keys = st.components.v2.component(
+    "featcal_undo_keys",
+    js="""
+export default function () {
+  const text = "textarea, select, input:not([type=range], [type=checkbox], [type=radio], [type=button])";
+  const press = (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || event.key.toLowerCase() !== "z") return;
+    // In a text field the keys undo what was typed.
+    if (event.target.isContentEditable || event.target.matches?.(text)) return;
+    event.preventDefault();
+    document.querySelector(`.st-key-${event.shiftKey ? "redo" : "undo"} button`)?.click();
+  };
+  document.addEventListener("keydown", press);
+  return () => document.removeEventListener("keydown", press);
+}
+""",
+)
+
+
+def buttons(row: DeltaGenerator, session: Session, config: CalibrationConfig) -> None:
+    """Note the options that are looked at now, and draw undo and redo."""
+    trail = _trail()
+    trail.visit(config)
+    for label, by, key in _BUTTONS:
+        row.button(
+            label,
+            key=label.lower(),
+            type="tertiary",
+            icon=f":material/{label.lower()}:",
+            help=f"{label} the last move of an option ({key})",
+            disabled=trail.find_step(by) is None,
+            on_click=_move,
+            args=(session, by),
+        )
+
+
+def chips(row: DeltaGenerator, session: Session, config: CalibrationConfig, on: Hashable, score: str) -> None:
+    """Note what the options reached, and draw the last models as buttons that go back to them.
+
+    Args:
+        on: tells apart what scores were measured on.
+        score: of the options, as it is shown.
+    """
+    trail = _trail()
+    trail.note(on, config, score)
+    for number, (other, reached) in enumerate(trail.recent(on).items()):
+        words = shorten(options.describe_difference(other, session), _LONGEST)
+        row.button(
+            plain(f"{words} · {reached}"),
+            key=f"chip-{number}",
+            icon=":material/check:" if other == config else None,
+            help="Go back to these options",
+            on_click=state.select,
+            kwargs=options.fields_of(session, other),
+        )
+
+
+def listen() -> None:
+    """Let the keys press undo and redo."""
+    _keys(key="undo-keys", height=1)
+
+
+def _move(session: Session, by: int) -> None:
+    trail = _trail()
+    config = trail.find_step(by)
+    if config is not None:
+        trail.move(by)
+        state.select(**options.fields_of(session, config))
+
+
+def _trail() -> Trail:
+    """Return the trail of the suite that is looked at."""
+    trails: dict[str, Trail] = st.session_state.setdefault(_TRAILS, {})
+    return trails.setdefault(state.reference(), Trail())

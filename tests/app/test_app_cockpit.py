@@ -1,0 +1,152 @@
+"""The cockpit of the Calibrate page: its line of result, the search for good options, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_pages import button, control, export_command, healthy, opened, result_line, shown_model
+
+from app import jobs, options
+from app.trail import Trail
+from featcal.evaluation.comparison import compare_scores
+from featcal.server.kinds import KINDS, Work
+from featcal.session.model_names import select_command
+from featcal.session.session import open_session
+from featcal.studies import recording
+from featcal.suite.calibration_options import NUMBERS, RECIPES, CalibrationConfig
+from featcal.suite.views import EvaluationSamples
+from featcal.system.formatting import exactly, percent, points
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+CONFIG = CalibrationConfig(samples=64)
+ON = EvaluationSamples(64)
+
+
+def test_the_result_is_one_line_of_scores_and_cosines(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1.4")
+    assert healthy(app)
+    session, config = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.4)
+    merged, calibrated, expert = (
+        recording.score(session, model, ON, "features") for model in ("merged", config, "expert")
+    )
+    gain = compare_scores(merged, calibrated).average
+    before, after = (session.measure.features(model, ON).macro_cosine for model in ("merged", config))
+    noise = ", within noise" if gain.is_within_noise else ""
+    assert result_line(app) == (
+        f"Accuracy {percent(merged.average)} → {percent(calibrated.average)} % "
+        f"({points(gain.difference)} points, {points(gain.low)} to {points(gain.high)}{noise}) "
+        f"of {percent(expert.average)} · cosine {before:.3f} → {after:.3f}"
+    )
+    assert not app.metric
+
+
+def test_found_options_are_taken_over_as_they_were_found(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+
+    def ensure(kind: str, args: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        if kind == "select" and seconds > 0 and asked and not found:
+            found.append(KINDS[kind](Work(str(tiny_suite_file), args, tmp_path, lambda *_: None)))
+        asked.append(args)
+        return found[0] if found else None
+
+    monkeypatch.setattr(jobs, "ensure", ensure)
+    app = opened(tiny_suite_file, "calibrate", samples="8", lam="0.2")
+    assert healthy(app)
+    assert asked == [{"options": {"samples": 8}}]
+    command = select_command(str(tiny_suite_file), {"samples": 8})
+    assert command == f"featcal select {tiny_suite_file} --samples 8"
+    assert command in [one.value for one in app.code]
+    app.run()
+    (document,) = found
+    margin, chosen = document["margin"], document["chosen"]
+    table = next(one.value for one in app.dataframe if "against the default" in one.value)
+    assert len(table) == len(document["candidates"]) == 8
+    shown = f"{margin['difference']:+.4f} [{margin['low']:+.4f}, {margin['high']:+.4f}]"
+    assert table[table[""].str.contains("chosen")]["against the default"].tolist() == [shown]
+    button(app, "Take these options over").click().run()
+    assert healthy(app)
+    assert export_command(app).rsplit(" --out", 1)[0] == document["command"].rsplit(" --out", 1)[0]
+    assert control(app, "recipe").value == chosen["recipe"]
+    assert button(app, "These options are taken over").disabled
+
+
+def test_fields_leave_out_what_the_recipe_brings(tiny_suite_file: Path) -> None:
+    session = open_session(tiny_suite_file, resident=True)
+    own = options.opening.defaults(session)
+    refined = options.opening.defaults(session, "refined", 8)
+    assert {*options.fields_of(session, own).values()} == {None}
+    told = {name: value for name, value in options.fields_of(session, refined).items() if value is not None}
+    assert told == {"recipe": "refined", "samples": 8}
+    # The suite's own λ is another than that of the recipe.
+    moved = options.fields_of(session, replace(refined, lam=own.lam, samples=64))
+    assert (moved["lam"], moved["samples"]) == (own.lam, None)
+
+
+def test_a_trail_goes_back_and_forth_until_something_else_is_chosen() -> None:
+    trail, steps = Trail(), [replace(CONFIG, rho=rho) for rho in (2.0, 2.1, 2.2, 2.3)]
+    for one in (*steps, steps[-1]):
+        trail.visit(one)
+    assert (trail.find_step(-1), trail.find_step(1)) == (steps[2], None)  # the second of three moves
+    trail.move(-1)
+    trail.visit(steps[2])  # the page is drawn with it
+    trail.move(-1)
+    assert (trail.find_step(0), trail.find_step(-1), trail.find_step(1), trail.find_step(-2)) == (
+        steps[1],
+        steps[0],
+        steps[2],
+        None,
+    )
+    trail.move(5)
+    assert trail.find_step(0) == steps[1]
+    trail.visit(replace(CONFIG, rho=1.0))
+    assert (trail.find_step(-1), trail.find_step(1)) == (steps[1], None)
+    for number in range(7):
+        trail.note("here", replace(CONFIG, seed=number), f"8{number}.0")
+    trail.note("elsewhere", CONFIG, "70.0")
+    trail.note("here", replace(CONFIG, seed=4), "84.5")
+    assert [(one.seed, score) for one, score in trail.recent("here").items()] == [
+        (2, "82.0"), (3, "83.0"), (4, "84.5"), (5, "85.0"), (6, "86.0"),
+    ]  # fmt: skip
+
+
+def test_moves_are_undone_and_the_last_models_are_a_click_away(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", samples="8")
+    assert (button(app, "Undo").disabled, button(app, "Redo").disabled) == (True, True)
+    for rho in (1.8, 1.6, 1.4):
+        control(app, "rho").set_value(rho).run()
+    session, scores = open_session(tiny_suite_file, resident=True), {}
+    for rho in (2.0, 1.8, 1.6, 1.4):
+        config = replace(CONFIG, samples=8, rho=rho)
+        scores[rho] = percent(recording.score(session, config, ON, "features").average)
+    chips = [one.label for one in app.button if str(one.key).startswith("chip-")]
+    assert chips == [f"n 8 · {scores[2.0]}", *(f"ρ {rho} · n 8 · {scores[rho]}" for rho in (1.8, 1.6, 1.4))]
+    button(app, "Undo").click().run()
+    assert (shown_model(app), control(app, "rho").value) == ("λ 0.05 · ρ 1.6 · α 0.3 · n 8", 1.6)
+    button(app, "Redo").click().run()
+    assert control(app, "rho").value == 1.4
+    button(app, f"ρ 1.8 · n 8 · {scores[1.8]}").click().run()
+    assert control(app, "rho").value == 1.8
+    button(app, "Undo").click().run()
+    assert (control(app, "rho").value, healthy(app)) == (1.4, True)
+    assert f"At their defaults: paper {scores[2.0]} %. Not measured yet: refined, informed." in [
+        one.value for one in app.caption
+    ]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_why_the_defaults_are_what_they_are(tiny_suite_file: Path, recipe: str) -> None:
+    session = open_session(tiny_suite_file, resident=True)
+    config = options.opening.defaults(session, recipe, 8)
+    first, second, third = options.defaults_explained(session, config).split(". ")
+    assert ("chosen in its place" in first) == (recipe != "paper")
+    for name in NUMBERS[recipe]:
+        assert f"{options.OPTIONS[name].symbol} {exactly(getattr(config, name))}" in second
+    assert ("the same for every number of samples" in third) == (recipe != "refined")
+    if recipe == "refined":
+        assert "λ (0.05 at 8, 0.01 at 16, 0.0032 at 32, 0.001 at 64, 0.001 at 128, 0.001 at 256)" in third
