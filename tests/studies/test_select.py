@@ -21,6 +21,8 @@ import yaml
 from clip_config import clip_config
 from objects import clip_objects
 from safetensors.torch import load_file, save_file
+from scipy.optimize import brentq
+from scipy.special import softmax
 from tiny_clip import CLASSES, SIDE, TASKS
 from tiny_text import distributions, library, text_suite
 
@@ -33,11 +35,20 @@ from featcal.formats.weights import Overlay
 from featcal.models.model import Model
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
-from featcal.studies.selection import choose, held_out
+from featcal.studies.selection import choose, held_out_samples
 from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples, folds
-from featcal.studies.selection.judge import Judge, Score, answer_probability, criterion_of, margin
+from featcal.studies.selection.judge import (
+    SURE,
+    Judge,
+    Score,
+    answer_probability,
+    criterion_of,
+    decision_probability,
+    margin,
+    sharpness,
+)
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -156,7 +167,9 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
             scale * (one / np.linalg.norm(one, axis=1, keepdims=True)) @ prompts.T
             for one in (own.expert_features.double().numpy(), own.model_features.double().numpy())
         )
-        chances = np.exp(model) / np.exp(model).sum(1, keepdims=True)
+        # Sharpened until the expert is sure of its own decisions.
+        factor = brentq(lambda factor, own: softmax(factor * own, 1).max(1).mean() - SURE, 1e-3, 1e5, (expert,))
+        chances = softmax(max(1.0, factor) * model, 1)
         expected = dict(zip(own.indices, chances[np.arange(len(model)), expert.argmax(1)], strict=True))
         assert values[task] == pytest.approx([expected[row] for row in range(COUNT // 4)], rel=1e-4)
         assert len(values[task]) == COUNT // 4
@@ -330,8 +343,9 @@ def test_the_start_wins_where_calibration_hurts(many: Family, monkeypatch: pytes
     """The merged model is the very expert of both tasks, and calibration, which is a bad one here, gives the base."""
     head = ClassificationHead(20 * torch.randn(3, 8, generator=torch.Generator().manual_seed(0)))
     expert = Model(many.experts["pets"], heads=dict.fromkeys(TASKS, head))
-    monkeypatch.setattr(held_out, "calibrate", lambda *_, **__: SimpleNamespace(weights=Overlay("", expert, base)))
     base = many.base.read(many.adapter.tower)
+    fit = SimpleNamespace(weights=Overlay("", expert, base))
+    monkeypatch.setattr(held_out_samples, "calibrate", lambda *_, **__: fit)
     found = select(replace(many, merged=expert, experts=dict.fromkeys(TASKS, expert)), ASKED)
     assert found.config is None
     assert (found.model, found.start, found.calibrated) == ("merged", "merged", None)
@@ -717,3 +731,18 @@ def test_below_8_samples_the_default_stays(run: Run, many_file: Path, many: Fami
     assert "--recipe informed" in json.loads(out)["command"]
     assert "--weigh-tokens" in json.loads(out)["command"]
     assert len(select(many, replace(ASKED, samples=8)).candidates) == REPAIRS + 1
+
+
+def test_the_criterion_does_not_depend_on_the_scale_of_scores() -> None:
+    expert, model = torch.randn(2, 20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = decision_probability(expert, model)
+    for factor in (0.01, 0.5):
+        torch.testing.assert_close(decision_probability(factor * expert, factor * model), found, rtol=1e-6, atol=0)
+    sure = torch.softmax(sharpness(expert) * expert, dim=1).amax(1).mean()
+    assert float(sure) == pytest.approx(SURE, abs=1e-6)
+    # An expert that is sure anyhow is taken as it is; one that cannot tell is not sharpened for ever.
+    assert (sharpness(50 * expert), sharpness(torch.zeros(2, 3))) == (1.0, 2.0**16)
+    own = (50 * expert).argmax(1, keepdim=True)
+    torch.testing.assert_close(
+        decision_probability(50 * expert, 50 * model), torch.softmax(50 * model, 1).gather(1, own).flatten()
+    )

@@ -1,12 +1,14 @@
 """Judge how often a model gives the experts' decisions on held-out samples, and by how much two models differ in that.
 
 The criterion is the probability that a model gives the expert's decision, averaged over a task's held-out samples and
-then over tasks. A decision is the class with the expert's largest score, or the answer that the expert itself writes:
-its probability is the product over the answer's tokens, each after the right ones (teacher forcing). No label is read.
+then over tasks. A decision is the class with the expert's largest score (scores are sharpened until the expert is sure
+of its own), or the answer that the expert itself writes: its probability is the product over the answer's tokens, each
+after the right ones (teacher forcing). No label is read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +34,9 @@ from featcal.system.errors import NoScores, NumericalError
 DECISION, DRIFT = CRITERIA = ("decision", "drift")
 """Probability of the expert's decision, 0-1; or, where heads cannot be had, 1 minus the relative drift of the final
 features, at most 1. Higher is better in both."""
+SURE = 0.95
+"""How sure of its decisions an expert is taken to be on average, at least: scores are sharpened until it is. Of 0.9 to
+0.99 all rank candidates alike (docs/theory.md)."""
 Heads = Mapping[str, tuple[Head, Head]]
 """Of the expert and of the model, by task."""
 
@@ -196,12 +201,37 @@ class Judge:
 
 
 def decision_probability(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """Return the probability that the softmax of a model's scores gives the class of the expert's largest one.
+    """Return the probability that the softmax of a model's scores gives the class of the expert's largest one, both
+    sharpened alike (`sharpness`).
 
     >>> decision_probability(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, 0.0]])).tolist()
     [0.5]
     """
-    return torch.softmax(model.double(), dim=1).gather(1, expert.argmax(1, keepdim=True)).flatten()
+    chances = torch.softmax(sharpness(expert) * model.double(), dim=1)
+    return chances.gather(1, expert.argmax(1, keepdim=True)).flatten()
+
+
+def sharpness(expert: Float[Tensor, "n c"], sure: float = SURE) -> float:
+    """Return the factor on scores, 1 to 2^16, at which an expert gives its own decisions with probability `sure` on
+    average; 1 where it is as sure as that anyhow.
+
+    Decisions do not depend on the scale of scores, their probabilities do: where a temperature was never trained, the
+    softmax is so flat that a model with a few large margins is put before one that decides as the expert does.
+
+    >>> round(sharpness(torch.tensor([[1.0, 0.0]]), sure=0.5), 3), round(sharpness(torch.tensor([[1.0, 0.0]])), 3)
+    (1.0, 2.944)
+    """
+    scores, least, most = expert.double(), 1.0, 2.0**16
+
+    def is_sure(factor: float) -> bool:
+        return float(torch.softmax(factor * scores, dim=1).amax(1).mean()) >= sure
+
+    if is_sure(least):
+        return least
+    while most / least > 1 + 1e-9:
+        middle = math.sqrt(least * most)
+        least, most = (least, middle) if is_sure(middle) else (middle, most)
+    return most
 
 
 def answer_probability(
