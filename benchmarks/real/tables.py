@@ -49,7 +49,7 @@ SUITES = {
     "clip-mini": "data/clip-mini/compare.json",
     "t5-mini": "data/t5-mini/compare.json",
     "lm-mini": "data/lm-mini/compare.json",
-    "real images": "benchmarks/real/grid.json",
+    "real images": "benchmarks/real/images_starts.json",
     "real texts": "benchmarks/real/texts.json",
     "MiniLM": "benchmarks/real/minilm.json",
     "MiniLM, LoRA": "benchmarks/real/minilm_lora.json",
