@@ -11,17 +11,17 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat
 
-from featcal.system.atomic_files import put, put_new
+from featcal.studies.records import Records
+from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.resources import cache_folder
@@ -136,19 +136,15 @@ class _Look:
     place: str
 
 
-class History:
+class History(Records):
     """Runs in a folder. Several processes may write at once.
 
-    A history that cannot be written or read does not fail the work that it records: `problems` then says what is
-    wrong, and nothing else happens. Files that hold no record are named there, passed over, and never touched.
-
     Args:
-        folder: left out, `runs` in the user's cache folder. It is made when something is recorded.
+        folder: left out, `runs` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = cache_folder() / "runs" if folder is None else folder
-        self.problems: list[str] = []
+        super().__init__(cache_folder() / "runs" if folder is None else folder, "the history")
 
     def add(self, run: HistoryEntry, measured: Measured | None = None) -> bool:
         """Record a run, and a measurement of it; what is recorded already stays. Return False if it is not kept."""
@@ -158,7 +154,7 @@ class History:
         if measured is not None:
             how, split, samples, seed = measured.samples_key
             files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
-        return all(self._write(place / name, _text(content)) for name, content in files.items())
+        return all(self.write(place / name, content) for name, content in files.items())
 
     def runs(self, suite_hash: str | None = None) -> list[HistoryEntry]:
         """Return the runs of a suite, or of all, the newest first."""
@@ -221,13 +217,13 @@ class History:
             place: where they are shown, such as "featcal evaluate".
         """
         look = asdict(_Look(model, _timestamp(), place))
-        return self._write(self.folder / suite_hash / f"look-{uuid4().hex}.json", _text(look))
+        return self.write(self.folder / suite_hash / f"look-{uuid4().hex}.json", look)
 
     def looks(self, suite_hash: str) -> Looks:
         """Count the looks at the test split of a suite so far."""
         place = str(self.folder / suite_hash)
         files = (f"{place}/{name}" for name in self._names(place) if name.startswith("look-"))
-        found = [look for file in files if (look := self._load(file, _Look)) is not None]
+        found = [look for file in files if (look := self.read(file, _Look)) is not None]
         return Looks(len(found), len({look.model for look in found}))
 
     def _places(self) -> list[Path]:
@@ -240,7 +236,7 @@ class History:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self._tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
+            self.tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
             return []
 
     def _home(self, run_id: str) -> Path:
@@ -258,13 +254,13 @@ class History:
             if _ID.fullmatch(run_id) and run_id.startswith(prefix):
                 beside.setdefault(run_id, []).append(rest)
         for run_id, parts in beside.items():
-            run = self._load(f"{place}/{run_id}.json", HistoryEntry) if "json" in parts else None
+            run = self.read(f"{place}/{run_id}.json", HistoryEntry) if "json" in parts else None
             if run is None:
                 continue
             if (run.id, run.suite_hash) != (run_id, os.path.basename(place)):
-                self._tell(f"{place}/{run_id}.json is the record of another run; it is left out")
+                self.tell(f"{place}/{run_id}.json is the record of another run; it is left out")
                 continue
-            measured = [self._load(f"{place}/{run_id}.{part}", Measured) for part in parts if part.endswith(".json")]
+            measured = [self.read(f"{place}/{run_id}.{part}", Measured) for part in parts if part.endswith(".json")]
             yield replace(
                 run,
                 measured=tuple(one for one in measured if one is not None),
@@ -272,35 +268,6 @@ class History:
                 notes=_read_mark(f"{place}/{run_id}.notes") if "notes" in parts else "",
                 pinned="pinned" in parts,
             )
-
-    def _load(self, file: str, kind: type[T]) -> T | None:
-        """Return what a file records, or None and a problem."""
-        try:
-            state = os.stat(file)
-            found: T = _record(kind.__name__, file, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-            return found
-        except FileNotFoundError:  # deleted meanwhile
-            return None
-        except OSError as error:
-            self._tell(f"{file} cannot be read: {error.strerror}; it is left out")
-        except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors()[0]["loc"])
-            self._tell(f"{file} holds no record{f' (see {shorten(where, 60)})' if where else ''}; it is left out")
-        return None
-
-    def _write(self, file: Path, text: str) -> bool:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):  # recorded before
-                put_new(file, text)
-        except OSError as error:
-            self._tell(f"the history is not kept in {self.folder}: {error.strerror}; set FEATCAL_CACHE to a folder")
-            return False
-        return True
-
-    def _tell(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
 
 
 def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> HistoryEntry:
@@ -369,24 +336,6 @@ def _read_mark(file: str) -> str:
 
 
 _RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
-
-
-_READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (HistoryEntry, Measured, _Look)}
-
-
-# Pages list the history anew whenever they are drawn, so thousands of files must not be parsed each time.
-@lru_cache(maxsize=2**16)
-def _record(kind: str, path: str, state: tuple[int, ...]) -> Any:
-    """Return what a file in this state records.
-
-    Raises:
-        OSError, ValidationError: it cannot be read, or records nothing of this kind.
-    """
-    return _READ[kind].validate_json(Path(path).read_bytes())
-
-
-def _text(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def _timestamp() -> str:

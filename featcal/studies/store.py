@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from featcal.studies.history import TaskValue
-from featcal.system.atomic_files import put_new
+from featcal.studies.records import Records
 from featcal.system.resources import cache_folder
 
 _DIGITS = 6
@@ -67,7 +66,7 @@ def parse_found(content: Mapping[str, Any]) -> Found:
     return _FOUND.validate_python({name: content[name] for name in Found.__dataclass_fields__ if name in content})
 
 
-class Rows:
+class Rows(Records):
     """A folder of rows, by the hash of their suite. Several processes may write at once.
 
     Args:
@@ -75,42 +74,21 @@ class Rows:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = cache_folder() / "studies" if folder is None else folder
-        self.problems: list[str] = []
-        """Messages about what could not be kept or read; the rows are measured all the same."""
+        super().__init__(cache_folder() / "studies" if folder is None else folder, "what is measured")
 
     def get(self, suite_hash: str, identity: Mapping[str, Any]) -> Found | None:
         """Return what was measured of this very thing; None where nothing was, or its file is damaged."""
-        file = self._file(suite_hash, identity)
-        try:
-            return _RECORD.validate_json(file.read_bytes()).found
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._tell(f"{file} cannot be read: {error.strerror}")
-        except ValidationError:
-            self._tell(f"{file} holds no row of a study; remove it")
-        return None
+        record = self.read(str(self._file(suite_hash, identity)), _Record)
+        return None if record is None else record.found
 
     def put(self, suite_hash: str, identity: Mapping[str, Any], found: Found) -> None:
         """Keep a row; one that is there stays."""
-        file = self._file(suite_hash, identity)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            # Another process has measured the same meanwhile; its row is as good.
-            with suppress(FileExistsError):
-                put_new(file, json.dumps({"identity": identity, "found": asdict(found)}, allow_nan=False))
-        except OSError as error:
-            self._tell(f"rows are not kept in {self.folder}: {error.strerror}; set FEATCAL_CACHE to a folder")
+        self.write(self._file(suite_hash, identity), {"identity": identity, "found": asdict(found)})
 
     def _file(self, suite_hash: str, identity: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         # The name is the hash of all that tells a row, so whatever study asks for the same finds it.
         return self.folder / suite_hash / f"{digest[:24]}.json"
-
-    def _tell(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
 
 
 @dataclass(frozen=True)
@@ -119,7 +97,7 @@ class _Record:
     found: Found
 
 
-_FOUND, _RECORD = TypeAdapter(Found), TypeAdapter(_Record)
+_FOUND = TypeAdapter(Found)
 
 
 def _round_numbers(value: Any) -> Any:

@@ -228,7 +228,7 @@ def test_a_damaged_row_is_named_and_measured_again(own: Session, made: list[str]
     assert without_cost(table(own, ["merged"], rows=rows)) == without_cost(first)
     assert len(made) == 4
     assert len(rows.problems) == 2
-    assert "holds no row of a study" in rows.problems[0]
+    assert "holds no record" in rows.problems[0]
 
 
 @pytest.mark.slow
