@@ -47,7 +47,11 @@ if TYPE_CHECKING:
     help="Show how many decisions agree with the expert's final one behind every block, read through the model's last "
     "norm and head. Heads are meant for the last layer: behind others they show where decisions turn, no more.",
 )
-@click.option("--sample", type=int, help="With --depth: show the top answers of this sample behind every block.")
+@click.option(
+    "--sample",
+    type=int,
+    help="With --depth: show the top answers of this sample behind every block.  [no sample]",
+)
 @click.option(
     "--maps",
     is_flag=True,
