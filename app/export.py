@@ -44,14 +44,14 @@ def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: D
 
 def section(ws: Session, config: CalibrationConfig) -> None:
     """Show the folder's name, how to load what was written there, and the command that writes it too."""
-    st.subheader("Take it with you")
     _folder_name(ws, config)
-    name = st.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
+    left, right = st.columns([2, 3])
+    name = left.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
+    right.caption("The same from the command line:")
+    line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
+    right.code(line, language="bash", wrap_lines=True)
     for folder, _ in _find_written(config):
         _show_notes(folder, ws)
-    st.caption("The same from the command line:")
-    line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
-    st.code(line, language="bash", wrap_lines=True)
 
 
 def _folder_name(ws: Session, config: CalibrationConfig) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import jobs, opening, options, state, view
+from app import jobs, opening, options, state
 from app.selection import OPTIONS
 from featcal.figures import selection_table
-from featcal.figures.names import plain
+from featcal.figures.names import plain, plain_lines
 from featcal.server.lengths import seconds_to_select
 from featcal.session.model_names import select_command, shared_options
 from featcal.session.session import Session
@@ -38,7 +38,7 @@ def section(session: Session, config: CalibrationConfig) -> None:
         seconds = seconds_to_select(session, config_asked(session.family, **asked))
         document = jobs.ensure("select", {"options": asked}, seconds)
     except InputError as error:  # of jobs that cannot be kept here, say
-        view.problem(error)
+        st.warning(plain_lines(str(error)), icon=":material/error:")
         return
     if document is not None:
         _show(session, config, document)

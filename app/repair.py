@@ -143,7 +143,6 @@ def where_it_helps(
             ]
         frame = repair_tables.contribution_change(ledgers[0], ledgers[1])
         _changes(frame, "change of attribution", f"booked drift, {b} − {a}", origin)
-    view.explain(text.WHERE_IT_HELPS)
 
 
 def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples) -> None:
@@ -239,6 +238,7 @@ def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin
         what.replace(" ", "-"),
         f"{what.capitalize()} by task and layer, {said}",
         Numbers(what, frame, _CHANGE, origin, kind="attribution" if "attribution" in what else "drift"),
+        text.WHERE_IT_HELPS,
     )
 
 

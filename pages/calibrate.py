@@ -61,7 +61,7 @@ frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
 numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
 cockpit.drift_chart(previewed.chart or drift_place, config, drifts, numbers)
 with drift_place:
-    view.tools(numbers)
+    view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 with score_place:
     if scores:
         metric = tables.metric_name(scores)
@@ -103,8 +103,6 @@ if scores and session.is_text and state.kind_of_scores(session, on) == "features
         "whole answers of this suite take long. It can be right where the answer is wrong: the Accuracy page scores "
         "whole answers."
     )
-view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
-
 export.section(session, config)
 undo.listen()
 with good:

@@ -15,7 +15,8 @@ except FeatcalError as error:
     view.offer_home()
     page_end.end_page()
 
-st.markdown(f"**{plain(suite.name)}**. {plain(suite.description)}")
+st.subheader(plain(suite.name))
+st.text(suite.description)
 found = catalogue.preflight()
 catalogue.findings(found)
 if found.problems:

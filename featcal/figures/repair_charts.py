@@ -55,7 +55,7 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
         autorange="reversed",
         title=None,
     )
-    finish(figure, 130 + 34 * len(tasks)).update_layout(margin={"t": 24})
+    finish(figure, 110 + 24 * len(tasks)).update_layout(margin={"t": 24})
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
     return figure

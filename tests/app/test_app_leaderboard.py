@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import streamlit as st
 from app_pages import assert_shown_as_text, button, charts, control, healthy, hostile, opened
 from streamlit.testing.v1 import AppTest
 
@@ -138,6 +139,7 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
 def test_lists_of_models_know_scores_and_models_change_places(tiny_suite_file: Path, tiny: Family) -> None:
     study = study_of_tiny(tiny, "merged", "ties", "tsv-m")
     library.keep(study)
+    st.cache_data.clear()  # of other tests with this suite
     scores = {one.method: one.average.mean for one in study.summaries() if one.average is not None}
     app = opened(tiny_suite_file, "cosines", a="ties", b="tsv-m", n="8")
     merges = [one for one in control(app, "b").options if " · merge" in one]

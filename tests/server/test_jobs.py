@@ -685,7 +685,7 @@ def test_pages_are_ended_by_what_takes_the_notice_of_stop_away() -> None:
     root = bundle_root()
     files = [*root.glob("app/*.py"), *root.glob("pages/*.py")]
     assert len(files) > 20
-    assert [file.name for file in files if "st.stop()" in file.read_text(encoding="utf-8")] == ["stopped.py"]
+    assert [file.name for file in files if "st.stop()" in file.read_text(encoding="utf-8")] == ["page_end.py"]
 
 
 @pytest.mark.filterwarnings("ignore")

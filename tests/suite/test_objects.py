@@ -132,7 +132,7 @@ def test_what_changed_since_the_suite_was_made_is_refused(clip_file: Path) -> No
         tensor.add_(1)
     pixels.add_(1)
     # Not to the bit: sums depend on how tensors are aligned in memory.
-    torch.testing.assert_close(featcal.calibrate(suite, FEW).weights.read(names), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(featcal.calibrate(suite, FEW).weights.read(names), expected, rtol=1e-4, atol=1e-5)
     del again, found
     gc.collect()
     with pytest.raises(InputError, match="expert 'pets': the CLIPVisionModel in memory has other values than when its"):
