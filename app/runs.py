@@ -126,6 +126,7 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
     st.dataframe(
         frame[list(_COLUMNS)],
         hide_index=True,
+        height=215 if len(frame) > 5 else "auto",  # a long list scrolls, so what is done with a run stays in sight
         key=_LIST,
         on_select=_choose_row,
         selection_mode="single-row",

@@ -68,7 +68,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str
         )
     figure.update_xaxes(title=f"mean {metric} over tasks, %")
     figure.update_yaxes(title=f"{metric} on the worst task, %")
-    return finish(figure, 420)
+    return finish(figure, 350)
 
 
 def _hover_text(row: pd.Series) -> str:
