@@ -67,7 +67,8 @@ def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = F
     on = EvaluationSamples(chosen.n) if split in (None, session.split) else EvaluationSamples(None, split)
     try:
         data = session.viewable_samples(task, on)
-    except InputError:  # an address may name a split that the suite does not have
+    except InputError as error:  # an address may name a split that the suite does not have
+        st.caption(f"Selected samples cannot be shown: {plain(str(error))}")
         return
     ids = [i for i in chosen.picked if i < len(data)]
     if not ids:

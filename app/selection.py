@@ -92,7 +92,7 @@ class Selection(_Chosen):  # type: ignore[misc]
     slice_class: str | None = None
     """The right answer of the samples that could be selected next."""
     slice_answers: str | None = None
-    """How they were answered, in words (`featcal.figures.sample_slices`)."""
+    """One part by who is right, in words (`featcal.figures.sample_slices`)."""
     slice_margin: str | None = None
     sort: str | None = None
 

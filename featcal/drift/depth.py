@@ -31,7 +31,7 @@ class Depth:
     chances: Float[Tensor, "layers n top"]
     """Their softmax over all scores."""
     words: Mapping[int, str]
-    """What they are called."""
+    """Names of all answers here: class names, or the words of tokens."""
     beside: Depth | None = None
     """The decisions of the expert; None where these are its own."""
 

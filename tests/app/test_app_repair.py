@@ -55,7 +55,7 @@ def said(app: Any, words: str) -> list[str]:
 
 
 def trace(app: Any, name: str) -> Any:
-    """What the first chart draws under a name; None where it draws nothing so."""
+    """Return the trace of that name in the first chart; None where it has none."""
 
     def read(values: Any) -> list[Any]:
         if isinstance(values, list):

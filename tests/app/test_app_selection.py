@@ -49,7 +49,7 @@ def bar(app: AppTest) -> str:
 
 
 def kinds(suite: Path) -> list[str]:
-    """What became of every validation sample from merged to calibrated, of scores alone."""
+    """Return the flip of every validation sample from merged to calibrated, made of scores alone."""
     session, on = open_session(str(suite)), EvaluationSamples(64)
     was, now = (
         session.measure.scores(session.resolve(one), on).tasks[TASKS[1]] for one in ("merged", "calibrated:samples=64")

@@ -88,7 +88,7 @@ def test_the_curve_ends_at_the_agreement_of_the_document(tiny: Family) -> None:
 
 
 def test_a_decision_turns_where_it_stays() -> None:
-    """Of 4 blocks: settled from the start, turned at the last block, gone and come back."""
+    """Three samples over four blocks: settled from the start, turned at the last block, gone and come back."""
     first = torch.tensor([[1, 0, 2], [1, 0, 0], [1, 0, 2], [1, 2, 2]])
     names = {0: "cat", 1: "dog", 2: "fish"}
     own = Depth(("a", "b", "c", "d"), torch.tensor([[1, 0, 2]] * 4)[:, :, None], torch.ones(4, 3, 1), names)

@@ -83,7 +83,7 @@ def test_padding_counts_nowhere(tmp_path: Path) -> None:
 
 
 def test_shares_are_those_of_the_change_and_sum_to_one(tiny: Family) -> None:
-    """Of a calibrated model in every block, of the merged one, which did not change, nowhere."""
+    """Shares sum to one in every block of a calibrated model; the merged one did not change, and has none."""
     session = Session(tiny)
     assert {one.changed for one in session.measure.maps("merged", ON)["pets"]} == {None}
     name = "calibrated:lam=0.1,rho=1.5,samples=6"

@@ -26,7 +26,7 @@ LIT = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._ful
 
 
 def on_screen(visitor: Visitor, chart: str = "feature-map") -> list[dict[str, Any]]:
-    """Where every sample of a chart is, in pixels of the window."""
+    """Return the place of every sample of a chart, in pixels of the window."""
     found: list[dict[str, Any]] = visitor.page.locator(f".st-key-{chart}").evaluate(ON_SCREEN)
     return found
 

@@ -35,8 +35,8 @@ DECISION, DRIFT = CRITERIA = ("decision", "drift")
 """Probability of the expert's decision, 0-1; or, where heads cannot be had, 1 minus the relative drift of the final
 features, at most 1. Higher is better in both."""
 SURE = 0.95
-"""How sure of its decisions an expert is taken to be on average, at least: scores are sharpened until it is. Of 0.9 to
-0.99 all rank candidates alike (docs/theory.md)."""
+"""Mean probability of its own decisions that an expert is taken to have at least: scores are sharpened until it has.
+0.9 to 0.99 rank candidates alike (docs/theory.md)."""
 Heads = Mapping[str, tuple[Head, Head]]
 """Of the expert and of the model, by task."""
 
