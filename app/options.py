@@ -27,7 +27,7 @@ from featcal.suite.calibration_options import (
     recipe_numbers,
 )
 from featcal.system.errors import InputError
-from featcal.system.formatting import exactly, shorten
+from featcal.system.formatting import exactly, message, shorten
 
 
 def controls_on_page(session: Session) -> tuple[DeltaGenerator, DeltaGenerator]:
@@ -135,7 +135,9 @@ def chosen_config(session: Session) -> CalibrationConfig:
             _config(session, kept | {name: meant[name]})
             kept[name] = meant[name]
         except InputError as error:
-            problems[name] = f"{name} = {shorten(str(meant[name]), 40)} cannot be used and is left out: {error}"
+            problems[name] = (
+                f"{name} = {shorten(str(meant[name]), 40)} cannot be used and is left out: {message(str(error))}"
+            )
     view.leave_out(problems, kept)
     return _config(session, kept)
 

@@ -223,6 +223,7 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     assert ("T5ForConditionalGeneration" in loading) != ("LlamaForCausalLM" in loading)
 
 
+@pytest.mark.slow
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     app = opened("clip-mini", "verdict", n="16")
     assert healthy(app)

@@ -43,6 +43,7 @@ def test_the_result_is_one_line_of_scores_and_cosines(tiny_suite_file: Path) -> 
     assert not app.metric
 
 
+@pytest.mark.slow
 def test_found_options_are_taken_over_as_they_were_found(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_trail_goes_back_and_forth_until_something_else_is_chosen() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_moves_are_undone_and_the_last_models_are_a_click_away(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", samples="8")
     assert (button(app, "Undo").disabled, button(app, "Redo").disabled) == (True, True)

@@ -67,6 +67,7 @@ def trace(app: Any, name: str) -> Any:
     return found and {axis: read(found[axis]) for axis in ("x", "y")}
 
 
+@pytest.mark.slow
 def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
     whole = cosines(app)[1]

@@ -54,6 +54,7 @@ def flips_of(suite: Path, task: str) -> list[str]:
     return [names[bool(was), bool(now)] for was, now in pairs]
 
 
+@pytest.mark.slow
 def test_every_difference_of_scores_has_its_interval(tiny_suite_file: Path) -> None:
     app = scored(tiny_suite_file)
     session = open_session(str(tiny_suite_file))

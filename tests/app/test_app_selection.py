@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import streamlit as st
 from app_pages import button, control, go, healthy, opened
+from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_clip import TASKS
 
@@ -70,6 +71,7 @@ def expected_bar(suite: Path, picked: list[int]) -> str:
     )
 
 
+@pytest.mark.slow
 def test_samples_that_are_picked_are_lit_on_every_page_and_counted(tiny_suite_file: Path) -> None:
     expected = expected_bar(tiny_suite_file, PICKED)
     app = opened(tiny_suite_file, "verdict", **CHOSEN)
@@ -183,7 +185,7 @@ def test_a_point_says_what_every_model_says_of_it(tiny_suite_file: Path) -> None
         assert {"calibrated", "expert"} <= {one.split(":")[0] for one in models}
 
 
-@pytest.mark.parametrize("page", ["features", "cosines", "drift"])
+@pytest.mark.parametrize("page", rows(["features", "cosines", "drift"], quick=["cosines"], slow=["features", "drift"]))
 def test_a_slice_becomes_the_selection(tiny_suite_file: Path, page: str) -> None:
     session, on = open_session(str(tiny_suite_file)), EvaluationSamples(64)
     data, found = session.viewable_samples(TASKS[1], on), kinds(tiny_suite_file)

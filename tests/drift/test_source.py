@@ -132,6 +132,7 @@ def test_batches_change_nothing(tiny64: Family, found: list[SourceExcess]) -> No
         assert one.coupling == pytest.approx(other.coupling, rel=1e-8, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_path: Path) -> None:
     """A suite that asks for `fast` is measured as it is calibrated, whether from its options or from a folder."""
     options = tiny.suite.calibration.model_copy(update={"precision": "fast", "batch_size": 4})

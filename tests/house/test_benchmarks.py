@@ -87,6 +87,7 @@ def test_line_is_exact_on_a_line_and_says_when_there_is_none() -> None:
     assert measure.line([1, 2, 3, 4], [1, -1, -1, 1]).r2 == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_memory_of_a_process_and_its_children_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """80 MB in the process, 60 MB more in its child while both live."""
     monkeypatch.setattr(measure, "POLL_SHARED", 0.5)

@@ -82,7 +82,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
     ("kind", "recipe"),
     [
         ("t5", "paper"),
-        ("llama", "informed"),
+        pytest.param("llama", "informed", marks=pytest.mark.slow),
         pytest.param("llama", "paper", marks=pytest.mark.slow),
         pytest.param("t5", "refined", marks=pytest.mark.slow),
     ],

@@ -330,6 +330,7 @@ def test_an_order_is_told_by_the_files_of_every_model_that_it_names(
         require_current(asked, "while this ran")
 
 
+@pytest.mark.slow
 def test_a_ready_suite_is_ordered_by_its_name() -> None:
     name = next(iter(ready_suites()))
     assert order("scores", name, {"model": "merged"}).suite == name
@@ -420,6 +421,7 @@ def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: P
         assert torch.equal(torch.as_tensor(one.labels), torch.as_tensor(found.tasks[task].labels))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_job_fills_the_history(
     tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,6 +373,7 @@ def holding(rules: Shared | None) -> tuple[Held, Clock, Callable[[str, int], Any
     return held, clock, lambda key, needs: held.get(key, lambda: SimpleNamespace(release=lambda: None), lambda: needs)  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.slow
 def test_the_suite_that_nobody_looked_at_for_longest_makes_room() -> None:
     held, _, get = holding(Shared(("/",), 100))
     a, b = get("a", 40), get("b", 40)
@@ -400,6 +401,7 @@ def test_no_more_than_a_few_are_open_even_where_memory_has_no_limit() -> None:
     assert get("0", 0) is first  # no limit of time either
 
 
+@pytest.mark.slow
 def test_an_idle_suite_leaves_the_memory() -> None:
     held, clock, get = holding(Shared(("/",), 100, idle=60))
     a, b = get("a", 10), get("b", 10)
@@ -441,6 +443,7 @@ def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: p
     assert len({*map(id, sessions)}) == len(sessions) > 1
 
 
+@pytest.mark.slow
 def test_a_released_session_gives_the_same_numbers(tiny_suite_file: Path) -> None:
     session = open_session(load_suite(tiny_suite_file), resident=True)
     config = CalibrationConfig(samples=8)

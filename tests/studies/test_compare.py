@@ -111,6 +111,7 @@ def test_every_row_is_what_single_measurements_give(own: Session, tiny: Family) 
     assert study.rows[0].found.drift == dict.fromkeys(TASKS, 0.0)
 
 
+@pytest.mark.slow
 def test_a_study_that_was_ended_goes_on_and_ends_with_the_same_table(own: Session, made: list[str]) -> None:
     def patience(label: str, done: int, total: int) -> None:
         if done == 4:

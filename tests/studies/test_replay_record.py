@@ -154,6 +154,7 @@ def test_other_versions_explain_and_do_not_differ(own_suite_file: Path, made: Pa
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.slow
 def test_a_merge(own_suite_file: Path, tmp_path: Path) -> None:
     merge_to_folder(load_suite(own_suite_file), "ties", 0.7, tmp_path / "merged")
     assert replay(tmp_path / "merged", own_suite_file).same
@@ -164,6 +165,7 @@ def test_a_merge(own_suite_file: Path, tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in found.inputs] == ["expert pets"]
 
 
+@pytest.mark.slow
 def test_another_model_that_was_calibrated(own_suite_file: Path, tmp_path: Path) -> None:
     words = ["calibrate", own_suite_file, "--model", "ties:scale=0.5", "--samples", 8, "--out", tmp_path / "made"]
     assert CliRunner().invoke(commands, [*map(str, words)]).exit_code == 0

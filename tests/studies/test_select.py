@@ -358,6 +358,7 @@ def test_the_start_wins_where_calibration_hurts(many: Family, monkeypatch: pytes
     assert (document["chosen"], document["start_wins"]) == (None, True)
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_of_all_samples(many: Family, short: None) -> None:
     session = Session(many)
     found = select(session, ASKED)
@@ -699,6 +700,7 @@ def test_a_start_that_was_chosen_has_a_command_too(
     assert (code, "scale" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_choice_of_a_suite_in_memory_is_a_python_call(tiny_suite_file: Path, tmp_path: Path) -> None:
     """No command can name the suite."""
     suite = featcal.Suite.of(**clip_objects(tiny_suite_file))

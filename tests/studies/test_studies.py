@@ -62,6 +62,7 @@ def drift_of(family: Family, model: Any, samples: int = 64) -> float:
     return float(np.mean([one.layers[-1].relative_drift for one in ledger.tasks.values()]))
 
 
+@pytest.mark.slow
 def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family) -> None:
     study = budget.budget(own, plan("merged", "calibrated", seeds=(42, 43)), (2, 5))
     assert [(row.method, row.point.at["n"], row.point.seed) for row in study.rows] == [
@@ -234,7 +235,7 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     "arguments",
     [
         ["budget", "--counts", "4,8", "--model", "merged"],
-        ["schedule", "--model", "calibrated", "--samples", "4"],
+        pytest.param(["schedule", "--model", "calibrated", "--samples", "4"], marks=pytest.mark.slow),
         ["tasks", "--counts", "2", "--model", "merged"],
     ],
 )

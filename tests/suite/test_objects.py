@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lanes import rows
 from objects import TinyDataset, clip_objects, same_tensors, text_objects
 from PIL import Image
 from safetensors.torch import load_file
@@ -43,7 +44,7 @@ def clip(clip_file: Path) -> dict[str, Any]:
     return clip_objects(clip_file)
 
 
-@pytest.mark.parametrize("kind", ["clip", "t5-tied", "llama"])
+@pytest.mark.parametrize("kind", rows(["clip", "t5-tied", "llama"], quick=["clip"], slow=["t5-tied", "llama"]))
 def test_calibrated_tensors_are_those_of_the_file_to_the_bit(kind: str, tmp_path: Path) -> None:
     file = write_suite(tmp_path / "suite") if kind == "clip" else write_text_suite(tmp_path / "suite", kind)
     given = clip_objects(file) if kind == "clip" else text_objects(file)
