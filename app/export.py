@@ -12,9 +12,9 @@ from app import opening, state, view
 from app.selection import file_words
 from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
-from featcal.session.model_names import calibrate_command
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.json_files import read_json
 from featcal.system.paths import expand_home

@@ -23,10 +23,11 @@ from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.session.model_names import calibrate_command, name_calibration, weights_of
+from featcal.session.model_names import name_calibration, weights_of
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.suite.methods import merger_names
 from featcal.suite.name_grammar import ModelName, model_name
 from featcal.suite.recipe import MergeRecipe
