@@ -19,6 +19,7 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
+from featcal.suite.command_lines import format_value
 from featcal.suite.methods import NAMED, REFERENCE, method_names
 from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
 from featcal.system.errors import InputError
