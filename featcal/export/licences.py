@@ -88,7 +88,7 @@ def licence_conflicts(licences: Licences) -> list[str]:
 def licence_warnings(licences: Licences) -> list[str]:
     """Return sentences on licences that differ, and on models whose files state none."""
     silent = [model for model, licence in licences.items() if licence is None]
-    gaps = [f"no licence is stated beside {some(silent)}"] if silent else []
+    gaps = [f"no licence is stated in the files of {some(silent)}"] if silent else []
     return [*licence_conflicts(licences), *gaps]
 
 

@@ -33,6 +33,8 @@ class Parcel:
     """Bytes of every file by its path in folder and repository."""
     card: str
     """The card as it will be; the folder's own, but for a licence that was given."""
+    changed: bool
+    """Whether that is another card than the folder's."""
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -75,13 +77,15 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
         raise InputError(*problems)
     text = str(card) if licence is not None else (folder / CARD_FILE).read_text(encoding="utf-8")
     files = {name: (folder / name).stat().st_size for name in _files_of(folder)}
-    return Parcel(folder, repo, files | {CARD_FILE: len(text.encode())}, text, licence_warnings(stated))
+    return Parcel(
+        folder, repo, files | {CARD_FILE: len(text.encode())}, text, licence is not None, licence_warnings(stated)
+    )
 
 
 def push(parcel: Parcel, private: bool = False) -> str:
     """Send a parcel as one commit; the repository is made where there is none. Returns its address.
 
-    A licence that was given is written into the folder's own card too. The client of the Hub finds the token by itself.
+    A licence that was given is then written into the folder's own card too. The client of the Hub finds the token by itself.
 
     Args:
         private: make the repository private; one that is public already is not sent to.
@@ -91,8 +95,8 @@ def push(parcel: Parcel, private: bool = False) -> str:
     """
     from huggingface_hub import CommitOperationAdd
 
-    save_card(parcel.folder, parcel.card)
-    added = [CommitOperationAdd(name, str(parcel.folder / name)) for name in parcel.files]
+    sent = {name: parcel.folder / name for name in parcel.files} | {CARD_FILE: parcel.card.encode()}
+    added = [CommitOperationAdd(name, one if isinstance(one, bytes) else str(one)) for name, one in sent.items()]
     message = f"Upload {parcel.folder.resolve().name} with featcal"
 
     def send(api: Any) -> str:
@@ -106,9 +110,12 @@ def push(parcel: Parcel, private: bool = False) -> str:
         return address
 
     try:
-        return str(ask(parcel.repo, "model", send))
+        address = str(ask(parcel.repo, "model", send))
     except Unreachable as error:
         raise InputError(_refusal(parcel.repo, error)) from error
+    if parcel.changed:
+        save_card(parcel.folder, parcel.card)
+    return address
 
 
 def _refusal(repo: str, error: Unreachable) -> str:

@@ -1,4 +1,4 @@
-"""Write the command lines that make calibrations."""
+"""Write the command lines that make calibrations and send them to the Hub."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> di
     listed = {name: [ALL] if chosen is None else list(chosen) for name, chosen in parts.items()
               if chosen is not None or getattr(defaults, name) is not None}  # fmt: skip
     return {"samples": config.samples, **found, **listed}
+
+
+def push_command(folder: str, licence: bool) -> str:
+    """Return the `featcal push` line that shows what of a folder would be sent to the Hub.
+
+    Args:
+        licence: whether the folder's card states one; else it is to be said.
+    """
+    return shlex.join(["featcal", "push", folder, "OWNER/NAME", *([] if licence else ["--license", "ID"])])
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
