@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ def _labels(config: Mapping[str, Any]) -> bool:
 def suite_word(record: Mapping[str, Any]) -> str:
     """Return what a command line calls the suite of a record: its name where it comes with featcal, else a file."""
     shipped = record["suite_file"]["shipped"]
-    return str(shipped) if shipped else f"{record['suite']}.yaml"
+    return str(shipped) if shipped else re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml"
 
 
 def describe_licence(licences: Licences, said: str | None = None) -> str:

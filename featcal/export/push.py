@@ -85,7 +85,8 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
 def push(parcel: Parcel, private: bool = False) -> str:
     """Send a parcel as one commit; the repository is made where there is none. Returns its address.
 
-    A licence that was given is then written into the folder's own card too. The client of the Hub finds the token by itself.
+    A licence that was given is then written into the folder's own card too. The client of the Hub finds the token by
+    itself.
 
     Args:
         private: make the repository private; one that is public already is not sent to.

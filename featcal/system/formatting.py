@@ -93,7 +93,8 @@ def escape_markdown(text: str) -> str:
 
 
 def code_block(text: str, language: str) -> str:
-    """Return Markdown of a block of code, whose fence is longer than any in the text."""
+    """Return Markdown of a block of code, whose fence is longer than any in the text; a terminal may show it."""
+    text = printable(text)
     fence = "`" * max([3, *(len(one) + 1 for one in re.findall("`+", text))])
     return f"{fence}{language}\n{text}\n{fence}"
 
