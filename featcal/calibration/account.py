@@ -12,13 +12,12 @@ from featcal.suite.schema import Suite
 
 
 def account_of(
-    family: Family, config: CalibrationConfig, defaults: CalibrationConfig, warnings: Sequence[str], out: str
+    family: Family, config: CalibrationConfig, defaults: CalibrationConfig, warnings: Sequence[str]
 ) -> Making:
     """Return what the card of a calibration says of it.
 
     Args:
         defaults: the suite's own options.
-        out: name of the folder that is written.
     """
     texts = {task: one["text"] for task in family.suite.tasks if (one := describe_text(family.suite, task))}
     return Making(
@@ -26,7 +25,7 @@ def account_of(
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules.",
         config.settings() | {f"text of {task}": said for task, said in texts.items()},
-        lambda suite: calibrate_command(suite, config, defaults, out, family.merged_name),
+        lambda suite: calibrate_command(suite, config, defaults, "calibrated", family.merged_name),
         warnings,
     )
 

@@ -348,7 +348,7 @@ def _write(
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
     write_drift_picture(record["relative_drift"], folder.model / PICTURE_FILE)
-    account = account_of(family, made.config, config_for(family), record["warnings"], folder.out.name)
+    account = account_of(family, made.config, config_for(family), record["warnings"])
     card = model_card(family, record, account)
     return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
 

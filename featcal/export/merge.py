@@ -84,7 +84,7 @@ def write_merge(
         "notes": notes,
     }
     with OutputFolder(out) as folder:
-        card = model_card(_as_merged_by(family, recipe), record, _account(family.suite, recipe, settings, folder))
+        card = model_card(_with_recipe(family, recipe), record, _account(family.suite, recipe, settings))
         content = write_model(
             folder,
             family.adapter,
@@ -97,18 +97,18 @@ def write_merge(
     return {"out": str(folder.out), **content}
 
 
-def _as_merged_by(family: Family, recipe: MergeRecipe) -> Family:
+def _with_recipe(family: Family, recipe: MergeRecipe) -> Family:
     """Return the family whose suite merges by this recipe, of which the card is."""
     return replace(family, suite=family.suite.model_copy(update={"merged": recipe}))
 
 
-def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any], folder: OutputFolder) -> Making:
+def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> Making:
     """Return what the card of a merge says of it."""
 
     def command(word: str) -> str:
         # Options that are given per task have no place in a name; they are the suite's own.
         said = () if recipe == suite.merged else ("--method", recipe.options().name)
-        return shlex.join(["featcal", "merge", word, *said, "--out", folder.out.name])
+        return shlex.join(["featcal", "merge", word, *said, "--out", "merged"])
 
     shown = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
     return Making(f"{suite.name}, merged", "A merge of task experts.", shown, command)

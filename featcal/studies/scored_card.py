@@ -49,7 +49,7 @@ def score_into_card(
         InputError: the folder has no card or record, was made of another suite, or the models cannot be scored.
     """
     card = load_card(folder)
-    before = made_of(session, folder)
+    before = model_before(session, folder)
     written = session.resolve(str(folder.absolute()) if model is None else model)
     models = [*([] if before is None else [session.resolve(before)]), written, session.resolve("expert")]
     with count_looks(session, models, on, place, history):
@@ -66,7 +66,7 @@ def score_into_card(
     return scores
 
 
-def made_of(session: Session, folder: Path) -> str | None:
+def model_before(session: Session, folder: Path) -> str | None:
     """Return the name of the model that a folder's model was made of; None for a merge, which is made of the experts.
 
     Raises:

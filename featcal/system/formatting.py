@@ -86,7 +86,7 @@ def escape_markdown(text: str) -> str:
 
     It is for files that others read; for Streamlit, which has signs of its own, there is `figures.names.plain`.
 
-    >>> print(escape_markdown("a|b <img> *c* d_e\\n# f"))
+    >>> print(escape_markdown("a|b <img> *c* d_e\n# f"))
     a\|b \<img\> \*c\* d_e # f
     """
     return _ACTIVE.sub(r"\\\g<0>", printable(" ".join(text.split())))

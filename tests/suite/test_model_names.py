@@ -196,7 +196,7 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["merged"] == "wudi-optimum"
-    assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
+    assert "| merged model | wudi-optimum: the minimiser of WUDI" in (tmp_path / "out" / "README.md").read_text()
     named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
     assert evaluate(tiny, str(tmp_path / "out")).average == named.average
     interrupted(Session(tiny).fit.family_with("tsv-m"), tmp_path / "again")

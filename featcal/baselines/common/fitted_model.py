@@ -48,10 +48,10 @@ class Fitted:
         """Return the files whose layout and companions a written model takes over."""
         return self.family.container if self.options.on_another else self.family.origin
 
-    def _command(self, out: str, task: str | None) -> Callable[[str], str]:
+    def _command(self, task: str | None) -> Callable[[str], str]:
         """Return what writes the command line that makes this model, for the suite's word."""
         one = () if task is None else ("--task", task)
-        words = ["--method", str(self.record["model"]), *one, "--out", out]
+        words = ["--method", str(self.record["model"]), *one, "--out", "merged"]
         return lambda suite: shlex.join(["featcal", "merge", suite, *words])
 
     def to_model(self) -> PreTrainedModel:
@@ -103,6 +103,6 @@ class Fitted:
             if mapped is not None and task is None:
                 record[HEADS] = write_heads(folder.model, family, mapped, _NAMED)
                 what = f"{what} {describe_heads(family)}"
-            card = model_card(family, record, Making(title, what, settings, self._command(folder.out.name, task)))
+            card = model_card(family, record, Making(title, what, settings, self._command(task)))
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}
