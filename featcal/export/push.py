@@ -15,7 +15,7 @@ from featcal.formats.checkpoint import stored_names
 from featcal.formats.hub import CARD_FILE, Unreachable, ask, hub_model
 from featcal.formats.open_clip import is_open_clip_folder, located_folder
 from featcal.formats.output import PARTIAL
-from featcal.system.errors import FeatcalError, InputError
+from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
 
@@ -64,7 +64,7 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
     _require_finished(folder)
     problems = _find_problems(_require_repo(repo), _require_weights(folder), _require_written(folder))
     record = read_json(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else {}
-    stated = record.get("licences", {})
+    stated = record.get("licences") if isinstance(record.get("licences"), dict) else {}
     try:
         card = load_card(folder)
     except InputError as error:
@@ -141,8 +141,6 @@ def _find_problems(*checks: Callable[[], object]) -> list[str]:
             check()
         except InputError as error:
             found += error.problems
-        except FeatcalError as error:
-            found.append(str(error))
     return found
 
 
@@ -181,8 +179,8 @@ def _require_written(folder: Path) -> Callable[[], None]:
 
     def check() -> None:
         file = folder / RECORD_FILE
-        named = read_json(file).get("written", ()) if file.is_file() else ()
-        missing = [str(name) for name in named if not (folder / str(name)).is_file()]
+        named = read_json(file).get("written") if file.is_file() else None
+        missing = [str(name) for name in named or () if not (folder / str(name)).is_file()]
         if missing:
             raise InputError(f"{folder}: {some(missing)} is missing, which {RECORD_FILE} names; write the folder again")
 
