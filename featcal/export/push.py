@@ -64,7 +64,8 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
     _require_finished(folder)
     problems = _find_problems(_require_repo(repo), _require_weights(folder), _require_written(folder))
     record = read_json(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else {}
-    stated = record.get("licences") if isinstance(record.get("licences"), dict) else {}
+    licences = record.get("licences")
+    stated = licences if isinstance(licences, dict) else {}
     try:
         card = load_card(folder)
     except InputError as error:
