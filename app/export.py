@@ -10,11 +10,17 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import file_words
+from featcal.export.card import NOT_MEASURED
+from featcal.export.card_parts import load_card
+from featcal.export.licences import licence_of
 from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
-from featcal.session.model_names import calibrate_command
 from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.scored_card import score_into_card
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command, push_command
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.json_files import read_json
 from featcal.system.paths import expand_home
@@ -52,6 +58,8 @@ def section(ws: Session, config: CalibrationConfig) -> None:
     right.code(line, language="bash", wrap_lines=True)
     for folder, _ in _find_written(config):
         _show_notes(folder, ws)
+        with st.expander("Model card, and the way to the Hub", icon=":material/description:"):
+            _show_card(folder, ws, config)
 
 
 def _folder_name(ws: Session, config: CalibrationConfig) -> str:
@@ -100,3 +108,23 @@ def _show_notes(folder: Path, ws: Session) -> None:
     for note in record["notes"]:
         st.caption(f"Note: {plain(without_places(note))}.")
     st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))
+
+
+def _show_card(folder: Path, ws: Session, config: CalibrationConfig) -> None:
+    """Show the card of a written folder, a button that fills in its scores, and the command that pushes the folder."""
+    try:
+        if "test" in ws.family.suite.splits() and st.button("Score on the test split and fill in the card"):
+            on = EvaluationSamples(None, "test")
+            with state.progress() as report:
+                score_into_card(ws, folder, on, History(), model=config, place="app", progress=report)
+        card = load_card(folder)
+    except FeatcalError as error:
+        view.problem(error)
+        return
+    text = without_places(str(card))
+    if NOT_MEASURED in text:
+        st.caption("What was not measured is called that in the card.")
+    st.code(text, language="markdown", wrap_lines=True)
+    st.caption("From a command line to the Hub: without --yes, files and card are shown and nothing is sent.")
+    known = licence_of(card.data.to_dict()) is not None
+    st.code(without_places(push_command(str(folder), known)), language="bash", wrap_lines=True)

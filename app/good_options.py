@@ -14,10 +14,10 @@ from app.selection import OPTIONS
 from featcal.figures import selection_table
 from featcal.figures.names import plain, plain_lines
 from featcal.server.lengths import seconds_to_select
-from featcal.session.model_names import select_command, shared_options
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import config_asked
 from featcal.suite.calibration_options import OWN, CalibrationConfig
+from featcal.suite.command_lines import select_command, shared_options
 from featcal.system.errors import InputError
 
 LABEL = "Find good options"

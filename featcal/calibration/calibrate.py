@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcal.calibration.account import account_of, describe_text
 from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
@@ -20,6 +21,8 @@ from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
 from featcal.evaluation.generation_check import canary, canary_warnings, note_unchecked
 from featcal.export.card import model_card
+from featcal.export.drift_picture import PICTURE_FILE, write_drift_picture
+from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import identify_model, input_files, input_hashes, read_draws
 from featcal.export.to_model import library_model
 from featcal.export.write import can_reload, require_weights_alone, write_model
@@ -295,7 +298,7 @@ def _record(
                 "samples": one["samples"],
                 "tokens": account.tokens[task],
                 **one,
-                **_describe_text(family.suite, task),
+                **describe_text(family.suite, task),
             }
             for task, one in drawn.items()
         },
@@ -313,20 +316,17 @@ def _record(
     }
 
 
-def _describe_text(suite: Suite, task: str) -> dict[str, str]:
-    """Return the record's entry on a task whose samples its expert wrote; empty for other tasks."""
-    source = suite.tasks[task].calibration
-    asked = source.self_generated if source is not None else None
-    return {} if asked is None else {"text": asked.description}
-
-
 def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Return the entries of a saved record on the models that were read: `of`, `inputs` and `notes`.
+    """Return the entries of a saved record on the models that were read: `of`, `inputs`, `licences` and `notes`.
 
     Raises:
         InputError: a model that does not come from the base.
     """
-    return {"of": identify_model(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
+    licences = read_licences(family)
+    notes = [*_notes(family, ranks), *licence_conflicts(licences)]
+    return {
+        "of": identify_model(family), "inputs": input_hashes(family, ranks), "licences": licences, "notes": notes,
+    }  # fmt: skip
 
 
 def _write(
@@ -347,7 +347,9 @@ def _write(
         # Asked for when all is verified: time and memory of the writing are in them.
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
-    card = _card(family, made.config, record["warnings"])
+    write_drift_picture(record["relative_drift"], folder.model / PICTURE_FILE)
+    account = account_of(family, made.config, config_for(family), record["warnings"])
+    card = model_card(family, record, account)
     return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
 
 
@@ -383,17 +385,3 @@ def _notes(family: Family, ranks: Ranks) -> list[str]:
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged, ranks)
     return [*merged.notes, *check_lineage(family, ranks=ranks), *note_left_out(family, ranks).values()]
-
-
-def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:
-    texts = {task: one["text"] for task in family.suite.tasks if (one := _describe_text(family.suite, task))}
-    return model_card(
-        family.suite,
-        f"{family.suite.name}, calibrated",
-        "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
-        "its features come closer to those of the task experts. Same architecture, no extra modules."
-        + "".join(f"\n\n**Warning:** {one}." for one in warnings),
-        config.settings() | {f"text of {task}": said for task, said in texts.items()},
-        family.adapter.library,
-        family.merged_name,
-    )

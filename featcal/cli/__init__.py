@@ -46,7 +46,7 @@ _SECTIONS = {
     "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app),
     "Repair it": (write.merge, repair.calibrate, repair.select),
     "See what it gives": (score.evaluate, score.compare, show.report),
-    "Hand it on": (write.export, write.replay),
+    "Hand it on": (write.export, write.push, write.replay),
     "More commands": (_SUITE, _STUDY, _HISTORY),
 }
 """Commands in the order of a working day."""

@@ -24,6 +24,7 @@ from featcal.system.progress import keep_memory
 if TYPE_CHECKING:
     from featcal.evaluation.evaluate import Scores
     from featcal.session.session import Session
+    from featcal.studies.history import History
     from featcal.suite.schema import Suite
     from featcal.suite.views import EvaluationSamples
 
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 @SUITE
 @models_option("Score this model; may be repeated:", ["merged"])
 @SCORED
+@click.option(
+    "--card",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Score the model in this written folder, what it was made of and the experts, and write the scores into its "
+    "card.  [no card]",
+)
 @click.option("--answers", is_flag=True, help="Add each sample's answer and the right one to the document of --json.")
 @click.option(
     "--lm-eval", "harness", metavar="TASKS", help="Score on these tasks of lm-evaluation-harness.  [the suite's tasks]"
@@ -43,6 +51,7 @@ def evaluate(
     models: tuple[str, ...],
     split: str,
     eval_samples: int | None,
+    card: Path | None,
     answers: bool,
     harness: str | None,
     lm_eval_args: str,
@@ -52,6 +61,7 @@ def evaluate(
 ) -> None:
     """Score models on every task of a suite.
 
+    --card fills in the scores of a folder's card, with the 95 % interval of the difference to what it was made of.
     --lm-eval scores on tasks of lm-evaluation-harness instead.
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
@@ -59,16 +69,18 @@ def evaluate(
     from featcal.suite.views import EvaluationSamples
 
     if harness is not None:
-        _require_unset("split", "eval_samples", "answers", "seed", "device")
+        _require_unset("split", "eval_samples", "card", "answers", "seed", "device")
         if len(models) > 1:
             raise click.UsageError("lm-eval scores one model; give --model once")
         _evaluate_with_harness(opening.load(suite), models[0], harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
-    session = opening.session(suite, device, one_shot=len(models) == 1)
+    on = EvaluationSamples(eval_samples, split, seed)
+    session = opening.session(suite, device, one_shot=len(models) == 1 and card is None)
+    named = _scores_of(session, models, on) if card is None else _scores_into_card(session, card, on)
     documents = []
-    for model, scores in _scores_of(session, models, EvaluationSamples(eval_samples, split, seed)).items():
+    for model, scores in named.items():
         documents.append(scores.to_json())
         if answers:
             for task, one in scores.tasks.items():
@@ -76,11 +88,36 @@ def evaluate(
         rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
         rows.append(("average", "", percent(scores.average), ""))
         if not as_json:
-            if len(models) > 1:
+            if len(named) > 1:
                 say(f"{'' if len(documents) == 1 else chr(10)}{model}:")
             show(None, False, rows, ("task", "metric", "%", "n"))
     if as_json:
         show(documents[0] if len(documents) == 1 else {"models": documents}, True, (), ())
+
+
+def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> dict[str, Scores]:
+    """Write the card of a folder anew with its scores, and return what was scored by the name of the model."""
+    from featcal.formats.hub import CARD_FILE
+    from featcal.studies.history import History
+    from featcal.studies.scored_card import score_into_card
+
+    if click.get_current_context().get_parameter_source("models") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--card says which models are scored; leave --model out")
+    history = History()
+    found = score_into_card(session, folder, on, history, progress=bar())
+    _say_looks(session, on, history)
+    say(f"the scores stand in {folder / CARD_FILE}", err=True)
+    return {scores.model: scores for scores in found}
+
+
+def _say_looks(session: Session, on: EvaluationSamples, history: History) -> None:
+    """Say on stderr how often the suite's test split was looked at, if this was another look."""
+    from featcal.studies.recording import hash_of
+
+    if on.split == "test":
+        looks = history.looks(hash_of(session))
+        say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
+        say_problems(history)
 
 
 def _require_unset(*names: str) -> None:
@@ -96,16 +133,13 @@ def _require_unset(*names: str) -> None:
 def _scores_of(session: Session, models: Sequence[str], view: EvaluationSamples) -> dict[str, Scores]:
     """Return the scores of each model, and report looks at the test split on stderr."""
     from featcal.studies.history import History
-    from featcal.studies.recording import count_looks, hash_of
+    from featcal.studies.recording import count_looks
 
     history, named = History(), {model: session.resolve(model) for model in models}
     # Counted around the work: whoever chooses by test scores should see how often.
     with count_looks(session, list(named.values()), view, "featcal evaluate", history):
         found = {text: session.measure.scores(model, view, bar()) for text, model in named.items()}
-    if view.split == "test":
-        looks = history.looks(hash_of(session))
-        say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
-        say_problems(history)
+    _say_looks(session, view, history)
     return found
 
 

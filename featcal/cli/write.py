@@ -13,6 +13,7 @@ from featcal.cli.terminal import bar, require_new, say, say_notes, show
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
+from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
 
 _ONE_FOR_ALL = "--task is for react, which has a map for every task"
@@ -111,6 +112,38 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
         show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
         say(f"written to {document['out']}")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("repo", metavar="OWNER/NAME")
+@click.option("--private", is_flag=True, help="Make the repository private.")
+@click.option(
+    "--license", "licence", metavar="ID", help="The Hub's word for the licence, such as apache-2.0.  [the card's]"
+)
+@click.option("--dry-run/--yes", "dry_run", default=True, help="Only show what would be sent, or send it.  [dry run]")
+@JSON
+def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: bool, as_json: bool) -> None:
+    """Send a written folder to the Hub; without --yes show it.
+
+    Shown are all files with their sizes and the card as it will be. Nothing is sent of a half-written folder, of one
+    without weights, or of one whose licence is not known. The token is found by the Hub's own client (`hf auth login`).
+    """
+    from featcal.export import push as sending
+
+    parcel = sending.pack(folder, repo, licence)
+    for one in parcel.warnings:
+        say(f"warning: {one}", err=True, colour="red")
+    address = None if dry_run else sending.push(parcel, private)
+    rows = [(name, readable(size)) for name, size in parcel.files.items()]
+    rows.append((f"{len(rows)} files", readable(sum(parcel.files.values()))))
+    show({**parcel.to_json(), "private": private, "pushed": address}, as_json, rows, ("file", "size"))
+    if as_json:
+        return
+    if address is None:
+        say(f"\n{parcel.card}\nnothing was sent; add --yes to send this to {repo}")
+    else:
+        say(f"sent to {address}")
 
 
 @click.command()

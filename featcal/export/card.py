@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from featcal.formats.hub import hub_model
-from featcal.suite.recipe import MergeRecipe
+from featcal.export.card_parts import LICENCE, SCORES, mark
+from featcal.export.drift_picture import PICTURE_FILE
+from featcal.export.licences import (
+    BASE,
+    Licences,
+    base_card,
+    language_of,
+    licence_fields,
+    licence_warnings,
+)
+from featcal.family.opening import Family
+from featcal.formats.hub import HubModel, hub_model
+from featcal.formats.located_model import is_classifier
+from featcal.suite.methods import is_method, method
+from featcal.suite.name_grammar import model_name
+from featcal.suite.recipe import DTYPE, MergeRecipe
 from featcal.suite.schema import Suite
+from featcal.system.errors import InputError
+from featcal.system.formatting import code_block, escape_markdown
+from featcal.system.in_memory import is_held
 
 _CITATION = """```bibtex
 @article{featcal,
@@ -20,49 +38,203 @@ _CITATION = """```bibtex
   year = {2026}
 }
 ```"""
+NOT_MEASURED = "Not measured."
+Command = Callable[[str], str]
+"""The word for the suite → the command line that writes a folder. It does not know the folder's name: the same run
+writes the same bytes, wherever it writes them."""
 
 
-def model_card(
-    suite: Suite,
-    title: str,
-    what: str,
-    settings: Mapping[str, Any],
-    library: str = "transformers",
-    merged_name: str = "merged",
-) -> str:
-    """Write front matter for the Hub and a short account of how the weights were made.
+@dataclass(frozen=True)
+class Making:
+    """Account of how a model was made, as its card tells it."""
+
+    title: str
+    what: str
+    """Paragraphs of Markdown."""
+    settings: Mapping[str, Any]
+    command: Command
+    warnings: Sequence[str] = field(default=())
+
+
+def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str:
+    """Write the card of a folder: front matter for the Hub, and an account in words.
 
     Only references that cannot be local folders are named as base models: their repositories in the front matter, which
-    the Hub reads, and the references as given in the account.
+    the Hub reads, and the references as given in the account. What was not measured is called that.
 
     Args:
-        merged_name: name of the merged model that the weights were made of, where it is not the suite's.
+        record: content of the folder's `featcal.json`: `suite_file` and `licences`, and of a calibration
+            `relative_drift` and `final_drift`.
     """
-    refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    on_hub = [one for ref in refs if (one := hub_model(ref)) is not None and not (suite.root / ref).exists()]
-    front: dict[str, Any] = {"library_name": library, "tags": ["merge", "featcal"]}
-    if on_hub:
-        front |= {"base_model": list(dict.fromkeys(one.repo for one in on_hub)), "base_model_relation": "merge"}
-    merged = suite.merged
-    recipe = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "a merged checkpoint"
-    of = recipe if merged_name == "merged" else merged_name
+    from huggingface_hub import ModelCard, ModelCardData
+
+    on_hub, base = _models_on_hub(family.suite), base_card(family)
+    repositories = list(dict.fromkeys(one.repo for one in on_hub))
+    relation = {"base_model_relation": "merge"} if repositories else {}
+    data = ModelCardData(
+        **licence_fields(base),
+        base_model=repositories or None,
+        datasets=list(dict.fromkeys(data_on_hub(family.suite, "calibration").values())) or None,
+        language=language_of(base),
+        library_name="sentence-transformers" if family.adapter.embeds else family.adapter.library,
+        pipeline_tag=pipeline_tag(family),
+        tags=["merge", "featcal"],
+        **relation,
+    )
     known = {"models on the Hub": ", ".join(one.ref for one in on_hub)} if on_hub else {}
-    rows = "\n".join(f"| {name} | {value} |" for name, value in {**known, **settings}.items())
-    header = yaml.safe_dump(front, sort_keys=False)
-    return f"""---
-{header}---
-# {title}
+    settings = {name: escape_markdown(str(value)) for name, value in {**known, **making.settings}.items()}
+    parts = [
+        f"# {escape_markdown(making.title)}",
+        making.what,
+        *(f"**Warning:** {escape_markdown(one)}." for one in making.warnings),
+        f"## Scores\n\n{mark(SCORES, _no_scores(record))}",
+        _drift(record),
+        _how_it_was_made(family, record, making, settings),
+        f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
+        "Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.",
+        _CITATION,
+    ]
+    text = "\n\n".join(parts)
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{text}\n"))
 
-{what}
 
-| | |
-|---|---|
-| suite | {suite.name} |
-| tasks | {", ".join(suite.tasks)} |
-| merged model | {of} |
-{rows}
+def pipeline_tag(family: Family) -> str:
+    """Return the Hub's word for what a written model does; by its family, and whether head or text tower are in it."""
+    adapter, config = family.adapter, family.container.config
+    if adapter.embeds:
+        return "sentence-similarity"
+    if adapter.generates:
+        # The Hub lists models from text to text here too; what it called text2text-generation finds nothing any more.
+        return "text-generation" if adapter.image_token is None else "image-text-to-text"
+    if adapter.modality == "pixels":
+        heads = {"zero-shot-image-classification": _has_text_tower(family), "image-classification": _labels(config)}
+        return next((tag for tag, so in heads.items() if so), "image-feature-extraction")
+    return "text-classification" if is_classifier(config) else "feature-extraction"
 
-Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.
 
-{_CITATION}
-"""
+def _has_text_tower(family: Family) -> bool:
+    return family.adapter.scores_with == "prompts" and (
+        family.container.layout == "open_clip" or "text_config" in family.container.config
+    )
+
+
+def _labels(config: Mapping[str, Any]) -> bool:
+    """Say whether a `config.json` is of a model with a classifier for pictures: transformers' or timm's."""
+    named = str(next(iter(config.get("architectures") or ()), ""))
+    return named.endswith("ForImageClassification") or bool(config.get("architecture") and config.get("num_classes"))
+
+
+def suite_word(record: Mapping[str, Any]) -> str:
+    """Return what a command line calls the suite of a record: its name where it comes with featcal, else a file."""
+    shipped = record["suite_file"]["shipped"]
+    return str(shipped) if shipped else re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml"
+
+
+def describe_licence(licences: Licences, said: str | None = None) -> str:
+    """Return the account of a model's licence, with what is to be looked at before it is published.
+
+    Args:
+        said: the licence that whoever publishes it gives; None is the base's.
+    """
+    base = licences.get(BASE)
+    if said is not None:
+        line = f"{escape_markdown(said)}, as whoever published this folder says."
+    elif base is not None:
+        line = f"{escape_markdown(base)}, which is the base's."
+    else:
+        line = "Unknown: the base states none."
+    warnings = [f"- {escape_markdown(one)}." for one in licence_warnings(licences)]
+    return "\n\n".join([line, *(["\n".join(warnings)] if warnings else [])])
+
+
+def describe_merged(family: Family) -> str:
+    """Return Markdown that says of which model a model was made: its name, and what its method does."""
+    merged, name = family.suite.merged, family.merged_name
+    if name != "merged":
+        return f"{escape_markdown(name)}{_explain_method(name)}"
+    if not isinstance(merged, MergeRecipe):
+        on_hub = not is_held(merged) and _find_on_hub(merged, family.suite)
+        return "a model in memory" if is_held(merged) else escape_markdown(on_hub.ref) if on_hub else "a checkpoint"
+    by_task = [
+        f"; {option}: {', '.join(f'{task} {value:g}' for task, value in values.items())}"
+        for option, values in merged.options_by_task.items()
+    ]
+    dtype = f"; stored in {merged.settings[DTYPE]}" if merged.dtype is not None else ""
+    said = f"{merged.options().name}{''.join(by_task)}{dtype}"
+    return f"{escape_markdown(said)}{_explain_method(merged.method)}"
+
+
+def _explain_method(name: str) -> str:
+    """Return what the method of a model's name does, behind it; "" for names of other models."""
+    try:
+        kind = model_name(name).kind
+    except InputError:
+        return ""
+    if not is_method(kind):
+        return ""
+    about = method(kind).about
+    return f": {about.summary}{about.link and f' ({about.link})'}"
+
+
+def _models_on_hub(suite: Suite) -> list[HubModel]:
+    refs = [suite.base, *(task.expert for task in suite.tasks.values())]
+    return [one for ref in refs if (one := _find_on_hub(ref, suite)) is not None]
+
+
+def _find_on_hub(ref: str, suite: Suite) -> HubModel | None:
+    """Return the model on the Hub that a reference means; None where it is, or can be, a local folder."""
+    found = hub_model(ref)
+    return None if found is None or (suite.root / ref).exists() else found
+
+
+def data_on_hub(suite: Suite, split: str) -> dict[str, str]:
+    """Return the data sets on the Hub that the samples of a split are of, by task."""
+    sources = {task: one.source(split) for task, one in suite.tasks.items()}
+    named = {task: source.hub for task, source in sources.items() if source is not None and source.hub is not None}
+    return {task: hub for task, hub in named.items() if hub_model(hub) and not (suite.root / hub).exists()}
+
+
+def _no_scores(record: Mapping[str, Any]) -> str:
+    """Return what stands in a card before anything was scored."""
+    if record["suite_file"].get("in_memory"):
+        return NOT_MEASURED
+    command = code_block(shlex.join(["featcal", "evaluate", suite_word(record), "--card", "DIR"]), "bash")
+    said = "This scores the model, what it was made of and the experts, and writes the scores here:"
+    return f"{NOT_MEASURED} {said}\n\n{command}"
+
+
+def _drift(record: Mapping[str, Any]) -> str:
+    """Return the part about the drift that a calibration measured."""
+    if "relative_drift" not in record:
+        return f"## Drift\n\n{NOT_MEASURED}"
+    picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})"
+    said = (
+        "Distance of the calibrated features from each expert's, over the norm of the expert's, on the calibration "
+        "samples. Final features, before and after calibration"
+    )
+    rows = [
+        f"| {escape_markdown(task)} | {one['merged']:.4f} | {one['calibrated']:.4f} | {one['samples']} |"
+        for task, one in record.get("final_drift", {}).items()
+    ]
+    table = ["| task | before | after | samples |", "|---|---:|---:|---:|", *rows]
+    final = ":\n\n" + "\n".join(table) if rows else f": {NOT_MEASURED.lower()}"
+    return f"## Drift\n\n{picture}\n\n{said}{final}"
+
+
+def _how_it_was_made(family: Family, record: Mapping[str, Any], making: Making, settings: Mapping[str, str]) -> str:
+    """Return the part with suite, merged model, settings and command."""
+    rows = {
+        "suite": escape_markdown(family.suite.name),
+        "tasks": ", ".join(map(escape_markdown, family.suite.tasks)),
+        "merged model": describe_merged(family),
+        **settings,
+    }
+    lines = (f"| {escape_markdown(name)} | {value} |" for name, value in rows.items())
+    table = "\n".join(["| | |", "|---|---|", *lines])
+    if record["suite_file"].get("in_memory"):
+        again = "Its models or samples were objects in memory, so no command line makes it again."
+    else:
+        word = suite_word(record)
+        where = "" if record["suite_file"]["shipped"] else f", where {escape_markdown(word)} is the suite's file"
+        again = f"What wrote this folder{where}:\n\n{code_block(making.command(word), 'bash')}"
+    return f"## How it was made\n\n{table}\n\n{again}"

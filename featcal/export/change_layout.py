@@ -13,16 +13,16 @@ from torch import Tensor
 from featcal.export import clip_inputs
 from featcal.export.clip_counterparts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
 from featcal.export.write import (
-    CARD_FILE,
     LIBRARIES,
     RECORD_FILE,
     RELOAD_TOLERANCE,
     carried_text,
-    carry_heads,
-    heads_in,
+    carry_companions,
+    companions_in,
     rewrite,
 )
 from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.hub import CARD_FILE
 from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
@@ -63,11 +63,11 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
     text = text.replace(f"library_name: {other}", f"library_name: {LIBRARIES[layout]}", 1)
     with OutputFolder(out) as folder:
         write = _write_open_clip if layout == "open_clip" else _write_hf
-        carry_heads(located.folder, folder.model, record)
+        carry_companions(located.folder, folder.model, record)
         written, notes = write(located, folder.model)
         parity = _parity(located, folder.model, layout)
         save_text(text, folder.model / CARD_FILE)
-        written = sorted([*written, *heads_in(folder.model), CARD_FILE, RECORD_FILE])
+        written = sorted([*written, *companions_in(folder.model), CARD_FILE, RECORD_FILE])
         record.pop("tensors", None)  # hashes of the other layout's tensors
         record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
         save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)

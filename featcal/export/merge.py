@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from featcal.export.card import model_card
+from featcal.export.card import Making, model_card
+from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import can_reload, write_model
 from featcal.family.ancestry import check_lineage
@@ -66,7 +69,8 @@ def write_merge(
     settings = {**recipe.model_dump(exclude_none=True)}
     if hasattr(merged.merger, "scale"):
         settings.setdefault("scale", merged.merger.scale)
-    notes = [*recipe.notes, *check_lineage(family), *note_left_out(family).values()]
+    licences = read_licences(family)
+    notes = [*recipe.notes, *check_lineage(family), *note_left_out(family).values(), *licence_conflicts(licences)]
     record = {
         "command": "merge",
         "suite": family.suite.name,
@@ -74,14 +78,13 @@ def write_merge(
         **settings,
         "recipe": recipe.model_dump(mode="json", exclude_none=True),
         "inputs": input_hashes(family),
+        "licences": licences,
         "versions": all_versions(),
         "machine": machine_facts(merged.device),
         "notes": notes,
     }
     with OutputFolder(out) as folder:
-        card = model_card(
-            family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, family.adapter.library
-        )
+        card = model_card(_with_recipe(family, recipe), record, _account(family.suite, recipe, settings))
         content = write_model(
             folder,
             family.adapter,
@@ -92,6 +95,23 @@ def write_merge(
             whole=can_reload(merged.info, max_memory),
         )
     return {"out": str(folder.out), **content}
+
+
+def _with_recipe(family: Family, recipe: MergeRecipe) -> Family:
+    """Return the family whose suite merges by this recipe, of which the card is."""
+    return replace(family, suite=family.suite.model_copy(update={"merged": recipe}))
+
+
+def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> Making:
+    """Return what the card of a merge says of it."""
+
+    def command(word: str) -> str:
+        # Options that are given per task have no place in a name; they are the suite's own.
+        said = () if recipe == suite.merged else ("--method", recipe.options().name)
+        return shlex.join(["featcal", "merge", word, *said, "--out", "merged"])
+
+    shown = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
+    return Making(f"{suite.name}, merged", "A merge of task experts.", shown, command)
 
 
 def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeRecipe:

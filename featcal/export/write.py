@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from featcal.export.config_files import say_model, say_processor, say_tokenizer
+from featcal.export.drift_picture import PICTURE_FILE
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
+from featcal.formats.hub import CARD_FILE
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.open_clip import WEIGHT_FILE
@@ -27,14 +29,13 @@ from featcal.models.families.registry import adapter_for
 from featcal.models.features import final_features
 from featcal.models.model import brings
 from featcal.system.errors import InputError, NumericalError
-from featcal.system.formatting import some
+from featcal.system.formatting import escape_markdown, some
 from featcal.system.json_files import read_json
 from featcal.system.progress import SLACK, available_bytes, rss_bytes
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
 RECORD_FILE = "featcal.json"
-CARD_FILE = "README.md"
 HEADS = "heads"
 """Folder of what belongs to single tasks, beside the weights; also its key in a record."""
 RELOAD_TOLERANCE = 1e-4
@@ -65,7 +66,7 @@ def write_model(
     already are not written again.
 
     Args:
-        folder: may hold `HEADS` already.
+        folder: may hold `HEADS` and `PICTURE_FILE` already.
         record: asked once everything is written and verified, so that it can say how long that took.
         whole: verify by loading the folder through its own library, which takes the memory of the whole model;
             otherwise from the headers, and by outputs with one block in memory at a time.
@@ -81,7 +82,7 @@ def write_model(
     """
     require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
-    beside = heads_in(folder.model)
+    beside = companions_in(folder.model)
     written, notes = _write_files(folder, adapter, container, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = _adapter_of(back, adapter)
@@ -138,7 +139,7 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
     if record:
         record["exported"] = layout
     with OutputFolder(out) as folder:
-        carry_heads(container.folder, folder.model, record)
+        carry_companions(container.folder, folder.model, record)
         content = write_model(folder, adapter, container, model, lambda: record, text)
     return {
         "out": str(folder.out),
@@ -155,24 +156,28 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     return text, read_json(record_file) if record_file.is_file() else {}
 
 
-def heads_in(folder: Path) -> list[str]:
-    """List files of what belongs to single tasks, by their paths in a model's folder."""
-    return [file.relative_to(folder).as_posix() for file in (folder / HEADS).rglob("*.*") if file.is_file()]
+def companions_in(folder: Path) -> list[str]:
+    """List files of what belongs to single tasks, and the picture in the card, by their paths in a model's folder."""
+    picture = [PICTURE_FILE] if (folder / PICTURE_FILE).is_file() else []
+    heads = (file for file in (folder / HEADS).rglob("*.*") if file.is_file())
+    return [*picture, *(file.relative_to(folder).as_posix() for file in heads)]
 
 
-def carry_heads(source: Path, target: Path, record: Mapping[str, Any]) -> None:
-    """Copy what belongs to single tasks, where a model's record has it; InputError if the disk refuses."""
-    if not record.get(HEADS):
-        return
+def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> None:
+    """Copy what belongs to single tasks, where a model's record has it, and the picture in its card; InputError if the
+    disk refuses."""
     try:
-        shutil.copytree(source / HEADS, target / HEADS)
+        if record.get(HEADS):
+            shutil.copytree(source / HEADS, target / HEADS)
+        if record and (source / PICTURE_FILE).is_file():
+            shutil.copyfile(source / PICTURE_FILE, target / PICTURE_FILE)
     except (OSError, shutil.Error) as error:
-        raise InputError(f"cannot copy {source / HEADS} to {target}: {error}") from error
+        raise InputError(f"cannot copy what lies beside the weights in {source} to {target}: {error}") from error
 
 
 def with_notes(card: str, notes: Sequence[str]) -> str:
     """Return the card with a list of those notes that it does not hold yet."""
-    new = [f"- {note}\n" for note in notes if note not in card]
+    new = [f"- {note}\n" for note in map(escape_markdown, notes) if note not in card]
     return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
 
 
@@ -343,7 +348,7 @@ def _copy_files(container: Path, target: Path) -> list[str]:
             file
             for file in sorted(container.iterdir())
             if not file.is_dir()  # a link that leads nowhere is refused by the copy, not left out
-            and file.name not in (INDEX_FILE, RECORD_FILE, CARD_FILE)
+            and file.name not in (INDEX_FILE, RECORD_FILE, CARD_FILE, PICTURE_FILE)
             and file.suffix not in _WEIGHT_SUFFIXES
             and not file.name.startswith(".")
         ],

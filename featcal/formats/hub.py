@@ -12,7 +12,9 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-"""Patterns of the files that are fetched of a model on the Hub."""
+"""Patterns of the files that a model on the Hub is made of."""
+CARD_FILE = "README.md"
+"""A model's card, which is fetched too: it states the licence."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
@@ -38,7 +40,7 @@ class HubModel:
     def patterns(self) -> dict[str, list[str]]:
         """Return the files to fetch, the model's folder and those below it, as arguments of the Hub's client."""
         return {
-            "allow_patterns": [self.path(pattern) for pattern in HUB_FILES],
+            "allow_patterns": [self.path(pattern) for pattern in (*HUB_FILES, CARD_FILE)],
             # Weights in folders below are other models.
             "ignore_patterns": [self.path("*/*.safetensors")],
         }

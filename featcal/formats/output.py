@@ -26,6 +26,8 @@ from featcal.system.formatting import shorten
 from featcal.system.locks import try_lock
 from featcal.system.sandbox import require_inside
 
+PARTIAL = ".partial"
+"""Ending of the folder beside an output that is still being written."""
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together while a file is streamed."""
 _METADATA = {"format": "pt"}
@@ -65,7 +67,7 @@ class OutputFolder:
     def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
         self.out = Path(out).expanduser().absolute()
         require_inside(self.out, "output", to_write=True)
-        self.partial = self.out.with_name(self.out.name + ".partial")
+        self.partial = self.out.with_name(self.out.name + PARTIAL)
         self.model = self.partial / "model"
         self._blocks = self.partial / "blocks"
         self._identity = self.partial / "run.json"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
+_ACTIVE = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
+"""Signs that Markdown obeys wherever they stand, and underscores that do not stand inside a word."""
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal obeys instead of showing: control characters except tab and newline, changes of writing
 direction, halves of surrogate pairs."""
@@ -77,6 +79,24 @@ def printable(text: str, most: int | None = None) -> str:
     """
     shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
     return shown if most is None else shorten(shown, most)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return Markdown that shows this text in a line or in the cell of a table; blanks and line ends become one blank.
+
+    It is for files that others read; for Streamlit, which has signs of its own, there is `figures.names.plain`.
+
+    >>> print(escape_markdown("a|b <img> *c* d_e\n# f"))
+    a\|b \<img\> \*c\* d_e # f
+    """
+    return _ACTIVE.sub(r"\\\g<0>", printable(" ".join(text.split())))
+
+
+def code_block(text: str, language: str) -> str:
+    """Return Markdown of a block of code, whose fence is longer than any in the text; a terminal may show it."""
+    text = printable(text)
+    fence = "`" * max([3, *(len(one) + 1 for one in re.findall("`+", text))])
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def message(text: str) -> str:

@@ -37,10 +37,10 @@ from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.session.fits import Fits
 from featcal.session.measurements import Measurements
-from featcal.session.model_names import calibrate_command
 from featcal.session.model_ref import MERGED
 from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent

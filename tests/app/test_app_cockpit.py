@@ -13,10 +13,10 @@ from app import jobs, options
 from app.trail import Trail
 from featcal.evaluation.comparison import compare_scores
 from featcal.server.kinds import KINDS, Work
-from featcal.session.model_names import select_command
 from featcal.session.session import open_session
 from featcal.studies import recording
 from featcal.suite.calibration_options import NUMBERS, RECIPES, CalibrationConfig
+from featcal.suite.command_lines import select_command
 from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import exactly, percent, points
 

@@ -28,6 +28,7 @@ from app_pages import (
 from tiny_clip import BLOCKS, TASKS
 
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.export.card_parts import load_card
 from featcal.figures import repair_charts, repair_tables
 from featcal.session.fits import Fits
 from featcal.session.session import open_session
@@ -320,3 +321,21 @@ def test_cautious_is_one_switch_for_two_numbers(tiny_suite_file: Path) -> None:
     control(app, "recipe").set_value("paper").run()
     assert healthy(app)
     assert "weigh" not in export_command(app)
+
+
+@pytest.mark.slow
+def test_what_was_written_shows_its_card_and_the_way_to_the_hub(tiny_suite_file: Path, tmp_path: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    app.text_input(key="folder").set_value(str(tmp_path / "mine"))
+    button(app, "Write the checkpoint").click().run()
+    assert healthy(app)
+    file = tmp_path / "mine" / "README.md"
+    assert file.read_text().strip() in [one.value for one in app.code]
+    assert f"featcal push {tmp_path / 'mine'} OWNER/NAME --license ID" in [one.value for one in app.code]
+    assert load_card(file.parent).data.eval_results is None
+    button(app, "Score on the test split and fill in the card").click().run()
+    assert healthy(app)
+    scores = open_session(tiny_suite_file).measure.scores(str(file.parent), EvaluationSamples(None, "test"))
+    found = load_card(file.parent).data.eval_results or []
+    assert [one.metric_value for one in found] == [one.value for one in scores.tasks.values()]
+    assert file.read_text().strip() in [one.value for one in app.code]

@@ -14,9 +14,10 @@ from app import selection
 from featcal import cli as command_line
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
-from featcal.session.model_names import calibrate_command, name_calibration
+from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS
+from featcal.suite.command_lines import calibrate_command
 from featcal.system.errors import InputError
 
 

@@ -18,7 +18,7 @@ from featcal.suite.calibration_options import RECIPES
 
 VERBS = (
     *("check", "drift", "diagnose", "app", "merge", "calibrate", "select"),
-    *("evaluate", "compare", "report", "export", "replay"),
+    *("evaluate", "compare", "report", "export", "push", "replay"),
 )
 GROUPS = ("suite", "study", "history")
 MEASURING = {"drift", "evaluate", "compare", "report", "diagnose", *(f"study {one}" for one in (

@@ -110,7 +110,8 @@ def test_record_and_card(result: CalibrationResult, tmp_path: Path) -> None:
     assert list(record["relative_drift"]) == ["block 0", "block 1", "block 2"]  # as in tables
     card = (tmp_path / "out" / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
-    assert front == {"library_name": "transformers", "tags": ["merge", "featcal"]}
+    tags = {"pipeline_tag": "zero-shot-image-classification", "tags": ["merge", "featcal"]}
+    assert front == {"library_name": "transformers", **tags}
     assert str(tmp_path) not in card + json.dumps(record)
 
 
@@ -583,13 +584,14 @@ def test_tower_without_prefix_is_rewritten(tiny: Family, tmp_path: Path) -> None
 
 
 def test_hub_ids_become_base_models(tiny: Family) -> None:
-    from featcal.export.card import model_card
+    from featcal.export.card import Making, model_card
 
     tasks = {
         name: task.model_copy(update={"expert": f"someone/{name}@main"}) for name, task in tiny.suite.tasks.items()
     }
     suite = tiny.suite.model_copy(update={"tasks": tasks, "base": "owner/base"})
-    card = model_card(suite, "t", "w", {"lam": 1})
+    record = {"suite": "tiny", "suite_file": {"shipped": None}, "licences": {"base": None}}
+    card = model_card(replace(tiny, suite=suite), record, Making("t", "w", {"lam": 1}, "featcal {}".format))
     assert "- owner/base\n- someone/pets\n- someone/signs\n" in card
     assert "base_model_relation: merge" in card
 

@@ -17,11 +17,12 @@ from featcal.preflight.check import check
 from featcal.samples import vary as varying
 from featcal.samples.vary import NOISE, SHIFT, vary
 from featcal.server.lengths import seconds_to_calibrate
-from featcal.session.model_names import calibrate_command, name_calibration
+from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.system.errors import InputError
 
 STILL = {"DEGREES": 0.0, "SCALE": 0.0, "SHIFT": 0.0, "NOISE": 0.0}

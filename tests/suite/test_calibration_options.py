@@ -20,7 +20,6 @@ from featcal.cli.repair import select as select_verb
 from featcal.cli.repair import sweep as sweep_verb
 from featcal.family.opening import Family
 from featcal.models.compute import DTYPES
-from featcal.session.model_names import calibrate_command
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import (
     ASKED,
@@ -32,6 +31,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
     Option,
 )
+from featcal.suite.command_lines import calibrate_command
 from featcal.suite.schema import CalibrationDefaults
 from featcal.system.errors import InputError
 

@@ -23,10 +23,11 @@ from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.session.model_names import calibrate_command, name_calibration, weights_of
+from featcal.session.model_names import name_calibration, weights_of
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.suite.methods import merger_names
 from featcal.suite.name_grammar import ModelName, model_name
 from featcal.suite.recipe import MergeRecipe
@@ -195,7 +196,7 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["merged"] == "wudi-optimum"
-    assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
+    assert "| merged model | wudi-optimum: the minimiser of WUDI" in (tmp_path / "out" / "README.md").read_text()
     named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
     assert evaluate(tiny, str(tmp_path / "out")).average == named.average
     interrupted(Session(tiny).fit.family_with("tsv-m"), tmp_path / "again")

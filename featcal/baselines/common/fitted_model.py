@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featcal.baselines.common.baseline import Baseline
 from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
-from featcal.export.card import model_card
+from featcal.export.card import Making, model_card
+from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
 from featcal.export.write import HEADS, require_weights_alone, write_model
@@ -46,6 +48,12 @@ class Fitted:
         """Return the files whose layout and companions a written model takes over."""
         return self.family.container if self.options.on_another else self.family.origin
 
+    def _command(self, task: str | None) -> Callable[[str], str]:
+        """Return what writes the command line that makes this model, for the suite's word."""
+        one = () if task is None else ("--task", task)
+        words = ["--method", str(self.record["model"]), *one, "--out", "merged"]
+        return lambda suite: shlex.join(["featcal", "merge", suite, *words])
+
     def to_model(self) -> PreTrainedModel:
         """Return the model as the library's own class has it, in eval mode: what `from_pretrained` makes of the folder
         that `save` writes, bit for bit. It shares no memory with this one.
@@ -75,8 +83,10 @@ class Fitted:
         require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
         container = self._container
+        licences = read_licences(family)
         notes = [*check_lineage(family), *(note_left_out(family).values() if container is family.origin else ())]
-        record = {**self.record, "inputs": input_hashes(family), "notes": notes}
+        notes += licence_conflicts(licences)
+        record = {**self.record, "inputs": input_hashes(family), "licences": licences, "notes": notes}
         about = self.options.about
         what = (
             f"`{self.options.kind}`: {about.summary}{about.link and f' ({about.link})'}. A baseline beside calibration."
@@ -93,6 +103,6 @@ class Fitted:
             if mapped is not None and task is None:
                 record[HEADS] = write_heads(folder.model, family, mapped, _NAMED)
                 what = f"{what} {describe_heads(family)}"
-            card = model_card(family.suite, title, what, settings, family.adapter.library, family.merged_name)
+            card = model_card(family, record, Making(title, what, settings, self._command(task)))
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}

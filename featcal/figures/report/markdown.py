@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
 from featcal.figures.commands import commands, python
 from featcal.figures.names import plain
 from featcal.figures.report.content import Content, Part, Table
+from featcal.system.formatting import code_block
 
 
 def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> str:
@@ -37,8 +37,8 @@ def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
         lines += [f"### {plain(task)}", "\n".join(f"- {plain(one)}" for one in told)] if told else []
     if part.measured is not None:
         where = f"The numbers are at {_code(part.measured.kind.where)} of the document of"
-        lines += [where, _block("\n".join(commands(part.measured)), "sh"), "or, in Python,"]
-        lines += [_block(python(part.measured), "python")]
+        lines += [where, code_block("\n".join(commands(part.measured)), "sh"), "or, in Python,"]
+        lines += [code_block(python(part.measured), "python")]
     return lines
 
 
@@ -54,9 +54,3 @@ def _table(one: Table) -> str:
 
 def _code(text: str) -> str:
     return f"`{text}`"
-
-
-def _block(text: str, language: str) -> str:
-    """Return a block of code whose fence is longer than any in the text."""
-    fence = "`" * max([3, *(len(one) + 1 for one in re.findall("`+", text))])
-    return f"{fence}{language}\n{text}\n{fence}"

@@ -9,11 +9,11 @@ from typing import Any
 
 from featcal.calibration.calibrate import CalibrationResult, config_for
 from featcal.family.opening import Family
-from featcal.session.model_names import calibrate_command
 from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_of
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.command_lines import calibrate_command
 from featcal.suite.facts import parts_in_memory
 from featcal.suite.methods import is_baseline
 from featcal.suite.name_grammar import model_name, reference_in

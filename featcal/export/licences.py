@@ -1,0 +1,98 @@
+"""Read what the cards beside a suite's models say of them: licence and language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from featcal.family.opening import Family
+from featcal.formats.hub import CARD_FILE
+from featcal.system.formatting import printable, some
+
+MOST_BYTES = 4 << 20
+"""Size of a card beyond which it is not read."""
+BASE = "base"
+"""Name of the base among the models that state a licence."""
+_NAMED_APART = "other"
+"""The Hub's word for a licence that `license_name` names."""
+Licences = Mapping[str, str | None]
+"""Model, "base" or "expert TASK" → the Hub's word for its licence; None where its files say none."""
+
+
+def read_card_data(folder: Path) -> dict[str, Any]:
+    """Return the front matter of the card in a folder; {} without one, or where it cannot be read."""
+    from huggingface_hub import metadata_load
+
+    file = folder / CARD_FILE
+    try:
+        return (metadata_load(file) or {}) if file.is_file() and file.stat().st_size <= MOST_BYTES else {}
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError):
+        return {}  # what others wrote, without which a card merely says less
+
+
+def read_licences(family: Family) -> dict[str, str | None]:
+    """Return the licence that every model's card states, else its `config.json`; of an adapter that beside it.
+
+    A licence that is called "other" is given by its name. Of a model in memory nothing is known.
+    """
+    found = {BASE: licence_of(base_card(family)) or _words(family.origin.config.get("license"))}
+    for task, weights in family.experts.items():
+        files = getattr(weights, "files", ())
+        # The adapter's own file is the last one: behind those of the model that it stands on.
+        found[f"expert {task}"] = licence_of(read_card_data(files[-1].parent)) if files else None
+    return found
+
+
+def base_card(family: Family) -> dict[str, Any]:
+    """Return the front matter of the base's card."""
+    return read_card_data(family.origin.folder)
+
+
+def licence_of(data: Mapping[str, Any]) -> str | None:
+    """Return the licence in a card's front matter, by its name where it is called "other"; None without one."""
+    stated = data.get("license")
+    said = _words(stated[0] if isinstance(stated, list) and len(stated) == 1 else stated)
+    return _words(data.get("license_name")) or said if said == _NAMED_APART else said
+
+
+def licence_fields(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a card's front matter that are about its licence."""
+    names = ("license", "license_name", "license_link") if data.get("license") == _NAMED_APART else ("license",)
+    stated = {**data, "license": licence_of({"license": data.get("license")})}
+    return {name: said for name in names if (said := _words(stated.get(name)))}
+
+
+def language_of(data: Mapping[str, Any]) -> list[str] | None:
+    """Return the languages in a card's front matter; None without any."""
+    stated = data.get("language")
+    return [said for one in (stated if isinstance(stated, list) else [stated]) if (said := _words(one))] or None
+
+
+def licence_conflicts(licences: Licences) -> list[str]:
+    """Return one sentence for every licence that is not the base's."""
+    base = licences.get(BASE)
+    others: dict[str, list[str]] = {}
+    for model, licence in licences.items():
+        if licence is not None and base is not None and licence.lower() != base.lower():
+            others.setdefault(licence, []).append(model)
+    return [
+        f"{some(models)}: the licence is {licence}, the base's is {base}; read both before you publish what was made "
+        "of them"
+        for licence, models in others.items()
+    ]
+
+
+def licence_warnings(licences: Licences) -> list[str]:
+    """Return sentences on licences that differ, and on models whose files state none."""
+    silent = [model for model, licence in licences.items() if licence is None]
+    gaps = [f"no licence is stated in the files of {some(silent)}"] if silent else []
+    return [*licence_conflicts(licences), *gaps]
+
+
+def _words(said: object) -> str | None:
+    """Return a value of front matter as one line of text; None for what is no text, or too long for a name."""
+    text = " ".join(printable(said).split()) if isinstance(said, str) else ""
+    return text if 0 < len(text) <= 200 else None

@@ -1,0 +1,111 @@
+"""Score a written model beside what it was made of and the experts, and write the scores into its card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from featcal.evaluation.comparison import Difference
+from featcal.evaluation.evaluate import Scores
+from featcal.export.card import data_on_hub, pipeline_tag
+from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_scores
+from featcal.export.write import RECORD_FILE
+from featcal.session.model_ref import ModelId
+from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.recording import count_looks
+from featcal.suite.name_grammar import model_name
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.views import EvaluationSamples
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
+from featcal.system.progress import Progress, silent
+
+
+def score_into_card(
+    session: Session,
+    folder: Path,
+    on: EvaluationSamples,
+    history: History,
+    *,
+    model: ModelId | None = None,
+    place: str = "featcal evaluate",
+    progress: Progress = silent,
+) -> list[Scores]:
+    """Score a written model, what it was made of and the experts on the same samples, and write table and index of the
+    folder's card; the rest of the card stays as it is.
+
+    Args:
+        history: where looks at the test split are counted.
+        model: the model in the folder, where the session has it already; None reads the folder.
+        place: where the scores are shown.
+
+    Returns:
+        Scores of what it was made of (unless it is a merge of the experts), of the model and of the experts.
+
+    Raises:
+        InputError: the folder has no card or record, was made of another suite, or the models cannot be scored.
+    """
+    card = load_card(folder)
+    before = model_before(session, folder)
+    written = session.resolve(str(folder.absolute()) if model is None else model)
+    models = [*([] if before is None else [session.resolve(before)]), written, session.resolve("expert")]
+    with count_looks(session, models, on, place, history):
+        scores = [session.measure.scores(one, on, progress) for one in models]
+    differences = {}
+    if before is not None:
+        compared = session.measure.compare(before, written, on, progress)
+        differences = {**compared.tasks, "": compared.average}
+    *_, after, experts = scores
+    suite = session.family.suite
+    rows = _rows(after, experts, differences, data_on_hub(suite, after.split))
+    found = CardScores(suite.name, after.split, folder.absolute().name, before or "", rows)
+    save_card(folder, with_scores(card, found, pipeline_tag(session.family)))
+    return scores
+
+
+def model_before(session: Session, folder: Path) -> str | None:
+    """Return the name of the model that a folder's model was made of; None for a merge, which is made of the experts.
+
+    Raises:
+        InputError: the folder has no record, or it is of another suite.
+    """
+    missing = f"{folder} has no {RECORD_FILE}; give a folder that featcal has written"
+    record = read_json(folder / RECORD_FILE, missing=missing)
+    suite = session.family.suite
+    if record.get("suite") != suite.name:
+        raise InputError(f"{folder} was made of the suite '{record.get('suite')}', not of '{suite.name}'; name that")
+    if record.get("command") == "merge" or "model" not in record:
+        return None
+    if record.get("command") != "calibrate":
+        return model_name(str(record["model"])).of
+    _require_same_merge(record, session, folder)
+    return str(record["model"])
+
+
+def _require_same_merge(record: Mapping[str, Any], session: Session, folder: Path) -> None:
+    """Raise InputError where the suite's merged model is by another recipe than the one that was calibrated."""
+    merged = session.family.suite.merged
+    now = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else None
+    then = record.get("merged")
+    if record["model"] == "merged" and (now if now is not None else then) != then:
+        raise InputError(
+            f"{folder} was calibrated from another merge than the suite's is now; name the suite as it was, or "
+            "calibrate again"
+        )
+
+
+def _rows(
+    after: Scores, experts: Scores, differences: Mapping[str, Difference], data: Mapping[str, str]
+) -> list[CardScore]:
+    """Return a row per task and one for the average; `differences` has the average under ""."""
+    found = []
+    total = sum(one.n for one in after.tasks.values())
+    scored = {task: (one.metric, one.n, one.value, experts.tasks[task].value) for task, one in after.tasks.items()}
+    for task, (metric, n, value, expert) in {**scored, "": ("", total, after.average, experts.average)}.items():
+        row = CardScore(task or "average", metric, n, value, expert, data=data.get(task, ""))
+        apart = differences.get(task)
+        found.append(row if apart is None else replace(row, before=apart.a, low=apart.low, high=apart.high))
+    return found

@@ -1,0 +1,76 @@
+"""Write the command lines that make calibrations and send them to the Hub."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from featcal.suite.calibration_options import IDLE, NUMBERS, OF_A_RECIPE, OPTIONS, PAPER, PARTIAL, CalibrationConfig
+from featcal.suite.methods import ALL
+from featcal.system.formatting import exactly
+
+
+def calibrate_command(
+    suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str, model: str = "merged"
+) -> str:
+    """Return the `featcal calibrate` line with these options.
+
+    Args:
+        suite: its name or its file.
+        config: resolved, as a session's models have theirs (`calibration.config.resolve`).
+        defaults: the suite's own options; of what is seldom changed, what differs from them is said.
+        model: what is calibrated.
+    """
+    parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
+    parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
+    numbers = {name: getattr(config, name) for name in NUMBERS[config.recipe]}
+    return shlex.join([*parts, *_flags(numbers | shared_options(config, defaults)), "--out", out])
+
+
+def select_command(suite: str, options: Mapping[str, Any]) -> str:
+    """Return the `featcal select` line with these `shared_options`."""
+    return shlex.join(["featcal", "select", suite, *_flags(options)])
+
+
+def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> dict[str, Any]:
+    """Return what is left beside a recipe and its numbers: samples, and what else differs from the suite's own options;
+    of parts the list of them."""
+    rest = [name for name in OPTIONS if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE)]
+    found = {name: getattr(config, name) for name in rest if getattr(config, name) != getattr(defaults, name)}
+    parts = {name: getattr(config, name) for name in PARTIAL}
+    listed = {name: [ALL] if chosen is None else list(chosen) for name, chosen in parts.items()
+              if chosen is not None or getattr(defaults, name) is not None}  # fmt: skip
+    return {"samples": config.samples, **found, **listed}
+
+
+def push_command(folder: str, licence: bool) -> str:
+    """Return the `featcal push` line that shows what of a folder would be sent to the Hub.
+
+    Args:
+        licence: whether the folder's card states one; else it is to be said.
+    """
+    return shlex.join(["featcal", "push", folder, "OWNER/NAME", *([] if licence else ["--license", "ID"])])
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of the command line."""
+    parts: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list):
+            apart = any("," in one for one in value)  # a list with commas between would be read as other names
+            parts += [word for one in (value if apart else [",".join(value)]) for word in (f"--{name}", one)]
+        else:
+            parts += _flag(name, value)
+    return parts
+
+
+def _flag(name: str, value: bool | float | str) -> list[str]:
+    """Return an option as words of the command line."""
+    flag = name.replace("_", "-")
+    return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", format_value(value)]
+
+
+def format_value(value: float | str) -> str:
+    """Return the value of an option as it is typed."""
+    return exactly(value) if isinstance(value, float) else str(value).lower()
