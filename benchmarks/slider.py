@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import browser as pages
 import measure
+import roofline
 from playwright.sync_api import Page
 
 WATCH = """(() => {
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--moves", type=int, default=8)
     pages.arguments(parser)
     options = parser.parse_args()
+    before = roofline.gemm_peaks("cpu")
     with pages.chromium(options.chromium) as chromium, pages.running_app() as app:
         page = chromium.new_page(viewport={"width": 1400, "height": 900})
         page.goto(f"{app.address}/calibrate?suite={options.suite}&samples={options.samples // 2}")
@@ -60,7 +62,8 @@ def main() -> None:
             "samples": options.samples,
             "experts_anew": anew,
             **spread("exact", [exact for exact, _ in kept]),
-            **spread("preview", [preview for _, preview in kept]),
+            **spread("preview", [preview for _, preview in kept if preview is not None]),
+            "gflops_before_and_after": [before, roofline.gemm_peaks("cpu")],
             "machine": measure.machine(),
         }
     )
@@ -77,8 +80,8 @@ def ready(page: Page) -> None:
     pages.settle(page)
 
 
-def seconds_of(page: Page, slider: pages.Slider, move: Callable[[], None]) -> tuple[float, float]:
-    """Seconds from the release to the last change of a chart, and to the preview (nan, if there was none)."""
+def seconds_of(page: Page, slider: pages.Slider, move: Callable[[], None]) -> tuple[float, float | None]:
+    """Seconds from the release to the last change of a chart, and to the preview; None if the chart was faster."""
     before = slider.value
     move()
     page.wait_for_function("window.bench.drawn > window.bench.released", polling=20, timeout=300_000)
@@ -87,8 +90,9 @@ def seconds_of(page: Page, slider: pages.Slider, move: Callable[[], None]) -> tu
         raise SystemExit(f"the slider did not move from {before}")
     bench = page.evaluate("window.bench")
     exact = (bench["drawn"] - bench["released"]) / 1000
-    preview = (bench["previewed"] - bench["released"]) / 1000 if bench["previewed"] else float("nan")
-    measure.say(f"{before} to {slider.value}: preview {preview:.2f} s, exact {exact:.2f} s")
+    preview = (bench["previewed"] - bench["released"]) / 1000 if bench["previewed"] else None
+    shown = "none" if preview is None else f"{preview:.2f} s"
+    measure.say(f"{before} to {slider.value}: preview {shown}, exact {exact:.2f} s")
     ready(page)
     return exact, preview
 
