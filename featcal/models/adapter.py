@@ -223,6 +223,11 @@ class Stage(ABC):
         """Return the part of `state` that this stage's own blocks produce, with padding zeroed."""
         return self.state(call, inputs)
 
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        """Return the ids `[batch, tokens]` of all tokens of `state`, in the order of its token axis, by what they are
+        of, -100 where there is padding; nothing for tokens without ids, which are the patches of pictures."""
+        return {}
+
     def with_state(self, call: Call, state: Tensor) -> Call:
         """Return the call on another state."""
         return call.with_state(state)

@@ -35,7 +35,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import fill_buffers
 from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.families.facts import class_of, named_class
-from featcal.models.families.language import mask_to_weights, random_tokens, unreadable, zero_masked
+from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
@@ -86,6 +86,9 @@ class EncoderStage(PartedStage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        return {} if self._facts.modality == "pixels" else {"text": unpadded_ids(inputs)}
 
 
 class Encoder(Adapter):
