@@ -161,7 +161,7 @@ def tokens(
     frame = layer_tables.tokens(found, sample, layer)
     frames = {name: frame[frame["model"] == name] for name in models}
     st.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
-    if CLASS_TOKEN in set(frame["part"]) and layer == session.family.adapter.layers()[-2]:
+    if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
         st.caption("Behind the last block the head reads the class token alone: other tokens have no effect any more.")
     column, digits = ("relative drift", 3) if relative else ("drift", 2)
     origin = _origin(session, on, models, task)

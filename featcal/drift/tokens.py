@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.drift.streams import Crossing, cross
 from featcal.formats.weights import Weights
-from featcal.models.adapter import LAST_LAYER, Adapter, walking
+from featcal.models.adapter import LAST_LAYER, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.system.errors import InputError
@@ -103,7 +103,7 @@ def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], wor
             # Of texts all layers of a stage have the same tokens.
             key = crossing.task, stage.name, crossing.position
             if crossing.layer == LAST_LAYER or not stage.token_ids(batch):
-                kept, tokens = _name_patches(run.adapter, crossing, drift + norm)
+                kept, tokens = _name_patches(crossing, drift + norm)
             else:
                 kept, tokens = read[key] = read[key] if key in read else _name_texts(stage.token_ids(batch), words)
             apart = ((one[mask], own[mask]) for one, own, mask in zip(drift, norm, kept, strict=True))
@@ -134,7 +134,7 @@ def _name_texts(ids: Mapping[str, Tensor], words: Words) -> _Named:
     return torch.cat([*ids.values()], dim=1).cpu() >= 0, tuple(map(name, zip(*listed.values(), strict=True)))
 
 
-def _name_patches(adapter: Adapter, crossing: Crossing, sizes: Tensor) -> _Named:
+def _name_patches(crossing: Crossing, sizes: Tensor) -> _Named:
     """Return the tokens of states that no text is behind: class token and patches, or the final feature.
 
     Args:
@@ -144,7 +144,7 @@ def _name_patches(adapter: Adapter, crossing: Crossing, sizes: Tensor) -> _Named
         return torch.ones_like(sizes, dtype=torch.bool), ((Token(FEATURE, 0, None),),) * len(sizes)
     # A tower that reads pictures of several sizes pads them with zeros behind their own patches.
     counts = sizes.flip(1).ne(0).cummax(1).values.sum(1)
-    front = (Token(CLASS_TOKEN, 0, None),) if adapter.class_token_at(crossing.place.stage) else ()
+    front = (Token(CLASS_TOKEN, 0, None),) if crossing.place.stage.leads else ()
     made = {
         count: (*front, *(Token(PICTURE, place, None) for place in range(count - len(front))))
         for count in set(counts.tolist())

@@ -186,6 +186,8 @@ class Stage(ABC):
     head_axis: int | None = None
     """Axis of the heads in the inputs of norms over each head's part of a token: 2 for `[batch, tokens, heads, width]`,
     1 for `[batch, heads, tokens, width]`; None without such norms."""
+    leads = False
+    """Whether a class token stands in front of a picture's patches, read by the head alone or beside them."""
     spent: tuple[str, ...] = ()
     """Names of inputs that only the first call of the stage reads."""
     feeds = True

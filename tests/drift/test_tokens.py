@@ -8,17 +8,20 @@ import pytest
 import torch
 from command_line import Run, document
 from tiny_clip import in_float64
+from tiny_encoders import VARIANTS, tiny_encoder
 from tiny_text import WORDS, library, text_suite
 from tiny_vision_language import ROWS, write_pictured
 from torch import Tensor
 
 from featcal.drift.tokens import TokenDrift
 from featcal.family.opening import Family, open_family
+from featcal.figures.token_charts import patch_grid
 from featcal.session import open_suite
 from featcal.session.session import Session, open_session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
+from featcal.testing.trial import write_trial
 
 PICTURES = EvaluationSamples(12, "validation", 0)
 
@@ -123,6 +126,24 @@ def test_pictures_of_several_sizes_have_no_padding(tmp_path: Path) -> None:
     (merger,) = [one for one in found.layers if one.layer.startswith("vision")][-1:]
     assert [len(drift) for drift in merger.drift] == [count // 4 for count in counts]  # four patches become one
     assert {token.part for token in found.layers[-2].tokens[0]} == {"text"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "dinov2", "siglip_vision_model", "bert"])
+def test_tokens_of_other_encoders(kind: str, tmp_path: Path) -> None:
+    """Patches are a grid of the picture, behind a class token where there is one; words are those of the text."""
+    facts = VARIANTS[kind][0]
+    session = Session(in_float64(write_trial(tiny_encoder(facts), facts, tmp_path / "s").family))
+    on, task = EvaluationSamples(None, "calibration", 0), session.tasks[0]
+    require_identity(session, on, ("merged",))
+    inputs, found = session.samples(on)[task].inputs, session.measure.tokens("merged", task, on).layers[1]
+    parts = [[token.part for token in tokens] for tokens in found.tokens]
+    if kind == "bert":
+        assert [len(own) for own in parts] == inputs["attention_mask"].sum(1).tolist()
+        assert {*parts[0]} == {"text"}
+    else:
+        assert (parts[0][0] == "class token") == (kind != "siglip_vision_model")
+        assert patch_grid(parts[0].count("picture"), *inputs["pixel_values"].shape[2:])
 
 
 def test_rows_of_a_sample(tiny64: Family) -> None:

@@ -54,6 +54,7 @@ class EncoderStage(PartedStage):
     def __init__(self, model: Any, facts: EncoderFacts) -> None:
         self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
         self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
+        self.leads = facts.modality == "pixels" and not facts.pooler
         self._stack = model.get_submodule(facts.stack)
         blocks = _join_names(facts.stack, facts.blocks)
         listed = enumerate(model.get_submodule(blocks))
