@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import pandas as pd
 import streamlit as st
+import torch
+from PIL import Image
+from torch import Tensor
 
-from app import downloads, ledger_view, state, view
+from app import downloads, ledger_view, samples, state, view
 from app.downloads import Numbers, Origin, file_name
 from featcal.drift.depth import Depth
-from featcal.figures import layer_charts, layer_tables, tables, text
-from featcal.figures.names import plain
+from featcal.drift.tokens import CLASS_TOKEN, FEATURE, PICTURE
+from featcal.figures import layer_charts, layer_tables, tables, text, token_charts
+from featcal.figures.names import plain, shorten
+from featcal.figures.report.samples import data_address
+from featcal.figures.sample_tables import right_answers
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -22,6 +29,19 @@ _MAPS = {
     True: "mismatch: norm / norm of what the expert's map gives, means over samples; changed: share of squared change",
     False: "mismatch: norm over all tokens, mean over samples; changed: share of squared change",
 }
+_TOKENS = (
+    "drift, expert norm: norms of the token's state; relative drift: their ratio; share: of the layer's squared drift"
+)
+_PARTS = {
+    "encoder": "Encoder: the text that it reads",
+    "decoder": "Decoder: start token and answer, as it reads them",
+    "prompt": "Prompt",
+}
+"""What stands above the parts of an encoder-decoder's states, and above prompts."""
+_SIDE = 256
+"""Pixels of a picture's longer side under the patches, at most."""
+_DARKEST = 150
+"""The darkest grey of that picture, of 255."""
 
 
 def depth(
@@ -125,6 +145,112 @@ def block_maps(
             st.caption("What calibration changed stands here when one of the two models is calibrated.")
     rows = tables.stack_models(frames)
     view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), text.MAPS)
+
+
+def tokens(
+    session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str, layer: str, relative: bool
+) -> None:
+    """Draw the drift of every token of one sample of `task` behind a layer: over its picture, or as its text.
+
+    Args:
+        relative: to the norm of the expert's state of the same token.
+    """
+    sample = int(_choose_shown(session, task, on))
+    with state.progress() as report:
+        found = {name: session.measure.tokens(model, task, on, report) for name, model in models.items()}
+    frame = layer_tables.tokens(found, sample, layer)
+    frames = {name: frame[frame["model"] == name] for name in models}
+    st.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
+    if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
+        st.caption("Behind the last block the head reads the class token alone: other tokens have no effect any more.")
+    column, digits = ("relative drift", 3) if relative else ("drift", 2)
+    origin = _origin(session, on, models, task)
+    what = f"tokens of sample {sample} at {layer}"
+    numbers = Numbers(what, frame, _TOKENS, origin, kind="tokens", layer=layer, sample=sample)
+    if frame["token"].notna().any():
+        _mark_words(frames, column, digits)
+    elif set(frame["part"]) == {FEATURE}:
+        st.caption("Behind the head a sample has one feature and no tokens: choose a layer before it.")
+    else:
+        pixels = session.samples(on)[task].inputs["pixel_values"][sample]
+        _draw_patches(frames, column, digits, pixels, numbers)
+    view.tools(numbers, text.TOKENS)
+
+
+def _choose_shown(session: Session, task: str, on: EvaluationSamples) -> str:
+    """Let a sample be chosen by its right answer; by default the first that is picked on any page."""
+    data = session.viewable_samples(task, on)
+    answers = right_answers(data)
+    numbers = [str(i) for i in range(len(data))]
+    picked = [i for i in samples.picked_samples(session, on) if i < len(data)]
+    chosen = view.one_of(numbers, state.selection().sample, next(iter(picked), 0))
+
+    def words(number: str) -> str:
+        return number if answers is None else f"{number}: {shorten(answers[int(number)], 40)}"
+
+    state.control(st.selectbox, "sample", chosen, None, f"Sample of {plain(task)}", numbers, format_func=words)
+    return chosen
+
+
+def _describe_whole(frames: Mapping[str, pd.DataFrame], relative: bool) -> Iterator[str]:
+    """Yield, by model, the drift of all tokens together, and of the class token, which no patch shows."""
+    for name, frame in frames.items():
+        whole, size = (float((frame[column] ** 2).sum() ** 0.5) for column in ("drift", "expert norm"))
+        said = f"**{plain(name)}**: ‖e‖ {whole:.2f}" + (f" ({whole / size:.3f} of the expert's norm)" if size else "")
+        for row in frame[frame["part"] == CLASS_TOKEN].to_dict("records"):
+            number = f"{row['relative drift']:.3f}" if relative else f"{row['drift']:.2f}"
+            said += f", class token {number}"
+        yield said
+
+
+def _draw_patches(
+    frames: Mapping[str, pd.DataFrame], column: str, digits: int, pixels: Tensor, numbers: Numbers
+) -> None:
+    """Draw patches over the picture as the model gets it; by their places where they are no grid of it."""
+    own = {name: frame[frame["part"] == PICTURE].set_index("position", drop=False) for name, frame in frames.items()}
+    count, form = len(next(iter(own.values()))), f".{digits}f"
+    said = {name: tables.describe_ranges({name: one[column]}, digits) for name, one in own.items()}
+    grid = token_charts.patch_grid(count, *pixels.shape[1:]) if pixels.ndim == 3 else None
+    if grid is None:
+        st.caption("These patches are no grid of square cells over the picture: they stand in the model's own order.")
+        alt = f"Drift of every patch, {column}: {'; '.join(said.values())}"
+        view.picture(token_charts.places(own, column, form), "tokens", alt, numbers.name)
+        return
+    top, picture = _find_top(own, column), data_address(_draw_grey(pixels), _SIDE)
+    for number, (place, (name, frame)) in enumerate(zip(st.columns(len(own)), own.items(), strict=True)):
+        place.markdown(f"**{plain(name)}**")
+        figure = token_charts.patches(frame, column, top, grid, picture, form)
+        file = file_name(f"{numbers.what} {name}", numbers.origin)
+        view.picture(figure, f"tokens-{number}", f"Drift of every patch, {column}: {said[name]}", file, place)
+
+
+def _draw_grey(pixels: Tensor) -> Image.Image:
+    """Return a model's input `[channels, height, width]` in light grey, so that what is dark and coloured is drift."""
+    grey = pixels.float().mean(0)
+    low, high = grey.min(), grey.max()
+    scaled = _DARKEST + (255 - _DARKEST) * (grey - low) / (high - low).clamp_min(torch.finfo().tiny)
+    larger = max(1, _SIDE // max(scaled.shape))
+    # Enlarged here, since a browser would blur the few pixels of a small picture.
+    large = scaled.round().to(torch.uint8).repeat_interleave(larger, 0).repeat_interleave(larger, 1)
+    return Image.fromarray(large.numpy())
+
+
+def _find_top(frames: Mapping[str, pd.DataFrame], column: str) -> float:
+    """Return the largest drift of all models, which has the full colour."""
+    return max(float(frame[column].max()) for frame in frames.values())
+
+
+def _mark_words(frames: Mapping[str, pd.DataFrame], column: str, digits: int) -> None:
+    """Draw the tokens of texts, part by part, a column per model; all have one scale of colours."""
+    top = _find_top(frames, column)
+    for place, (name, frame) in zip(st.columns(len(frames)), frames.items(), strict=True):
+        with place:
+            st.markdown(f"**{plain(name)}**")
+            for part, own in frame.groupby("part", sort=False):
+                if frame["part"].nunique() > 1 or part in _PARTS:
+                    st.caption(_PARTS.get(str(part), str(part)))
+                st.html(token_charts.mark_words(own, column, top, digits))
+    st.caption(f"No colour is 0, the fullest {top:.{digits}f} ({column}); point at a token for its number.")
 
 
 def _origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], over: str) -> Origin:

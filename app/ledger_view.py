@@ -34,8 +34,8 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 LAYERS = ("blocks", "attention and MLP")
-DEPTH, INSIDE = "Through depth", "Inside the block"
-TABS = ("Task by task", "Cause", "Growth", "Decisions", DEPTH, INSIDE, "Feature sources")
+DEPTH, INSIDE, TOKENS = "Through depth", "Inside the block", "Token by token"
+TABS = ("Task by task", "Cause", "Growth", "Decisions", DEPTH, INSIDE, TOKENS, "Feature sources")
 
 
 def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:

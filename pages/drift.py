@@ -68,7 +68,7 @@ view.tools(per_layer, text.DRIFT)
 
 tab = view.one_of(ledger_view.TABS, state.selection().tab, 0)
 tabs = st.tabs(ledger_view.TABS, default=tab, key="drift-tabs", on_change=choose_tab)
-by_task, cause, growth, decisions, depth, inside, sources = tabs
+by_task, cause, growth, decisions, depth, inside, tokens, sources = tabs
 with by_task:
     st.caption(f"{plain(layer)}, task by task")
     of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
@@ -94,6 +94,9 @@ with depth:
 with inside:
     if tab == ledger_view.INSIDE:
         layer_view.block_maps(session, models, on, over, layer, relative)
+with tokens:
+    if tab == ledger_view.TOKENS:
+        layer_view.tokens(session, models, on, task, layer, relative)
 with sources:
     if compared.calibration:
         ledger_view.sources(session, compared.calibration)

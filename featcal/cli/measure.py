@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from featcal.suite.views import DriftKeywords
 
 
+EACH = "each"
+"""The choice of `--tokens` that shows the drift of every token of a sample."""
+
+
 @click.command(cls=Command, old=OF_MEASUREMENTS)
 @SUITE
 @models_option("Measure this model; may be repeated:", ["merged"])
 @MEASURED
 @click.option(
     "--tokens",
-    type=click.Choice(["all", "class"]),
+    type=click.Choice(["all", "class", EACH]),
     default="all",
     show_default=True,
-    help="Tokens that norms are taken over.",
+    help="Tokens that norms are taken over. 'each': all, and of the sample of --sample the drift of every token by "
+    "itself: of patches and class token of a picture, of the tokens of a text.",
 )
 @click.option(
     "--sublayers", is_flag=True, help="Show attention and MLP of every block as layers of their own (Prop. 4)."
@@ -50,8 +55,10 @@ if TYPE_CHECKING:
 @click.option(
     "--sample",
     type=int,
-    help="With --depth: show the top answers of this sample behind every block.  [no sample]",
+    help="With --depth: show the top answers of this sample behind every block. With --tokens each: show the tokens of "
+    "this sample.  [no sample]",
 )
+@click.option("--layer", help="With --tokens each: show the tokens behind this layer, such as 'block 0'.  [all]")
 @click.option(
     "--maps",
     is_flag=True,
@@ -70,6 +77,7 @@ def drift(
     maps: bool,
     depth: bool,
     sample: int | None,
+    layer: str | None,
     max_memory: int | None,
     device: str,
     as_json: bool,
@@ -83,8 +91,11 @@ def drift(
     """
     chosen = {"margins": margins, "per_sample": per_sample, "task_vectors": task_vectors, "source": source}
     chosen |= {"maps": maps, "depth": depth}
+    chosen["tokens"] = measured["tokens"] == EACH
     more = {name for name, is_chosen in chosen.items() if is_chosen}
-    _refuse_together(more, sample, max_memory)
+    shown = _Shown(sample, layer)
+    _refuse_together(more, shown, max_memory)
+    measured["tokens"] = "all" if "tokens" in more else measured["tokens"]
     # Memory that is kept for the next block would count against the limit.
     if max_memory is None:
         keep_memory()
@@ -93,7 +104,7 @@ def drift(
     )
     # Margins are read off the score drift (Eq. 44).
     measured["output"] = measured["output"] or margins
-    documents = [_measure_drift(session, model, more, sample, bar(), **measured) for model in models]
+    documents = [_measure_drift(session, model, more, shown, bar(), **measured) for model in models]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []
     # Tables come after all models were measured, so a failure leaves no half output.
@@ -111,32 +122,44 @@ _LOOKS = {
     "source": "--source holds every calibrated block",
     "maps": "--maps holds what every linear map gets",
     "depth": "--depth holds features behind every block",
+    "tokens": "--tokens each holds the states of whole batches",
 }
 """Measures that keep no limit of memory, and why."""
 
 
-def _refuse_together(more: Collection[str], sample: int | None, max_memory: int | None) -> None:
+@dataclass(frozen=True)
+class _Shown:
+    """The one sample and layer that are shown of measures sample by sample; None for no sample, and for all layers."""
+
+    sample: int | None
+    layer: str | None
+
+
+def _refuse_together(more: Collection[str], shown: _Shown, max_memory: int | None) -> None:
     """Raise UsageError for options that mean nothing together."""
     for name, why in _LOOKS.items():
         if name in more and max_memory is not None:
             raise click.UsageError(f"{why} in memory; leave out --max-memory")
-    if sample is not None and "depth" not in more:
-        raise click.UsageError("--sample is the one that --depth shows; add --depth")
+    if shown.sample is not None and not {"depth", "tokens"} & {*more}:
+        raise click.UsageError("--sample is the one that --depth or --tokens each shows; add one of them")
+    if "tokens" in more and shown.sample is None:
+        raise click.UsageError("--tokens each shows the tokens of one sample; add --sample")
+    if shown.layer is not None and "tokens" not in more:
+        raise click.UsageError("--layer is the one whose tokens are shown; add --tokens each")
 
 
 def _measure_drift(
     session: Session,
     model: str,
     more: Collection[str],
-    sample: int | None,
+    shown: _Shown,
     progress: Progress,
     **measured: Unpack[DriftKeywords],
 ) -> dict[str, Any]:
     """Return the document of one model's drift.
 
     Args:
-        more: further measures, some of "margins", "per_sample", "task_vectors", "source", "maps", "depth".
-        sample: the one whose course through depth is shown.
+        more: further measures, some of "margins", "per_sample", "task_vectors", "source", "maps", "depth", "tokens".
     """
     from featcal.calibration.calibrate import config_for
     from featcal.session.api import measure_drift
@@ -159,7 +182,10 @@ def _measure_drift(
             document["tasks"][name]["maps"] = [row.to_json() for row in rows]
     for task, entry in document["tasks"].items() if "depth" in more else ():
         depth = session.measure.depth(model, task, view, progress)
-        entry |= {"depth": depth.to_json()} | ({} if sample is None else {"course": depth.course(sample)})
+        entry |= {"depth": depth.to_json()} | ({} if shown.sample is None else {"course": depth.course(shown.sample)})
+    if "tokens" in more and shown.sample is not None:
+        for task, entry in document["tasks"].items():
+            entry["tokens"] = session.measure.tokens(model, task, view, progress).rows(shown.sample, shown.layer)
     if "task_vectors" in more:
         document["task_vector_cosines"] = session.measure.vector_cosines(model)
     return document | sources
@@ -219,7 +245,7 @@ def _show_more(document: Mapping[str, Any]) -> None:
     if "task_vector_cosines" in document:
         click.echo()
         show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
-    for name in ("per_sample", "maps", "depth", "course"):
+    for name in ("per_sample", "maps", "depth", "course", "tokens"):
         each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get(name, ())]
         if each:
             click.echo()

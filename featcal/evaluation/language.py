@@ -41,11 +41,21 @@ def name_answers(family: Family, head: Head, answers: Sequence[int]) -> dict[int
     where the base has no tokenizer."""
     if head.classes is not None:
         return {answer: head.classes[answer] for answer in answers}
+    return name_tokens(family, answers)
+
+
+def name_tokens(family: Family, ids: Sequence[int]) -> dict[int, str]:
+    """Return tokens of text as the base's tokenizer writes them, blanks shown; numbers where it has no tokenizer."""
     try:
         tokenizer = tokenizer_of(family.base_folder)
     except InputError:
-        return {answer: f"token {answer}" for answer in answers}
-    return {answer: tokenizer.decode([answer]).replace(" ", "·").replace("\n", "↵") for answer in answers}
+        return {token: f"token {token}" for token in ids}
+    written = {token: (str(tokenizer.convert_ids_to_tokens(token)), tokenizer.decode([token])) for token in ids}
+    # Sentencepiece marks the beginning of a word, which `decode` drops in front of a text.
+    blanks = {
+        t: "·" if piece.startswith("▁") and not said.startswith(" ") else "" for t, (piece, said) in written.items()
+    }
+    return {t: blanks[t] + said.replace(" ", "·").replace("\n", "↵") for t, (_, said) in written.items()}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from featcal.figures.tables import ALL_TASKS
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.depth import Depth
     from featcal.drift.inside import MapMismatch
+    from featcal.drift.tokens import TokenDrift
 
 
 def maps(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, relative: bool) -> pd.DataFrame:
@@ -58,3 +59,16 @@ def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
         frames.append(own.assign(model=model, stays=stays))
     frame = pd.concat(frames, ignore_index=True)
     return frame[["model", *(name for name in frame if name != "model")]]
+
+
+def tokens(found: Mapping[str, TokenDrift], sample: int, layer: str) -> pd.DataFrame:
+    """Return one row per model and token of a sample behind a layer: part, position and word of the token, its drift,
+    the same over its expert's norm, that norm, and its share of the layer's squared drift.
+
+    Args:
+        found: by what charts call the model.
+    """
+    rows = [{"model": model, **row} for model, one in found.items() for row in one.rows(sample, layer)]
+    frame = pd.DataFrame(rows).astype({"relative_drift": float, "share": float})
+    shown = ["model", "layer", "part", "position", "token", "drift", "relative_drift", "expert_norm", "share"]
+    return frame[shown].rename(columns={"relative_drift": "relative drift", "expert_norm": "expert norm"})

@@ -311,3 +311,20 @@ more probable; a line stands above the block from which on the decision stays. P
 blocks says where a decision turns, not what a block "thinks": the right answer may be there in a form that the head
 does not see, and probabilities in between mean little. An encoder-decoder is read in its decoder alone.
 """
+
+TOKENS = r"""
+**What this shows.** One sample behind the chosen layer, token by token: how far the state of each is from the
+expert's, $\|e_t\|$. Relative units divide by the norm of the expert's state of the **same** token, so that a token with
+a large state does not outshine the rest. All models have one scale of colours. Under the pointer stands the token's
+share of the layer's squared drift.
+
+**Formula.** $\|e\|^2 = \sum_t \|e_t\|^2$: the root of the sum of squares of absolute drifts is exactly the drift that
+the chart above takes the mean of, with padding left out. A decoder of an encoder-decoder sees its own tokens (the
+start token, then the answer) and the encoder's output, so both are there.
+
+**When it misleads.** Position is not content: attention mixes tokens in every block, so drift at a patch may have come
+from elsewhere. Behind the last block the head reads a single token (CLIP: the class token; an answer's first token is
+decided at the last token of the prompt, or at the decoder's start token), and what stands at the others has no effect
+any more. A few tokens, such as a text's first, have states of huge norm in many language models, and rule absolute
+drift. Behind the head there are no tokens.
+"""

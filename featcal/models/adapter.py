@@ -186,6 +186,8 @@ class Stage(ABC):
     head_axis: int | None = None
     """Axis of the heads in the inputs of norms over each head's part of a token: 2 for `[batch, tokens, heads, width]`,
     1 for `[batch, heads, tokens, width]`; None without such norms."""
+    leads = False
+    """Whether a class token stands in front of a picture's patches, read by the head alone or beside them."""
     spent: tuple[str, ...] = ()
     """Names of inputs that only the first call of the stage reads."""
     feeds = True
@@ -222,6 +224,11 @@ class Stage(ABC):
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
         """Return the part of `state` that this stage's own blocks produce, with padding zeroed."""
         return self.state(call, inputs)
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        """Return the ids `[batch, tokens]` of all tokens of `state`, in the order of its token axis, by what they are
+        of, -100 where there is padding; nothing for tokens without ids, which are the patches of pictures."""
+        return {}
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         """Return the call on another state."""

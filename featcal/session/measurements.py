@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -14,11 +15,12 @@ from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import lead, output_drift
 from featcal.drift.task_vectors import task_vector_cosines
+from featcal.drift.tokens import TokenDrift, token_drift
 from featcal.evaluation.comparison import Comparison, compare_scores
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import canary as measure_canary
-from featcal.evaluation.language import name_answers
+from featcal.evaluation.language import name_answers, name_tokens
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
@@ -43,6 +45,7 @@ _DRIFTS = Kind[DriftLedger]("drift")
 _LAYERS = Kind[dict[str, Tensor]]("features behind layers")
 _MAPS = Kind[dict[str, list[MapMismatch]]]("linear maps")
 _DEPTH = Kind[Depth]("decisions through depth")
+_TOKENS = Kind[TokenDrift]("drift by token")
 _COSINES = Kind[dict[str, float]]("task vectors")
 _SCORES = Kind[Scores]("scores")
 _HEADS = Kind[Mapping[str, Head]]("heads")
@@ -135,8 +138,7 @@ class Measurements:
         Raises:
             InputError: no such task, or what turns features into scores is missing (`judges`).
         """
-        if task not in self.suite.tasks:
-            raise InputError(f"task '{task}': the suite has {', '.join(self.suite.tasks)}")
+        self._require_task(task)
         one = self.suite.resolve(model)
 
         def make() -> Depth:
@@ -162,6 +164,26 @@ class Measurements:
             return map_mismatches(self._run(weights, progress), weights, self._own_passes(view), start)
 
         return self.suite.get_or_make(_MAPS, (one.key, *self.suite.key(view)), make)
+
+    def tokens(
+        self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> TokenDrift:
+        """Measure a model's drift from a task's expert token by token, behind every layer: of every patch of a picture
+        and its class token, or of every token of a text. For "expert" it is that of the merged model.
+
+        Raises:
+            InputError: no such task, or a model that does not fit the suite.
+        """
+        self._require_task(task)
+        one = _walked_model(self.suite.resolve(model))
+
+        def make() -> TokenDrift:
+            weights = self.fit.weights(one)
+            walk = {task: self.suite.measured_passes(view, self.suite.samples(view))[task]}
+            named = partial(name_tokens, self.suite.family)
+            return token_drift(self._run(weights, progress), weights, walk, named)[task]
+
+        return self.suite.get_or_make(_TOKENS, (one.key, task, *self.suite.key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Return the cosine of the model's task vector to each expert's."""
@@ -301,6 +323,10 @@ class Measurements:
         kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+
+    def _require_task(self, task: str) -> None:
+        if task not in self.suite.tasks:
+            raise InputError(f"task '{task}': the suite has {', '.join(self.suite.tasks)}")
 
     def _pass_of(self, model: ModelRef, task: str, view: EvaluationSamples) -> ExpertPass:
         """Return a model's own pass over the samples of a task; the expert's finds what was kept of it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
 from app import flips, samples, state
+from app.ledger_view import TOKENS
 from app.selection import HOME, MOST_PICKED, Selection, from_query
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
@@ -168,6 +171,21 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
     assert [one.value for one in app.text] == list(
         session.viewable_samples(TEXT_TASKS[0], EvaluationSamples(6)).texts or ()
     )[1:3]
+
+
+@pytest.mark.slow
+def test_tokens_of_a_text_stand_in_their_order_by_model_and_part(tmp_path: Path) -> None:
+    """The decoder's and the encoder's, words shown as they are; behind the head there are none."""
+    app = opened(write_answered(tmp_path / "text"), b="base", tab=TOKENS, sample="2", n="6", layer="decoder block 1")
+    assert healthy(app)
+    shown = [one.proto.body for one in app.get("html") if 'class="marked-tokens"' in one.proto.body]
+    words = [[unescape(word) for word in re.findall(r">([^<]*)</span>", one)] for one in shown]
+    assert words == 2 * [["<pad>", "yes"], ["w0", "w2", "w4", "<unk>", "<unk>", "</s>"]]
+    assert len({*shown}) == 4
+    control(app, "layer").set_value("head").run()
+    assert healthy(app)
+    assert not any('class="marked-tokens"' in one.proto.body for one in app.get("html"))
+    assert any("one feature and no tokens" in one.value for one in app.caption)
 
 
 def write_answered(folder: Path) -> Path:

@@ -28,6 +28,7 @@ PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "drift": ("drift", {"sources": "true"}),
     "depth": ("drift", {"tab": "Through depth", "sample": "2"}),
     "inside": ("drift", {"tab": "Inside the block"}),
+    "tokens": ("drift", {"tab": "Token by token", "sample": "2"}),
     "calibrate": ("calibrate", {"booked": "true", "spread": "true", "conditioning": "true"}),
     "cosines": ("cosines", {}),
     "accuracy": ("accuracy", {"picked": "1,4", "picked_of": "test"}),

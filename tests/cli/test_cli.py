@@ -119,7 +119,7 @@ def test_drift(run: Run, tiny_suite_file: Path) -> None:
 
 def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
     options = ("--attribution", "--output", "--margins", "--source", "--maps", "--depth", "--sample", 5)
-    options += ("--eval-samples", 6)
+    options += ("--tokens", "each", "--eval-samples", 6)
     ledger = document(run("drift", tiny_suite_file, *options, "--json"))
     for entry in ledger["tasks"].values():
         assert sum(layer["share"] for layer in entry["layers"]) == pytest.approx(1.0, abs=1e-5)
@@ -128,13 +128,23 @@ def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
         assert all(row["agrees"] for row in entry["margins"] if row["certified"])
         assert entry["depth"][-1]["agreement"] == entry["output"]["agreement"]
         assert len(entry["course"]) == 2 * 3 * BLOCKS
+        assert {row["layer"] for row in entry["tokens"]} == {layer["layer"] for layer in entry["layers"]}
         assert [row["map"] for row in entry["maps"][-2:]] == ["mlp.fc1", "mlp.fc2"]
     assert {one["source"] for one in ledger["sources"]} == {"prefix", "stale", "merged", "expert", "snapshot"}
     assert all(one["excess"] >= -1e-9 for one in ledger["sources"])
     code, out, _ = run("drift", tiny_suite_file, *options)
     assert code == 0
     assert all(
-        word in out for word in ("share", "contribution", "tightness", "coupling", "relative_mismatch", "probability")
+        word in out
+        for word in (
+            "share",
+            "contribution",
+            "tightness",
+            "coupling",
+            "relative_mismatch",
+            "probability",
+            "class token",
+        )
     )
 
 
@@ -263,6 +273,7 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
         (("drift", "SUITE", "--eval-samples", 0), "at least one"),
         (("drift", "SUITE", "--depth", "--sample", 99), "samples are measured, which count from 0 to"),
+        (("drift", "SUITE", "--tokens", "each", "--sample", 0, "--layer", "blok 1"), "Did you mean 'block 1'?"),
         (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
         (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),
         (("calibrate", "SUITE", "--out", "EMPTY"), "exists already"),
@@ -319,6 +330,8 @@ def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monk
         ("drift", "x", "--nope"),
         ("drift", "x", "--maps", "--max-memory", "8GiB"),
         ("drift", "x", "--sample", 3),
+        ("drift", "x", "--tokens", "each"),
+        ("drift", "x", "--layer", "block 0"),
         ("merge", "x"),
         ("evaluate", "clip-mini", "--answers"),
         ("study", "features", "clip-mini", "--pooled"),

@@ -53,6 +53,7 @@ FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "task vectors": lambda found: found["task_vector_cosines"],
     "depth": of_tasks(lambda one: one["depth"]),
     "course": of_tasks(lambda one: one["course"]),
+    "tokens": of_tasks(lambda one: one["tokens"]),
     "maps": of_tasks(lambda one: one["maps"]),
     "sources": lambda found: found["sources"],
     "scores": of_tasks(lambda one: one["value"]),
@@ -84,6 +85,7 @@ FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
     "decisions": lambda found: {task: one["output"] for task, one in found.items()},
     "gains": lambda found: {task: (one["final"], one["output"]) for task, one in found.items()},
     "maps": lambda found: {task: [known(one.to_json()) for one in rows] for task, rows in found.items()},
+    "tokens": lambda found: {task: [known(row) for row in rows] for task, rows in found.items()},
     "sources": lambda found: [asdict(one) for one in found],
     "differences": lambda frame: {
         row["task"]: {name: row[name] for name in ("difference", "low", "high", "p")}
@@ -123,7 +125,8 @@ def test_every_kind_is_tried() -> None:
 @pytest.mark.parametrize("what", FROM_DOCUMENT)
 def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> None:
     models = CALIBRATED if what in ("sources", "conditioning") else MODELS
-    measured = Measured(what, str(tiny_suite_file), models, ON, sample=1 if what == "course" else None)
+    sample, layer = (1 if what in ("course", "tokens") else None), ("block 1" if what == "tokens" else None)
+    measured = Measured(what, str(tiny_suite_file), models, ON, sample=sample, layer=layer)
     documents = [document(line) for line in commands(measured)]
     assert all(map(bool, places(measured.kind.where, documents[0])))
     by_command = [FROM_DOCUMENT[what](found) for found in documents]

@@ -54,6 +54,8 @@ def _command(measured: Measured, *models: str) -> str:
     said = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
     if kind.command == "study features":
         said = {"task": measured.task, "layer": measured.layer, **said}
+    if measured.what == "tokens":
+        said = {"layer": measured.layer, **said}
     if kind.command == "study conditioning":
         said = {}  # a calibration's name says its own samples
     for name, given in said.items():
@@ -77,7 +79,8 @@ def _lines_per_model(measured: Measured) -> str:
         "",
         f"session = open_session({measured.suite!r})",
         *([f"on = EvaluationSamples({', '.join(_arguments(measured.on, True))})"] if drawn else []),
-        *([f"sample = {measured.sample}"] if "sample)" in kind.read else []),
+        *([f"sample = {measured.sample}"] if "(sample" in kind.read else []),
+        *([f"layer = {measured.layer!r}"] if "layer)" in kind.read else []),
         f"for model in {measured.models!r}:",
         *([f"    {name} = {function}(session, model, {', '.join(made)})"] if needs else []),
         f'    print(model, {kind.read}, sep="\\n")',

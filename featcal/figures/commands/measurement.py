@@ -89,6 +89,13 @@ _KINDS = {
         "tasks.TASK.course[]",
         "{task: session.measure.depth(model, task, on).course(sample) for task in session.tasks}",
     ),
+    "tokens": Kind(
+        "drift",
+        ("--tokens", "each"),
+        (),
+        "tasks.TASK.tokens[]",
+        "{task: session.measure.tokens(model, task, on).rows(sample, layer) for task in session.tasks}",
+    ),
     "maps": Kind("drift", ("--maps",), (), "tasks.TASK.maps[]", "session.measure.maps(model, on)"),
     "sources": Kind("drift", ("--source",), (), "sources[]", "session.fit.sources(model)"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),

@@ -52,10 +52,14 @@ def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[
         yield Thumbnail(said, picture, text)
 
 
-def data_address(picture: Image.Image) -> str:
-    """Return a picture, no larger than `SIDE`, as a `data:` address that holds all of it."""
+def data_address(picture: Image.Image, side: int = SIDE) -> str:
+    """Return a picture as a `data:` address that holds all of it.
+
+    Args:
+        side: largest number of pixels of the longer side.
+    """
     small = picture.copy()
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((side, side))
     written = BytesIO()
     small.save(written, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"

@@ -45,6 +45,7 @@ class VisionStage(Stage):
     """The stage from pixels through embeddings and first norm to the encoder blocks."""
 
     name = "vision"
+    leads = True
     spent = ("pixel_values",)
 
     def __init__(self, model: CLIPVisionModelWithProjection) -> None:

@@ -27,6 +27,7 @@ from featcal.models.families.language import (
     mask_to_weights,
     random_tokens,
     require_no_cache,
+    unpadded_ids,
     zero_masked,
 )
 from featcal.models.families.mixture import separate_members
@@ -85,6 +86,9 @@ class DecoderStage(PartedStage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        return {"text": unpadded_ids(inputs)}
 
 
 class Decoder(LanguageModel):

@@ -35,7 +35,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import fill_buffers
 from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.families.facts import class_of, named_class
-from featcal.models.families.language import mask_to_weights, random_tokens, unreadable, zero_masked
+from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
@@ -54,6 +54,7 @@ class EncoderStage(PartedStage):
     def __init__(self, model: Any, facts: EncoderFacts) -> None:
         self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
         self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
+        self.leads = facts.modality == "pixels" and not facts.pooler
         self._stack = model.get_submodule(facts.stack)
         blocks = _join_names(facts.stack, facts.blocks)
         listed = enumerate(model.get_submodule(blocks))
@@ -86,6 +87,9 @@ class EncoderStage(PartedStage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        return {} if self._facts.modality == "pixels" else {"text": unpadded_ids(inputs)}
 
 
 class Encoder(Adapter):

@@ -90,6 +90,12 @@ def zero_masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
 
 
+def unpadded_ids(inputs: Batch) -> Tensor:
+    """Return the token ids of the text that a model reads, `[batch, tokens]`, `IGNORED` where there is padding."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    return ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+
+
 def mask_to_weights(mask: Tensor | None) -> Tensor | None:
     """Return a mask of 0 and 1 as token weights."""
     return None if mask is None else mask.double()

@@ -23,6 +23,7 @@ from featcal.models.families.language import (
     random_tokens,
     require_no_cache,
     run_norm,
+    unpadded_ids,
     zero_masked,
 )
 
@@ -67,6 +68,9 @@ class EncoderStage(Stage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        return {"encoder": unpadded_ids(inputs)}
 
     def advance(self, call: Call, output: Any) -> Call:
         """Return the next call with the block's output and the position bias that block 0 computed for all."""
@@ -124,6 +128,11 @@ class DecoderStage(Stage):
         """Return decoder tokens alone."""
         # Without the encoder's output, which is normed while these tokens are not: one norm over both says little.
         return zero_masked(call.hidden_state, _targets(inputs))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        """Return what the decoder reads, the start token and the targets but the last, and then the encoder's text."""
+        read = shift_right(inputs["labels"], self._start).masked_fill(_targets(inputs) == 0, IGNORED)
+        return {"decoder": read, "encoder": unpadded_ids(inputs)}
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         tokens = call.hidden_state.shape[1]

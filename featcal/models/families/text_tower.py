@@ -37,7 +37,7 @@ from featcal.models.families.decoder_facts import DecoderPart
 from featcal.models.families.encoder import Encoder
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.models.families.facts import class_of
-from featcal.models.families.language import mask_to_weights, random_tokens, unreadable, zero_masked
+from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
 from featcal.system.errors import InputError, NoScores
@@ -101,6 +101,9 @@ class TextStage(PartedStage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
+
+    def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
+        return {"prompt": unpadded_ids(inputs)}
 
 
 class TwoTowers(Adapter):

@@ -1,0 +1,114 @@
+"""Draw the drift of single tokens: patches over their picture, and the tokens of texts where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from math import sqrt
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from featcal.figures.names import label
+from featcal.figures.theme import COLOUR, colour, dash, finish
+
+_HEAT = tuple(int(COLOUR["merged"][place : place + 2], 16) for place in (1, 3, 5))
+"""The colour of much drift, red, green and blue; little drift lets through what lies under it."""
+_MOST = {"picture": 0.8, "text": 0.6}
+"""Opacity of the largest drift; on text less, so that words are read in both themes."""
+_NUMBERED = 8
+"""Largest number of columns of patches that have their number written on them."""
+
+
+def patch_grid(count: int, height: int, width: int) -> tuple[int, int] | None:
+    """Return rows and columns of square patches that fill a picture; None if no such patches are this many.
+
+    >>> patch_grid(16, 32, 32), patch_grid(8, 32, 64), patch_grid(7, 32, 32)
+    ((4, 4), (2, 4), None)
+    """
+    rows = round(sqrt(count * height / width))
+    columns = count // rows if rows else 0
+    return (rows, columns) if columns and rows * columns == count and rows * width == columns * height else None
+
+
+def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int], picture: str, form: str) -> go.Figure:
+    """Draw every patch's drift over the picture.
+
+    Args:
+        frame: patches of one model in their order, rows of `layer_tables.tokens`.
+        column: of the frame that is drawn.
+        top: the drift that has the full colour.
+        grid: rows and columns of patches.
+        picture: `data:` address of what lies under the patches.
+        form: format of a number under the pointer.
+    """
+    rows, columns = grid
+    values = [frame[name].to_numpy().reshape(grid).tolist() for name in (column, "share")]
+    figure = go.Figure(
+        go.Heatmap(
+            z=values[0],
+            customdata=values[1],
+            zmin=0,
+            zmax=top,
+            colorscale=[[0, _shade(0)], [1, _shade(_MOST["picture"])]],
+            colorbar={"title": {"text": column, "side": "right"}, "thickness": 14},
+            xgap=1,
+            ygap=1,
+            # Black is read on the light picture and on every shade over it; more columns leave no room for numbers.
+            texttemplate="%{z:" + form + "}" if columns <= _NUMBERED else None,
+            textfont={"color": "black", "size": 12},
+            hovertemplate="row %{y}, column %{x}: %{z:" + form + "}<br>%{customdata:.1%} of the layer's squared drift"
+            "<extra></extra>",
+        )
+    )
+    at = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows}
+    figure.add_layout_image(source=picture, sizing="stretch", layer="below", **at)
+    finish(figure, 320)
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8})
+    shared = {"constrain": "domain", "visible": False}
+    figure.update_xaxes(range=[-0.5, columns - 0.5], constraintoward="left", **shared)
+    # One patch is as wide as high; rows are counted from above.
+    figure.update_yaxes(range=[rows - 0.5, -0.5], constraintoward="top", scaleanchor="x", **shared)
+    return figure
+
+
+def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Figure:
+    """Draw drift by place, one line per model, for tokens that are neither text nor lie over a picture as a grid."""
+    figure = go.Figure()
+    for model, frame in frames.items():
+        figure.add_scatter(
+            x=frame["position"],
+            y=frame[column],
+            name=model,
+            mode="lines",
+            line={"color": colour(model), "dash": dash(model)},
+            hovertemplate=f"patch %{{x}}: %{{y:{form}}}<extra>{label(model)}</extra>",
+        )
+    figure.update_xaxes(title="patch, in the order of the model")
+    figure.update_yaxes(title=column, rangemode="tozero")
+    return finish(figure, 380)
+
+
+def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str:
+    """Return HTML of a text's tokens in their order, each behind the colour of its drift, which the pointer reads.
+
+    Words are escaped: they are data.
+
+    Args:
+        frame: rows of `layer_tables.tokens` of one model and one part.
+        column: of the frame that is drawn.
+        top: the drift that has the full colour.
+        digits: of the number under the pointer.
+    """
+    spans = []
+    for word, number, share in frame[["token", column, "share"]].itertuples(index=False, name=None):
+        depth = 0.0 if not top or number != number else _MOST["text"] * min(1.0, number / top)
+        said = f"{column} {number:.{digits}f}, {share:.1%} of the layer's squared drift"
+        spans.append(
+            f'<span style="background-color: {_shade(depth)}" title="{escape(said)}">{escape(str(word))}</span>'
+        )
+    return f'<div class="marked-tokens">{" ".join(spans)}</div>'
+
+
+def _shade(opacity: float) -> str:
+    return f"rgba({', '.join(map(str, _HEAT))}, {opacity:.3f})"
