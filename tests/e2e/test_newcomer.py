@@ -77,3 +77,27 @@ def test_moves_are_undone_by_keys_and_models_come_back_by_a_click(visitor: Visit
     visitor.page.locator(".st-key-chip-0 button").first.click()
     visitor.settle()
     assert visitor.model == start
+
+
+def test_tour_and_cockpit_go_by_keys_alone(visitor: Visitor, app: App) -> None:
+    visitor.open("/")
+    for step, place in enumerate(["verdict", "drift", "calibrate", "features", "accuracy"], 1):
+        assert visitor.place == place
+        assert f"First visit, {step} of 5" in visitor.page.locator(".st-key-tour").inner_text()
+        if place != "accuracy":
+            visitor.tab_to(".st-key-tour-next")
+            visitor.press("Enter")
+    visitor.tab_to(".st-key-tour-leave")
+    visitor.press("Enter")
+    assert not visitor.page.locator(".st-key-tour").count()
+    visitor.page.reload()  # the focus is at the top again, where the menu stands
+    visitor.settle()
+    visitor.tab_to('[data-testid="stSidebarNavLink"][href$="/calibrate"]')
+    visitor.press("Enter")
+    assert (visitor.place, visitor.model) == ("calibrate", Model(0.05, 2.0, 0.3, 64))
+    visitor.tab_to(".st-key-calibrate-rho input")
+    visitor.press("ArrowRight")
+    assert visitor.model == Model(0.05, 2.1, 0.3, 64)
+    visitor.tab_to('.st-key-result [data-testid="stBaseButton-primary"]')
+    visitor.press("Enter")
+    assert (app.folder / Model(0.05, 2.1, 0.3, 64).folder("clip-mini") / "model.safetensors").is_file()

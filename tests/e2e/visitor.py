@@ -44,6 +44,10 @@ class Model:
         return f"lam={self.lam:g}&rho={self.rho:g}&alpha={self.alpha:g}&samples={self.samples}"
 
 
+MOST_TABS = 80
+"""More than any page has places for the focus before its last control above the fold."""
+
+
 class Visitor:
     """One person at one page of the app. Whatever it does, it waits until the page has finished and shows no error."""
 
@@ -81,6 +85,19 @@ class Visitor:
     def click(self, label: str) -> None:
         """Press the button with this label."""
         self.page.get_by_role("button", name=label).click()
+        self.settle()
+
+    def tab_to(self, place: str) -> None:
+        """Press Tab until the focus is at the place of a CSS selector, or in it."""
+        for _ in range(MOST_TABS):
+            self.page.keyboard.press("Tab")
+            if self.page.evaluate("place => !!document.activeElement.closest(place)", place):
+                return
+        raise AssertionError(f"{self.address}: {MOST_TABS} Tabs do not lead to {place}")
+
+    def press(self, key: str) -> None:
+        """Press a key where the focus is."""
+        self.page.keyboard.press(key)
         self.settle()
 
     def step(self, key: str, times: int = 1) -> None:
