@@ -1,4 +1,4 @@
-"""Find out what a model that somebody merged was made of: from mergekit's configuration beside its weights, or its card.
+"""Find out what a model that somebody merged was made of, from mergekit's configuration or the card beside its weights.
 
 What neither says is asked for; what is said on a command line goes before both.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.authoring.common import task_names
+from featcal.authoring.common import reference, task_names
 from featcal.authoring.from_mergekit import Contents, is_configuration, read_contents
 from featcal.formats.card_data import read_card_data, read_card_text
 from featcal.formats.hub import CARD_FILE, RECIPE_FILE, hub_model
@@ -78,7 +78,7 @@ class Origins:
     @property
     def coefficients(self) -> Mapping[str, float] | None:
         """Return how far the merge goes from the base to every expert, as its recipe says; None where none does."""
-        stated = self.contents and self.contents.coefficients
+        stated = None if self.contents is None else self.contents.coefficients
         return stated if stated is not None and stated.keys() == self.experts.keys() else None
 
 
@@ -144,7 +144,8 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
         return Origins(contents.base or "", contents.experts, where, contents)
     data = read_card_data(folder)
     stated, tags = data.get("base_model"), data.get("tags") or ()
-    names = [str(one) for one in (stated if isinstance(stated, list) else [stated] if stated else [])]
+    listed = stated if isinstance(stated, list) else [stated] if stated else []
+    names = [reference(str(one), None, folder) for one in listed]
     is_merge = data.get("base_model_relation") == "merge" or (isinstance(tags, list) and "merge" in tags)
     if not is_merge or not names:
         return None
@@ -173,7 +174,7 @@ def _require_places(references: Mapping[str, str], file: Path) -> None:
     """Raise InputError for references that are neither folders nor ids on the Hub, with the option that says better."""
     problems = [
         f"{file} names '{ref}', which is no folder where this command runs, beside the weights or above them; say where "
-        f"it is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"
+        f"that is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"
         for option, ref in references.items()
         if not ref.startswith(PREFIXES) and not all(map(_can_be, filter(None, split_lora(ref, Path.cwd()))))
     ]

@@ -129,12 +129,12 @@ def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Any:
 
 
 def _say_problems(checked: Preflight, missing: Sequence[str]) -> None:
-    for line in checked.problems:
+    for line in dict.fromkeys(checked.problems):  # what is wrong with every task alike is said once
         say(line, err=True)
     for line in missing:
         say(f"not given: {line}", err=True)
     say(
-        "Nothing was measured. Say where models are with --base REFERENCE and --expert NAME=REFERENCE, and samples with "
-        "--data NAME=SAMPLES.",
+        "Nothing was measured. --base REFERENCE and --expert NAME=REFERENCE say where models are, --data NAME=SAMPLES "
+        "where samples are.",
         err=True,
     )

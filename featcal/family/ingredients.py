@@ -68,7 +68,7 @@ class Contents:
     @property
     def scale(self) -> float:
         """Return how far the experts carry the merge, in ways of the plain sum of their task vectors."""
-        return self._median((one.explained / one.summed for one in self.layers if one.summed > 0))
+        return self._median(one.explained / one.summed for one in self.layers if one.summed > 0)
 
     @property
     def unexplained(self) -> float:

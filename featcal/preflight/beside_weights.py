@@ -1,5 +1,5 @@
-"""Compare what lies beside the weights of a merged model, its tokenizer, chat template and configuration, with what lies
-beside its base and its experts: half of what people take for a bad merge is wrong there."""
+"""Compare tokenizer, chat template and configuration beside a merged model's weights with those of its base and its
+experts: half of what people take for a bad merge is wrong there."""
 
 from __future__ import annotations
 
@@ -242,9 +242,9 @@ class Trio:
         for name in _ENDS:
             # What one of the files leaves out is left to the library, and versions of it differ in what they leave out.
             if name in stated and name in found and _content(stated[name]) != _content(found[name]):
-                others = [_content(one.read(_OPTIONS).get(name)) for one in self.experts]
+                alike = [_content(one.read(_OPTIONS).get(name)) for one in self.experts]
                 text = f"{_OPTIONS}: {name} is {_short(found[name])}, in the base {_short(stated[name])}."
-                is_fault = _content(found[name]) not in others
+                is_fault = _content(found[name]) not in alike
                 yield Difference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
 
     def _compare_dtypes(self) -> Iterator[Difference]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from featcal.family.opening import Family, open_checked, open_family
@@ -28,6 +29,8 @@ class OpenMerge:
     family: Family
     differences: tuple[Difference, ...]
     """Everything beside the merged model's weights that is not as beside the base's."""
+    folder: Path
+    """Folder of the merged model's files."""
     copy: str
     """Command that copies from the base what is wrong; "" where nothing is to be copied."""
 
@@ -63,7 +66,8 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
         raise InputError(*faults, *error.problems) from error
     container = family.origin if isinstance(merged, FirstRows) else found
     whole = replace(family, suite=suite, merged=merged, container=container)
-    return OpenMerge(whole, differences, repair_command(differences, family.origin.folder, found.folder))
+    copy = repair_command(differences, family.origin.folder, found.folder)
+    return OpenMerge(whole, differences, found.folder, copy)
 
 
 def _without_merged(suite: Suite) -> Suite:

@@ -138,8 +138,8 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
         if contents.unexplained > _ALIKE:
             text += (
-                f", and {100 * contents.unexplained:.0f} % of its way from the base comes from none of the experts: another model "
-                "was merged in that place, or the expert's folder holds another one now"
+                f", and {100 * contents.unexplained:.0f} % of its way from the base comes from none of the experts: "
+                "another model was merged in that place, or the expert's folder holds another one now"
             )
         yield Sentence("absent", f"{text}.", {"task": task, "coefficient": own[task]})
     swapped = {} if stated is None or absent else _find_swap(own, stated)
@@ -151,8 +151,8 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     times = _measure_times(own, stated) if stated is not None and found.is_exact and not (absent or swapped) else None
     if contents.scale > STEEP:
         text = (
-            f"Its scale is too large: the experts carry it {contents.scale:.1f} times as far from the base as the plain "
-            "sum of their task vectors"
+            f"Its scale is too large: the experts carry it {contents.scale:.1f} times as far from the base as the sum "
+            "of their task vectors does"
         )
         if times is not None and times > 1 + _ALIKE:
             text += f", {times:.1f} times as far as its recipe says"

@@ -47,19 +47,23 @@ class Place:
     suite: str
     before: str = ""
 
-    def commands(self, folder: Path, copy: str) -> Commands:
+    def commands(self, folder: Path, copy: str, is_known: bool) -> Commands:
         """Return the command lines that may repair it.
 
         Args:
             folder: of its files.
             copy: puts right what lies beside the weights.
+            is_known: whether featcal has a recipe for how it was merged.
         """
-        name = Path(self.model).name
-        recipe = folder / RECIPE_FILE
+        name, file = Path(self.model).name, folder / RECIPE_FILE
+        written = f"{name}-again.yaml"
+        again = [["featcal", "suite", "import", str(file), "--out", written]]
+        again += [["featcal", "merge", written, "--out", f"{name}-again"]]
+        again = again if is_known else [["mergekit-yaml", str(file), f"{name}-again"]]
         scaled = ["merge", self.suite, "--method", "task-arithmetic", "--scale", "0.3", "--out", f"{name}-again"]
         return Commands(
             copy,
-            shlex.join(["mergekit-yaml", str(recipe), f"{name}-again"]) if recipe.is_file() else "",
+            " && ".join(map(shlex.join, again)) if file.is_file() else "",
             self._after(scaled),
             self._after(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
             self._after(["select", self.suite]),
@@ -91,7 +95,7 @@ def examine_merge(
         Path(place.model).name,
         opened.differences,
         take_contents(family, family.merged),
-        place.commands(family.container.folder, opened.copy),
+        place.commands(opened.folder, opened.copy, recipe.stated is not None),
         recipe.stated,
         recipe.is_exact,
         recipe.method,
