@@ -173,8 +173,8 @@ def _read_configuration(folder: Path) -> tuple[str, Contents] | None:
 def _require_places(references: Mapping[str, str], file: Path) -> None:
     """Raise InputError for references that are neither folders nor ids on the Hub, with the option that says better."""
     problems = [
-        f"{file} names '{ref}', which is no folder where this command runs, beside the weights or above them; say where "
-        f"that is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"
+        f"{file} names '{ref}', which is no folder where this command runs, beside the weights or above them; say "
+        f"where it is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"
         for option, ref in references.items()
         if not ref.startswith(PREFIXES) and not all(map(_can_be, filter(None, split_lora(ref, Path.cwd()))))
     ]

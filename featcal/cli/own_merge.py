@@ -14,13 +14,15 @@ from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
     from featcal.authoring.from_merge import Origins
+    from featcal.authoring.from_paths import Parts
+    from featcal.figures.verdict.merge import Recipe
     from featcal.preflight.check import Preflight
     from featcal.suite.views import EvaluationSamples
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of a merged model; None and {} where it leaves that to the model's folder.
+    """Order to diagnose a merged model; None and {} stand for what its folder is to say.
 
     Args:
         models: shown beside it in the report.
@@ -56,7 +58,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     from featcal.figures.report.write import free, write_report
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
-    from featcal.figures.verdict.merge import Place, Recipe, examine_merge
+    from featcal.figures.verdict.merge import Place, examine_merge
     from featcal.preflight.own_merge import check_parents, open_merge
     from featcal.session.session import Session
 
@@ -77,12 +79,14 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
         _say_problems(checked, begun.missing)
         show(document, as_json, (), ())
         return 1
+    for line in begun.assumed if asked.data and not as_json else ():
+        say(f"taken for granted: {line}", err=True)
     keep_memory()
     opened = open_merge(suite, device)
     session = Session(opened.family, one_shot=False)
-    contents = origins.contents
-    recipe = Recipe(origins.coefficients, bool(contents and contents.is_exact), contents.method if contents else "")
-    found = examine_merge(session, opened, recipe, Place(asked.model, str(asked.file), asked.command), on, bar())
+    found = examine_merge(
+        session, opened, _recipe(origins), Place(asked.model, str(asked.file), asked.command), on, bar()
+    )
     verdict = judge_merge(found)
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
     document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
@@ -109,6 +113,15 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     return 0
 
 
+def _recipe(origins: Origins) -> Recipe:
+    from featcal.figures.verdict.merge import Recipe
+
+    contents = origins.contents
+    if contents is None:
+        return Recipe()
+    return Recipe(origins.coefficients, contents.is_exact, contents.method, contents.notes)
+
+
 def _find_origins(asked: Asked) -> Origins:
     from featcal.authoring.from_merge import Origins, find_origins
     from featcal.formats.locate import checkpoint_folder
@@ -118,7 +131,7 @@ def _find_origins(asked: Asked) -> Origins:
     return find_origins(checkpoint_folder(asked.model, Path.cwd(), "merged"), asked.base, asked.experts)
 
 
-def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Any:
+def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Parts:
     """Return models and samples of the suite; experts write texts where no samples are given."""
     from featcal.authoring.from_merge import sample_source
     from featcal.authoring.from_paths import Parts

@@ -30,7 +30,7 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class LayerContents:
-    """What one layer of a merged model is made of."""
+    """Makeup of one layer of a merged model."""
 
     layer: str
     coefficients: Mapping[str, float]
@@ -51,7 +51,7 @@ class LayerContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a merged model is made of."""
+    """Makeup of a merged model, layer by layer and as a whole."""
 
     layers: tuple[LayerContents, ...]
     """In forward order: embeddings, blocks, and what is behind them."""
@@ -71,7 +71,7 @@ class Contents:
         return self._median(one.explained / one.summed for one in self.layers if one.summed > 0)
 
     @property
-    def unexplained(self) -> float:
+    def rest(self) -> float:
         """Return the share of the merge's way from the base that no sum of the task vectors gives, 0-1."""
         rest = ((1 - min(one.explained / one.moved, 1) ** 2) ** 0.5 for one in self.layers if one.moved > 0)
         return self._median(rest)
@@ -117,7 +117,7 @@ class Contents:
             {"layer": one.layer, "coefficients": dict(one.coefficients), "zeros": list(one.zeros)}
             for one in self.layers
         ]
-        whole = {"coefficients": self.coefficients, "scale": self.scale, "unexplained": self.unexplained}
+        whole = {"coefficients": self.coefficients, "scale": self.scale, "unexplained": self.rest}
         return {**whole, "layers": layers}
 
 

@@ -57,6 +57,7 @@ class MergeFindings:
         stated: task → coefficient by its recipe; None where there is none in plain numbers.
         is_exact: whether the recipe's method is a sum of task vectors.
         method: of the recipe; "" without one.
+        notes: what the recipe says of the vocabulary that is not as it should be.
         features: None where they could not be measured.
         failure: why not.
         finals: task → norm of the final drift, relative to that of the expert's features.
@@ -72,6 +73,7 @@ class MergeFindings:
     stated: Mapping[str, float] | None = None
     is_exact: bool = False
     method: str = ""
+    notes: Sequence[str] = ()
     features: Findings | None = None
     failure: str = ""
     finals: Mapping[str, float] = field(default_factory=dict)
@@ -136,9 +138,9 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     absent = [task for task in contents.absent if task not in meant]
     for task in absent:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
-        if contents.unexplained > _ALIKE:
+        if contents.rest > _ALIKE:
             text += (
-                f", and {100 * contents.unexplained:.0f} % of its way from the base comes from none of the experts: "
+                f", and {100 * contents.rest:.0f} % of its way from the base comes from none of the experts: "
                 "another model was merged in that place, or the expert's folder holds another one now"
             )
         yield Sentence("absent", f"{text}.", {"task": task, "coefficient": own[task]})
@@ -219,6 +221,7 @@ def _say_files(found: MergeFindings) -> Iterator[Sentence]:
     for one in found.wrong_files:
         yield Sentence("files", one.sentence, {"about": one.about})
     known = [one.sentence for one in found.differences if not one.is_fault]
+    known += [f"The recipe has {one}." for one in found.notes]
     if known:
         yield Sentence("files", f"To be known: {' '.join(known[:_MOST])}", {"notes": len(known)})
     elif not found.differences:
@@ -234,7 +237,7 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     text = f"By its weights it is the base and {parts}" if own else "None of the experts differs from the base"
     if found.stated is not None and found.is_exact and not wrong:
         text += ", as its recipe says"
-    rest = found.contents.unexplained
+    rest = found.contents.rest
     if own and rest >= 0.005:
         how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
         text += f"; {100 * rest:.0f} % of its way from the base is no sum of theirs{how}"

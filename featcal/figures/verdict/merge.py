@@ -4,7 +4,7 @@ brings."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,16 +26,17 @@ WRITTEN = "texts that experts wrote have no right answers"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is known of how a merged model was made: fields of `MergeFindings`."""
+    """Knowledge of how a merged model was made: fields of `MergeFindings`."""
 
     stated: Mapping[str, float] | None = None
     is_exact: bool = False
     method: str = ""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a merged model and the suite about it are, as command lines name them.
+    """Names of a merged model and of the suite about it on a command line.
 
     Args:
         model: folder or Hub id.
@@ -64,12 +65,12 @@ class Place:
         return Commands(
             copy,
             " && ".join(map(shlex.join, again)) if file.is_file() else "",
-            self._after(scaled),
-            self._after(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
-            self._after(["select", self.suite]),
+            self._write_first(scaled),
+            self._write_first(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
+            self._write_first(["select", self.suite]),
         )
 
-    def _after(self, words: list[str]) -> str:
+    def _write_first(self, words: list[str]) -> str:
         own = shlex.join(["featcal", *words])
         return f"{self.before} && {own}" if self.before else own
 
@@ -99,6 +100,7 @@ def examine_merge(
         recipe.stated,
         recipe.is_exact,
         recipe.method,
+        recipe.notes,
     )
     is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
     repair = None if is_wrong else repair_of(session, MERGED)
