@@ -43,6 +43,8 @@ class LayerContents:
     """||sum_i c_i tau_i||."""
     base: float
     """||theta_0||."""
+    rounding: float
+    """Norm of what storing the merge rounds away, about: that of uniform errors of half a unit in the last place."""
     zeros: tuple[str, ...]
     """Tensors of zeros that are none in the base."""
     is_zero: bool
@@ -75,6 +77,11 @@ class Contents:
         """Return the share of the merge's way from the base that no sum of the task vectors gives, 0-1."""
         rest = ((1 - min(one.explained / one.moved, 1) ** 2) ** 0.5 for one in self.layers if one.moved > 0)
         return self._median(rest)
+
+    @property
+    def rounding(self) -> float:
+        """Return the share of the merge's way from the base that is rounding, about."""
+        return self._median(one.rounding / one.moved for one in self.layers if one.moved > 0)
 
     @property
     def is_base(self) -> bool:
@@ -145,7 +152,7 @@ def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
 def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
     tasks = list(family.experts)
     gram = torch.zeros(len(tasks) + 1, len(tasks) + 1, dtype=torch.float64)
-    base, zeros, matrices = 0.0, [], []
+    base, noise, zeros, matrices = 0.0, 0.0, [], []
     for name in names:
         start = family.base.read([name])[name]
         own = merged.read([name])[name]
@@ -153,6 +160,7 @@ def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str
         products, square = _multiply(start, [*others, own])
         gram += products
         base += square
+        noise += square * torch.finfo(own.dtype).eps ** 2 / 12
         matrices += [name] * (start.ndim > 1 and square > 0)
         zeros += [name] * (square > 0 and not bool(own.any()))
     own_gram, dots, moved = gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])
@@ -167,6 +175,7 @@ def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str
         float(own_gram.sum().clamp(min=0)) ** 0.5,
         float((found @ own_gram @ found).clamp(min=0)) ** 0.5,
         base**0.5,
+        noise**0.5,
         tuple(zeros),
         bool(matrices) and set(matrices) <= set(zeros),
     )

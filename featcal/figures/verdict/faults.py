@@ -28,6 +28,8 @@ HALF = 0.5
 _ALIKE = 0.1
 """Difference of a coefficient from the recipe's, in shares of the largest, up to which both are the same: storing in
 half precision moves them by a few hundredths."""
+_ROUNDED = 2.0
+"""Share of the way that no expert explains, in shares of rounding, up to which it is called rounding."""
 _MOST = 6
 """Experts and files that a sentence names."""
 
@@ -138,7 +140,7 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     absent = [task for task in contents.absent if task not in meant]
     for task in absent:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
-        if contents.rest > _ALIKE:
+        if contents.rest > max(_ALIKE, _ROUNDED * contents.rounding):
             text += (
                 f", and {100 * contents.rest:.0f} % of its way from the base comes from none of the experts: "
                 "another model was merged in that place, or the expert's folder holds another one now"
@@ -197,23 +199,22 @@ def _largest(weights: Mapping[str, float]) -> float:
 
 def _say_state(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     """Say first of all whether it is broken."""
-    files = " and in the files beside them" if found.wrong_files else ""
+    files = join_words([*dict.fromkeys(one.about for one in found.wrong_files)])
     if wrong:
-        text = f"{found.name} is broken, in its weights{files}."
-    elif found.wrong_files:
-        text = f"{found.name} is sound in its weights; the files beside them are wrong: {_abouts(found)}."
+        text = "is broken, in its weights"
     elif found.failure:
-        text = f"{found.name} is broken: it computes nothing that is finite."
+        text = "is broken: what it computes is not finite"
     elif found.is_harmful:
-        text = f"{found.name} is as it was merged, and worse than no merge: the base is nearer to the experts."
+        worse = statistics.fmean(found.finals.values()) > HARM * statistics.fmean(found.base_finals.values())
+        nearer = "the base is" if worse else "no features at all would be"
+        text = f"is as it was merged, and worse than no merge: {nearer} nearer to the experts"
+    elif files:
+        text = "is sound in its weights"
     else:
-        text = f"{found.name} is healthy: nothing is wrong with its weights or the files beside them."
+        text = "is healthy: nothing is wrong with its weights or the files beside them"
+    text = f"{found.name} {text}" + (f"; the files beside them are wrong: {files}." if files else ".")
     numbers = {"broken": bool(wrong or found.failure or found.is_harmful), "files": bool(found.wrong_files)}
     return Sentence("state", text, {**numbers})
-
-
-def _abouts(found: MergeFindings) -> str:
-    return join_words([*dict.fromkeys(one.about for one in found.wrong_files)])
 
 
 def _say_files(found: MergeFindings) -> Iterator[Sentence]:
@@ -240,6 +241,7 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     rest = found.contents.rest
     if own and rest >= 0.005:
         how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
+        how = ", but rounding to its dtype" if rest <= _ROUNDED * found.contents.rounding else how
         text += f"; {100 * rest:.0f} % of its way from the base is no sum of theirs{how}"
     return Sentence("contents", f"{text}.", {**own, "unexplained": rest})
 
@@ -299,9 +301,9 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
 
 
 def _is_as_the_recipe_says(found: MergeFindings) -> bool:
-    """Say whether a scale that is too large is the recipe's own, or no other fault is known."""
+    """Say whether nothing else is wrong with the weights than what the recipe itself asks for."""
     kinds = {one.about for one in find_wrong_weights(found)}
-    if kinds - {"scale"} or found.failure:
+    if kinds - {"scale"}:
         return False
     times = None if found.stated is None else _measure_times(found.contents.coefficients, found.stated)
     return times is None or abs(times - 1) <= _ALIKE

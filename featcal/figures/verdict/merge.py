@@ -48,6 +48,11 @@ class Place:
     suite: str
     before: str = ""
 
+    @property
+    def name(self) -> str:
+        """Return the last part of what the model is called."""
+        return Path(self.model).resolve().name  # of "." too
+
     def commands(self, folder: Path, copy: str, is_known: bool) -> Commands:
         """Return the command lines that may repair it.
 
@@ -56,7 +61,7 @@ class Place:
             copy: puts right what lies beside the weights.
             is_known: whether featcal has a recipe for how it was merged.
         """
-        name, file = Path(self.model).name, folder / RECIPE_FILE
+        name, file = self.name, folder / RECIPE_FILE
         written = f"{name}-again.yaml"
         again = [["featcal", "suite", "import", str(file), "--out", written]]
         again += [["featcal", "merge", written, "--out", f"{name}-again"]]
@@ -93,7 +98,7 @@ def examine_merge(
     """
     family = opened.family
     found = MergeFindings(
-        Path(place.model).name,
+        place.name,
         opened.differences,
         take_contents(family, family.merged),
         place.commands(opened.folder, opened.copy, recipe.stated is not None),
