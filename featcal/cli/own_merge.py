@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featcal.authoring.from_paths import Parts
     from featcal.figures.verdict.merge import Recipe
     from featcal.preflight.check import Preflight
+    from featcal.session.session import Session
     from featcal.suite.views import EvaluationSamples
 
 
@@ -55,7 +56,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import begin
-    from featcal.figures.report.write import free, write_report
+    from featcal.figures.report.write import free
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
     from featcal.figures.verdict.merge import Place, examine_merge
@@ -91,19 +92,11 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
     document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
     document |= {"drift": ledger and ledger.to_json(), **verdict.to_json()}
-    if asked.out is not None and not found.failure:
-        # The report first: where it fails, no suite file is left behind.
-        report = write_report(
-            session,
-            str(asked.file),
-            asked.out,
-            models=("merged", *asked.models),
-            on=on,
-            about=verdict.lines,
-            progress=bar(),
-        )
+    if asked.out is not None and found.failure:
+        say(f"nothing is written to {asked.out}: there are no features to report", err=True)
+    elif asked.out is not None:
+        report = _write(asked, asked.out, session, verdict.lines, on)
         write_draft(begun.text, asked.file)
-        say_notes(report)
         document |= {"suite": str(asked.file), "report": report}
     show(document, as_json, (), ())
     for line in verdict.lines if not as_json else ():
@@ -111,6 +104,16 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     if "report" in document and not as_json:
         say(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
     return 0
+
+
+def _write(asked: Asked, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples) -> dict[str, Any]:
+    """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
+    from featcal.figures.report.write import write_report
+
+    models = ("merged", *asked.models)
+    report = write_report(session, str(asked.file), out, models=models, on=on, about=lines, progress=bar())
+    say_notes(report)
+    return report
 
 
 def _recipe(origins: Origins) -> Recipe:

@@ -33,7 +33,7 @@ def merge(root: Path) -> Callable[[str], Path]:
 
 
 def diagnose(run: Run, folder: Path, *more: str) -> dict[str, Any]:
-    found = document(run("diagnose", folder, "--eval-samples", "6", "--json", *more))
+    found = document(run("diagnose", folder, "--eval-samples", "3", "--json", *more))
     found["said"] = {one["about"]: one for one in found["sentences"]}
     return found
 
@@ -92,7 +92,7 @@ def test_a_healthy_merge_is_called_so(run: Run, merge: Callable[[str], Path]) ->
         worst,
         pytest.approx(finals[worst]),
     )
-    # Whatever the calibration of six texts brings, its number decides what is next.
+    # Whatever the calibration of three texts brings, its number decides what is next.
     after = found["said"]["repaired drift"]["numbers"]
     assert found["next"] == ("repair" if after["calibrated"] < after["final"] else "other options")
 
@@ -121,7 +121,7 @@ def test_a_report_begins_with_the_same_lines_and_its_suite_calibrates(
     run: Run, merge: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run("diagnose", merge(""), "--eval-samples", "6", "--out", "found.html")
+    code, out, err = run("diagnose", merge(""), "--eval-samples", "3", "--out", "found.html")
     assert code == 0, err
     *lines, last = out.splitlines()
     assert last.endswith("and found.yaml")
@@ -129,7 +129,7 @@ def test_a_report_begins_with_the_same_lines_and_its_suite_calibrates(
     page = Path("found.html").read_text()
     assert "is healthy: nothing is wrong with its weights" in page
     content = yaml.safe_load(Path("found.yaml").read_text())
-    own = {"self_generated": {"prompts": [*BEGINNINGS[:6]], "tokens": 32}}
+    own = {"self_generated": {"prompts": [*BEGINNINGS[:3]], "tokens": 32}}
     assert [task["calibration"] for task in content["tasks"].values()] == [own, own]
     (next_line,) = (line for line in lines if line.startswith("Next: "))
     command = shlex.split(next_line.rpartition(": ")[2])
