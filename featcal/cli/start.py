@@ -34,8 +34,9 @@ def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[st
 
 
 def _models_and_samples(required: bool = True) -> Option:
-    """Return the options for the models and samples of a suite; where none is required, a suite may be named too."""
-    alone = "" if required else "  [none: a suite is named]"
+    """Return the options for the models and samples of a suite; where none is required, files may say the same."""
+    alone = "" if required else "  [as the files of FOLDER say]"
+    without = "none: the suite file asks for them" if required else "texts that experts write"
     return block(
         click.option(
             "--base",
@@ -56,7 +57,7 @@ def _models_and_samples(required: bool = True) -> Option:
             callback=_parse_tasks,
             help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or "
             "beside each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: "
-            '"{question}"}\'.  [none: the suite file asks for them]',
+            f'"{{question}}"}}\'.  [{without}]',
         ),
     )
 
