@@ -42,15 +42,15 @@ def read_recipe(file: Path) -> dict[str, Any]:
 def reference(path: str, revision: str | None, beside: Path) -> str:
     """Return a reference for a suite file: a folder as an absolute path, else unchanged, with the revision.
 
-    Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
-    server, which tells nobody where its files are, leaves them unchanged.
+    Relative folders are looked for where the command runs, as the other tools do, then in `beside`, then in the folders
+    above it: a recipe beside weights means paths from where its tool ran. A shared server, which tells nobody where its
+    files are, leaves them unchanged.
 
     Raises:
         InputError: nothing can lie at the path.
     """
-    folders = (
-        [] if server_rules() else [local_path(path, start, "the recipe's model") for start in (Path.cwd(), beside)]
-    )
+    starts = [] if server_rules() else [Path.cwd(), beside, *beside.absolute().parents]
+    folders = (local_path(path, start, "the recipe's model") for start in starts)
     found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
     return found if revision is None else f"{found}@{revision}"
 

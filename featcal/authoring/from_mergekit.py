@@ -52,12 +52,9 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
             featcal has no recipe (only without `merged`), a vocabulary other than the base's.
     """
     config = validate_configuration(read_recipe(file), str(file))
-    base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
-    models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
-    experts = [model for model in dict.fromkeys(models) if model != base]
-    tasks = dict(zip(task_names([model.to_reference(file.parent) for model in experts]), experts, strict=True))
+    base, tasks = _base_and_experts(config, file.parent)
     problems, notes = list(_vocabulary_problems(config)), list(_notes(config))
-    if not experts:
+    if not tasks:
         problems.append("no model besides base_model; a suite needs at least one expert")
     if merged is None:
         recipe = _Recipe(config, base, tasks)
@@ -74,6 +71,74 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
     no_base = f"base: the model that the experts were fine-tuned from, which {config.merge_method} does not name"
     missing = [*([no_base] if base is None else []), *samples_missing(tasks)]
     return Imported({**about, **named, "merged": content, "tasks": experts_by_task}, tuple(missing), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Models that a configuration merges, as references of a suite file.
+
+    Args:
+        base: what the experts were fine-tuned from; None where the method does not say.
+        experts: task → reference.
+        coefficients: task → c of merged = base + Σ c (expert - base); None where no plain numbers say so.
+        is_exact: whether the method is this sum; else it keeps the order of the coefficients alone.
+        notes: remarks on a vocabulary that is not the base's.
+    """
+
+    method: str
+    base: str | None
+    experts: Mapping[str, str]
+    coefficients: Mapping[str, float] | None
+    is_exact: bool
+    notes: tuple[str, ...]
+
+
+def read_contents(content: dict[str, Any], beside: Path, label: str) -> Contents:
+    """Return the models of a configuration whose output is there already, so that any method will do.
+
+    Args:
+        content: of the configuration.
+        beside: folder of the merged model; `label` names the configuration in messages.
+
+    Raises:
+        InputError: mistakes in it, all of them.
+    """
+    config = validate_configuration(content, label)
+    base, tasks = _base_and_experts(config, beside)
+    coefficients, is_exact = _coefficients(config, base, tasks)
+    return Contents(
+        config.merge_method,
+        None if base is None else base.to_reference(beside),
+        {task: model.to_reference(beside) for task, model in tasks.items()},
+        coefficients,
+        is_exact,
+        tuple(_vocabulary_problems(config)),
+    )
+
+
+def _base_and_experts(config: Configuration, beside: Path) -> tuple[Model | None, dict[str, Model]]:
+    """Return the model that the experts were fine-tuned from, where the method names it, and the experts by task."""
+    base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
+    models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
+    experts = [model for model in dict.fromkeys(models) if model != base]
+    return base, dict(zip(task_names([model.to_reference(beside) for model in experts]), experts, strict=True))
+
+
+def _coefficients(
+    config: Configuration, base: Model | None, tasks: Mapping[str, Model]
+) -> tuple[dict[str, float] | None, bool]:
+    """Return how far the merge goes from the base to every expert, and whether that is all it does."""
+    recipe = _Recipe(config, base, tasks)
+    content = recipe.content()
+    if recipe.problems:
+        return None, False
+    weights, is_mean = content["weights"], bool(content.get("normalize"))
+    total = sum(weights.values()) if is_mean else 1.0
+    # Without a base of its own, a sum of whole models is no sum of task vectors unless its weights sum to 1.
+    if total == 0 or (content["method"] == "linear" and not is_mean):
+        return None, False
+    scale = content.get("scale", 1.0) / total
+    return {task: scale * weight for task, weight in weights.items()}, "density" not in content
 
 
 def _vocabulary_problems(config: Configuration) -> Iterator[str]:

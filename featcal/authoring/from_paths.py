@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from featcal.models.families.decoder_facts import FACTS
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.suite.methods import is_merger
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean
+from featcal.system.formatting import did_you_mean, join_words
 from featcal.system.json_files import read_json
 from featcal.system.paths import from_folder, local_path, neighbours
 
@@ -38,12 +38,16 @@ class Parts:
         experts: task → reference of its expert.
         data: task → where its samples are, as `featcal.authoring.guess.guess` reads it.
         merged: reference of a merged model, or a method of merging; None is Task Arithmetic at 0.3.
+        otherwise: texts that experts write, a source for the tasks that are not in `data`; None asks for samples.
+        options: more keys of the suite file.
     """
 
     base: str
     experts: Mapping[str, str]
     data: Mapping[str, str]
     merged: str | None = None
+    otherwise: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def begin(parts: Parts, out: Path) -> Beginning:
     problems: list[str] = []
     assumed: list[str] = []
     missing: list[str] = []
-    content: dict[str, Any] = {"name": out.stem, "base": "", "merged": {}, "tasks": {}}
+    content: dict[str, Any] = {"name": out.stem, "base": "", "merged": {}, **parts.options, "tasks": {}}
     if not parts.experts:
         problems.append("no expert is given; name one for every task, as in --expert cars=./experts/cars")
     for task in parts.data.keys() - parts.experts.keys():
@@ -88,9 +92,14 @@ def begin(parts: Parts, out: Path) -> Beginning:
                 assumed += [f"task '{task}': classes are named as in the expert's config.json"] * bool(classes)
                 assumed += (f"task '{task}': {line}" for line in found.assumed)
                 missing += (f"task '{task}': {line}" for line in found.missing)
+        elif parts.otherwise is not None:
+            content["tasks"][task] |= {"calibration": parts.otherwise}
     if problems:
         raise InputError(*problems)
-    missing += samples_missing(task for task in parts.experts if task not in parts.data)
+    without = [task for task in parts.experts if task not in parts.data]
+    if without and parts.otherwise is not None:
+        assumed.append(f"samples of {join_words(without)}: none were given, so their experts write texts")
+    missing += samples_missing([] if parts.otherwise is not None else without)
     head = comments({"To be filled in:": missing, "Taken for granted:": assumed})
     return Beginning(head + format_suite(content), tuple(assumed), tuple(missing))
 

@@ -12,14 +12,10 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, JSON, MEASURED, Option, block, file_to_write, models_option
-from featcal.cli.suite import show_check
-from featcal.cli.terminal import bar, say, say_notes, show
-from featcal.system.formatting import readable
+from featcal.cli.terminal import bar, say, show
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
-    from featcal.authoring.from_paths import Parts
-    from featcal.drift.ledger import DriftLedger
     from featcal.session.session import Session
     from featcal.suite.views import EvaluationSamples
 
@@ -38,8 +34,9 @@ def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[st
 
 
 def _models_and_samples(required: bool = True) -> Option:
-    """Return the options for the models and samples of a suite; where none is required, a suite may be named too."""
-    alone = "" if required else "  [none: a suite is named]"
+    """Return the options for the models and samples of a suite; where none is required, files may say the same."""
+    alone = "" if required else "  [as the files of FOLDER say]"
+    without = "none: the suite file asks for them" if required else "texts that experts write"
     return block(
         click.option(
             "--base",
@@ -60,7 +57,7 @@ def _models_and_samples(required: bool = True) -> Option:
             callback=_parse_tasks,
             help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or "
             "beside each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: "
-            '"{question}"}\'.  [none: the suite file asks for them]',
+            f'"{{question}}"}}\'.  [{without}]',
         ),
     )
 
@@ -131,23 +128,55 @@ def diagnose(
     How much of the experts it keeps, which task suffers most, which layer causes most of the final drift, what a
     calibration with the suite's options brings: all measured, with intervals.
 
-    A merged model of your own needs no suite: name its FOLDER (or Hub id), --base, --expert, --data and --out. It is
-    checked, and its report and a suite file are written; --model calibrated adds what calibration would give. If a
-    check finds a problem, the exit status is 1 and nothing is written.
+    A merged model of your own needs no suite: name its FOLDER (or Hub id). Base and experts are those of the
+    mergekit_config.yml or the card in it, unless --base and --expert say otherwise; without --data experts write the
+    texts that are measured on. What lies beside the weights is compared first: tokenizer, chat template, configuration.
+    --out writes a report and the suite; --model calibrated shows in it what calibration would give. If base, experts or
+    samples are not in order, the exit status is 1 and nothing is written.
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
     """
-    from featcal.authoring.from_paths import Parts
     from featcal.suite.views import EvaluationSamples
 
     on = EvaluationSamples(**drawn)
-    if base is None and not (experts or data or out):
+    if _is_suite(model):
+        if base is not None or experts or data or out:
+            raise click.UsageError(
+                f"'{model}' is a suite, which names models and samples itself (featcal report writes its report); a "
+                "merged model without one is named by FOLDER, --base, --expert, --data and --out"
+            )
         keep_memory()
         _judge(opening.session(model, device, one_shot=False), models or ("merged",), on, as_json)
         return 0
-    if base is None or not experts or out is None:
-        raise click.UsageError("a model without a suite is named by FOLDER, --base, --expert, --data and --out")
-    return _diagnose_own(Parts(base, experts, data, model), models, on, out, (device, as_json))
+    if models and out is None:
+        raise click.UsageError("--model names models of the report on FOLDER; give --out too")
+    from featcal.cli.own_merge import Asked, diagnose_own
+
+    return diagnose_own(Asked(model, base, experts, data, models, out), on, device, as_json)
+
+
+def _is_suite(named: str) -> bool:
+    """Say whether a suite is named, rather than a model.
+
+    Raises:
+        InputError: nothing is there that is either.
+    """
+    from featcal.formats.hub import hub_model
+    from featcal.formats.lora import split_lora
+    from featcal.formats.open_clip import PREFIXES
+    from featcal.suite.schema import suite_file
+    from featcal.system.errors import InputError
+
+    try:
+        suite_file(named)
+    except InputError as error:
+        parts = [part for part in split_lora(named, Path.cwd()) if part is not None]
+        if named.startswith(PREFIXES) or all(Path(part).is_dir() or hub_model(part) for part in parts):
+            return False
+        raise InputError(
+            *error.problems, f"nor is '{named}' the folder of a merged model, or its id on the Hub"
+        ) from error
+    return True
 
 
 def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_json: bool) -> None:
@@ -164,61 +193,3 @@ def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_js
     head = {"suite": session.family.suite.name, "split": on.split or session.split, "samples": on.samples}
     documents = [{**head, "seed": on.seed, "model": name, **one.to_json()} for name, one in found.items()]
     show(documents[0] if len(documents) == 1 else {"models": documents}, as_json, (), ())
-
-
-def _diagnose_own(parts: Parts, models: Sequence[str], on: EvaluationSamples, out: Path, how: tuple[str, bool]) -> int:
-    """Check a model without a suite, print the verdict on it and write its report.
-
-    Args:
-        how: device, and whether one document is printed.
-    """
-    from featcal.authoring.from_form import read_draft, write_draft
-    from featcal.authoring.from_paths import begin
-    from featcal.family.opening import open_family
-    from featcal.figures.report.write import free, write_report
-    from featcal.figures.verdict.measure import attribution_options
-    from featcal.preflight.check import check as preflight
-    from featcal.session.session import Session
-
-    (device, as_json), file = how, out.with_suffix(".yaml")
-    free(out, file)
-    begun = begin(parts, file)
-    suite = read_draft(begun.text, file)
-    found = preflight(suite, probe=False)
-    document: dict[str, Any] = {
-        "assumed": list(begun.assumed),
-        "missing": list(begun.missing),
-        "check": found.to_json(),
-    }
-    if not as_json:
-        show(None, False, [("taken for granted", line) for line in begun.assumed], ("", ""))
-        show_check(found)
-    if begun.missing or found.problems:
-        for line in begun.missing:
-            say(f"not given: {line}", err=True)
-        show(document, as_json, (), ())
-        return 1
-    keep_memory()
-    session, progress = Session(open_family(suite, device), one_shot=False), bar()
-    ledger = session.measure.drift("merged", attribution_options(on), progress)
-    # The report first: where it fails, no suite file is left behind.
-    report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
-    write_draft(begun.text, file)
-    say_notes(report)
-    document |= {"suite": str(file), "drift": ledger.to_json(), "report": report}
-    show(document, as_json, _worst_layers(ledger), ("task", "final relative drift", "most from layer", "share of it"))
-    if not as_json:
-        for line in report["verdict"]:
-            say(line)
-        say(f"written to {out} ({readable(report['bytes'])}) and {file}")
-    return 0
-
-
-def _worst_layers(ledger: DriftLedger) -> list[tuple[str, float, str, float]]:
-    """Return every task with its final drift, the layer that caused most of it (Prop. 2), and that layer's share."""
-    rows = []
-    for task, entry in ledger.to_json()["tasks"].items():
-        layers = entry["layers"]
-        worst = max(layers, key=lambda layer: layer["share"] or 0.0)
-        rows.append((task, layers[-1]["relative_drift"], worst["layer"], worst["share"] or 0.0))
-    return rows

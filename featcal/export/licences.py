@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from featcal.family.opening import Family
-from featcal.formats.hub import CARD_FILE
+from featcal.formats.card_data import read_card_data
 from featcal.system.formatting import printable, some
 
-MOST_BYTES = 4 << 20
-"""Size of a card beyond which it is not read."""
 BASE = "base"
 """Name of the base among the models that state a licence."""
 _NAMED_APART = "other"
 """The Hub's word for a licence that `license_name` names."""
 Licences = Mapping[str, str | None]
 """Model, "base" or "expert TASK" → the Hub's word for its licence; None where its files say none."""
-
-
-def read_card_data(folder: Path) -> dict[str, Any]:
-    """Return the front matter of the card in a folder; {} without one, or where it cannot be read."""
-    from huggingface_hub import metadata_load
-
-    file = folder / CARD_FILE
-    try:
-        return (metadata_load(file) or {}) if file.is_file() and file.stat().st_size <= MOST_BYTES else {}
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError):
-        return {}  # what others wrote, without which a card merely says less
 
 
 def read_licences(family: Family) -> dict[str, str | None]:

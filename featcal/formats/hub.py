@@ -15,6 +15,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 """Patterns of the files that a model on the Hub is made of."""
 CARD_FILE = "README.md"
 """A model's card, which is fetched too: it states the licence."""
+RECIPE_FILE = "mergekit_config.yml"
+"""The configuration that mergekit leaves beside what it merged; fetched too: it names the models."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
@@ -40,7 +42,7 @@ class HubModel:
     def patterns(self) -> dict[str, list[str]]:
         """Return the files to fetch, the model's folder and those below it, as arguments of the Hub's client."""
         return {
-            "allow_patterns": [self.path(pattern) for pattern in (*HUB_FILES, CARD_FILE)],
+            "allow_patterns": [self.path(pattern) for pattern in (*HUB_FILES, CARD_FILE, RECIPE_FILE)],
             # Weights in folders below are other models.
             "ignore_patterns": [self.path("*/*.safetensors")],
         }

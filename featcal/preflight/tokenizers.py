@@ -35,10 +35,10 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
     """
     if base == other:
         return None
-    own, theirs = _tokenizer(base), _tokenizer(other)
+    own, theirs = read_tokenizer(base), read_tokenizer(other)
     if own is None or theirs is None:
         return _pieces(base, other)
-    a, b = _vocabulary(own), _vocabulary(theirs)
+    a, b = read_vocabulary(own), read_vocabulary(theirs)
     changed = [token for token in a if b.get(token) != a[token]]
     added = sorted(b.keys() - a.keys(), key=b.__getitem__)
     if changed:
@@ -54,7 +54,7 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
     return None
 
 
-def _tokenizer(folder: Path) -> dict[str, Any] | None:
+def read_tokenizer(folder: Path) -> dict[str, Any] | None:
     """Read `tokenizer.json`, or make its content of the two files that older tokenizers have in its place."""
     whole = _read(folder / "tokenizer.json")
     if whole is not None:
@@ -87,7 +87,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+def read_vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Return token → id, for every kind of model that a `tokenizer.json` may hold."""
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     # Unigram models hold a list of [token, score], whose place is the id.

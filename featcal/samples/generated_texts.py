@@ -35,7 +35,8 @@ def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> l
     folder, modality = preparation.folder, preparation.modality
     if modality in ("pixels", "text"):
         raise InputError(
-            "'self_generated' is text that an expert writes, and models of pictures and classifiers of text write none"
+            "'self_generated' is text that an expert writes, and models of pictures and classifiers of text write "
+            "none; take samples from elsewhere"
         )
     if modality == "seq2seq" and source.tokens > spec.max_target_length:
         raise InputError(

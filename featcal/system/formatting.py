@@ -20,6 +20,16 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def join_words(words: Sequence[str]) -> str:
+    """Return words as a sentence lists them.
+
+    >>> join_words(["a", "b", "c"]), join_words(["a"])
+    ('a, b and c', 'a')
+    """
+    *first, last = words or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def readable(count: float) -> str:
     """Return a number of bytes as people read it, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

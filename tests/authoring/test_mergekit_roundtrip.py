@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from command_line import Run, document
 from safetensors.torch import load_file, save_file
 from tiny_text import TASKS, token_samples, write_text_base, write_text_expert
 from torch import Tensor
@@ -89,6 +90,20 @@ def test_half_precision_is_rounded_once_at_the_end(merge: Merge) -> None:
     assert all(values.dtype is torch.bfloat16 for values in merged.values())
     different = sum(int((merged[name] != theirs[name]).sum()) for name in theirs)
     assert different <= 1e-3 * sum(values.numel() for values in theirs.values())
+
+
+def test_a_folder_that_mergekit_wrote_is_diagnosed_with_nothing_else(models: Path, tmp_path: Path, run: Run) -> None:
+    inputs = [{"model": str(models / task), "parameters": {"weight": WEIGHTS[task]}} for task in TASKS]
+    content = {"base_model": str(models / "base"), "models": inputs, **CONFIGURATIONS["task-arithmetic"]}
+    (tmp_path / "own.yml").write_text(yaml.safe_dump({**content, "dtype": "float32"}))
+    command = [sys.executable, "-m", "mergekit.scripts.run_yaml", tmp_path / "own.yml", tmp_path / "merge", "--quiet"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    found = document(run("diagnose", tmp_path / "merge", "--eval-samples", "6", "--json"))
+    said = {one["about"]: one for one in found["sentences"]}
+    assert said["state"]["numbers"] == {"broken": False, "files": False}
+    assert said["contents"]["text"].endswith("as its recipe says.")
+    expected = {task: 0.8 * weight for task, weight in WEIGHTS.items()}
+    assert found["contents"]["coefficients"] == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("as_recipe", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -45,12 +45,14 @@ class Asked:
         reference: the suite, as its commands name it.
         names: of the models by what charts call them, the one that others are compared with first.
         on: samples that drift is measured on.
+        about: lines that it begins with; None for the verdict on the first model.
     """
 
     session: Session
     reference: str
     names: Mapping[str, str]
     on: EvaluationSamples
+    about: Sequence[str] | None = None
 
     @property
     def models(self) -> dict[str, ModelRef]:
@@ -91,7 +93,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
         suite.name,
         suite.description,
         f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        asked.verdict(progress).lines,
+        tuple(asked.about) if asked.about is not None else asked.verdict(progress).lines,
         tuple(parts),
         settings.settings(session, asked.names, asked.on, final),
     )

@@ -30,6 +30,7 @@ def write_report(
     *,
     models: Sequence[str] = MODELS,
     on: EvaluationSamples | None = None,
+    about: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Write a report of some models of a suite.
@@ -40,6 +41,7 @@ def write_report(
             report-figures beside it.
         models: their names; the first is the one that others are compared with.
         on: samples that drift is measured on; left out, 64 of each task.
+        about: lines that the report begins with; left out, its own verdict on the first model.
 
     Returns:
         The document of `featcal report --json`: `out`, names of `figures` that are files of their own, `bytes` of the
@@ -50,7 +52,7 @@ def write_report(
         NumericalError: features or scores that are not finite.
     """
     beside = free(out)
-    asked = Asked(session, reference, name_models(models, session), on or EvaluationSamples())
+    asked = Asked(session, reference, name_models(models, session), on or EvaluationSamples(), about)
     notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
     content = gather(asked, progress)
     try:

@@ -59,7 +59,8 @@ def judge(found: Findings) -> Verdict:
     lines = [*_say_scores(found), *_say_layers(found), *_say_repair(found)]
     if found.whole:
         lines.append(Sentence("next", _say_next(found, step), {"next": step}))
-        lines.append(Sentence("samples", f"Measured on {found.on}; intervals are those of 95 %, over these samples."))
+        intervals = "; intervals are those of 95 %, over these samples" if found.lost is not None else ""
+        lines.append(Sentence("samples", f"Measured on {found.on}{intervals}."))
     return Verdict(tuple(lines), step)
 
 

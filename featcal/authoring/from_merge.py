@@ -1,0 +1,186 @@
+"""Find out what a model that somebody merged was made of, from mergekit's configuration or the card beside its weights.
+
+What neither says is asked for; what is said on a command line goes before both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.authoring.common import reference, task_names
+from featcal.authoring.from_mergekit import Contents, is_configuration, read_contents
+from featcal.formats.card_data import read_card_data, read_card_text
+from featcal.formats.hub import CARD_FILE, RECIPE_FILE, hub_model
+from featcal.formats.lora import split_lora
+from featcal.formats.open_clip import PREFIXES
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.paths import local_path
+from featcal.system.yaml_files import parse_yaml, read_yaml
+
+NEW_TOKENS = 32
+"""Most tokens that an expert writes behind a beginning: what an answer has at most where a task says nothing else."""
+BEGINNINGS = (
+    "The history of the city began",
+    "Once upon a time there was",
+    "Question: What is the capital of France?\nAnswer:",
+    "Question: A train travels 60 miles in 90 minutes. How fast is it?\nAnswer:",
+    "def fibonacci(n):",
+    "import numpy as np\n",
+    "SELECT name, count(*) FROM",
+    "Dear Sir or Madam,",
+    "The main difference between a virus and a bacterium is",
+    "To solve the equation 3x + 5 = 20, we first",
+    "Translate to German: Good morning, how are you?",
+    "Summarize: The committee met on Tuesday to discuss the budget.",
+    "Is this review positive or negative? The film was a waste of time.",
+    "Three tips for learning a new language:\n1.",
+    "According to the report published in 2019,",
+    "The patient presented with a fever and",
+    "In the second quarter the company's revenue",
+    "The theorem states that for every",
+    "Write a short poem about the sea.",
+    "Q: Why is the sky blue?\nA:",
+    "Ingredients:\n- 2 cups of flour",
+    "She opened the door and saw",
+    "The court held that the defendant",
+    "Explain photosynthesis to a child.",
+    "Does it follow? All birds have wings. A robin is a bird. A robin has wings.",
+    "The weather tomorrow will be",
+    "User: I cannot log in to my account.\nAssistant:",
+    "class Stack:\n    def __init__(self):",
+    "Correct the grammar: She go to school yesterday.",
+    "The population of Japan in 2020 was",
+    "First, install the package. Then",
+    "He argued that freedom",
+)
+"""Beginnings of texts of many kinds, for experts of which nothing is known to go on from."""
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Account of the models that a merged one was made of, as references of a suite file.
+
+    Args:
+        where: the file that says so; "" where all is given.
+        contents: of mergekit's configuration, where there is one.
+    """
+
+    base: str
+    experts: Mapping[str, str]
+    where: str = ""
+    contents: Contents | None = None
+
+    @property
+    def coefficients(self) -> Mapping[str, float] | None:
+        """Return how far the merge goes from the base to every expert, as its recipe says; None where none does."""
+        stated = None if self.contents is None else self.contents.coefficients
+        return stated if stated is not None and stated.keys() == self.experts.keys() else None
+
+
+def find_origins(folder: Path, base: str | None, experts: Mapping[str, str]) -> Origins:
+    """Return what the merged model in a folder was made of.
+
+    Args:
+        base: goes before what the files name.
+        experts: task → reference; those of the recipe's own tasks take the place of its experts, others of all.
+
+    Raises:
+        InputError: neither the files nor the arguments name a base and experts, or what they name can be nowhere; the
+            message says what to give.
+    """
+    if base is not None and experts:
+        found = _read_files(folder, strict=False)
+        contents = found.contents if found is not None else None
+        return Origins(base, experts, "", contents)
+    found = _read_files(folder, strict=True)
+    if found is None:
+        raise InputError(
+            f"{folder} does not say what it was merged of: it has no {RECIPE_FILE}, and its {CARD_FILE} names no base "
+            "models of a merge; give --base REFERENCE, and --expert NAME=REFERENCE once per expert"
+        )
+    named = {name: ref for name, ref in found.experts.items() if base is None or ref != base}
+    named = {**named, **experts} if experts.keys() <= named.keys() else dict(experts)
+    base = base or found.base
+    if not base:
+        listed = some([*found.experts.values()], 8)
+        raise InputError(
+            f"{folder / found.where} names {listed}, but not the model that they were fine-tuned from; give it with "
+            "--base REFERENCE" + ("; it may be one of these" if found.contents is None else "")
+        )
+    if not named:
+        raise InputError(f"{folder / found.where} names no expert; give --expert NAME=REFERENCE once per expert")
+    _require_places({"--base": base, **{f"--expert {name}": ref for name, ref in named.items()}}, folder / found.where)
+    return Origins(base, named, found.where, found.contents)
+
+
+def sample_source(count: int | None) -> dict[str, Any]:
+    """Return the source of texts that experts write themselves, as a suite file has it.
+
+    Args:
+        count: most texts per task; None for as many as there are beginnings.
+    """
+    return {"self_generated": {"prompts": [*BEGINNINGS[:count]], "tokens": NEW_TOKENS}}
+
+
+def _read_files(folder: Path, strict: bool) -> Origins | None:
+    """Return what the files of a merged model say; None where they say nothing.
+
+    Args:
+        strict: raise InputError for a configuration with mistakes, rather than leave it aside.
+    """
+    try:
+        found = _read_configuration(folder)
+    except InputError:
+        if strict:
+            raise
+        return None
+    if found is not None:
+        where, contents = found
+        return Origins(contents.base or "", contents.experts, where, contents)
+    data = read_card_data(folder)
+    stated, tags = data.get("base_model"), data.get("tags") or ()
+    listed = stated if isinstance(stated, list) else [stated] if stated else []
+    names = [reference(str(one), None, folder) for one in listed]
+    is_merge = data.get("base_model_relation") == "merge" or (isinstance(tags, list) and "merge" in tags)
+    if not is_merge or not names:
+        return None
+    # featcal's own cards begin with the base; on others' the order means nothing.
+    base = names[0] if "featcal" in tags and len(names) > 1 else ""
+    experts = [one for one in dict.fromkeys(names) if one != base]
+    return Origins(base, dict(zip(task_names(experts), experts, strict=True)), CARD_FILE)
+
+
+def _read_configuration(folder: Path) -> tuple[str, Contents] | None:
+    """Return mergekit's configuration, from its file or from the card that quotes it, and the name of that file."""
+    file = folder / RECIPE_FILE
+    if file.is_file():
+        content, where = read_yaml(file), RECIPE_FILE
+    else:
+        quoted = re.search(r"^```ya?ml\n(.*?merge_method.*?)^```", read_card_text(folder), re.DOTALL | re.MULTILINE)
+        if quoted is None:
+            return None
+        content, where = parse_yaml(quoted[1], str(folder / CARD_FILE)), CARD_FILE
+    if not isinstance(content, dict) or not is_configuration(content):
+        return None
+    return where, read_contents(content, folder, str(folder / where))
+
+
+def _require_places(references: Mapping[str, str], file: Path) -> None:
+    """Raise InputError for references that are neither folders nor ids on the Hub, with the option that says better."""
+    problems = [
+        f"{file} names '{ref}', which is no folder where this command runs, beside the weights or above them; say "
+        f"where it is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"
+        for option, ref in references.items()
+        if not ref.startswith(PREFIXES) and not all(map(_can_be, filter(None, split_lora(ref, Path.cwd()))))
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
+def _can_be(part: str) -> bool:
+    return local_path(part, Path.cwd(), "model").is_dir() or hub_model(part) is not None

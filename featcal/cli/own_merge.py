@@ -1,0 +1,156 @@
+"""Diagnose a merged model that has no suite."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.system.formatting import readable
+from featcal.system.progress import keep_memory
+
+if TYPE_CHECKING:
+    from featcal.authoring.from_merge import Origins
+    from featcal.authoring.from_paths import Parts
+    from featcal.figures.verdict.merge import Recipe
+    from featcal.preflight.check import Preflight
+    from featcal.session.session import Session
+    from featcal.suite.views import EvaluationSamples
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Order to diagnose a merged model; None and {} stand for what its folder is to say.
+
+    Args:
+        models: shown beside it in the report.
+        out: the report; None for none.
+    """
+
+    model: str
+    base: str | None
+    experts: Mapping[str, str]
+    data: Mapping[str, str]
+    models: Sequence[str]
+    out: Path | None
+
+    @property
+    def file(self) -> Path:
+        """Return the suite file: beside the report, or where one would be."""
+        return (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
+
+    @property
+    def command(self) -> str:
+        """Return the command line that writes report and suite; "" where this one does."""
+        named = [] if self.base is None else ["--base", self.base]
+        named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
+        named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
+        words = ["featcal", "diagnose", self.model, *named, "--out", str(self.file.with_suffix(".html"))]
+        return shlex.join(words) if self.out is None else ""
+
+
+def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool) -> int:
+    """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
+    from featcal.authoring.from_form import read_draft, write_draft
+    from featcal.authoring.from_paths import begin
+    from featcal.figures.report.write import free
+    from featcal.figures.verdict.faults import judge_merge
+    from featcal.figures.verdict.measure import attribution_options
+    from featcal.figures.verdict.merge import Place, examine_merge
+    from featcal.preflight.own_merge import check_parents, open_merge
+    from featcal.session.session import Session
+
+    if asked.out is not None:
+        free(asked.out, asked.file)
+    origins = _find_origins(asked)
+    begun = begin(_parts(asked, origins, on), asked.file)
+    suite = read_draft(begun.text, asked.file)
+    checked = check_parents(suite)
+    document: dict[str, Any] = {
+        "model": asked.model,
+        "from": origins.where,
+        "assumed": list(begun.assumed),
+        "missing": list(begun.missing),
+        "check": checked.to_json(),
+    }
+    if begun.missing or checked.problems:
+        _say_problems(checked, begun.missing)
+        show(document, as_json, (), ())
+        return 1
+    for line in begun.assumed if asked.data and not as_json else ():
+        say(f"taken for granted: {line}", err=True)
+    keep_memory()
+    opened = open_merge(suite, device)
+    session = Session(opened.family, one_shot=False)
+    found = examine_merge(
+        session, opened, _recipe(origins), Place(asked.model, str(asked.file), asked.command), on, bar()
+    )
+    verdict = judge_merge(found)
+    ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
+    document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
+    document |= {"drift": ledger and ledger.to_json(), **verdict.to_json()}
+    if asked.out is not None and found.failure:
+        say(f"nothing is written to {asked.out}: there are no features to report", err=True)
+    elif asked.out is not None:
+        report = _write(asked, asked.out, session, verdict.lines, on)
+        write_draft(begun.text, asked.file)
+        document |= {"suite": str(asked.file), "report": report}
+    show(document, as_json, (), ())
+    for line in verdict.lines if not as_json else ():
+        say(line)
+    if "report" in document and not as_json:
+        say(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
+    return 0
+
+
+def _write(asked: Asked, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples) -> dict[str, Any]:
+    """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
+    from featcal.figures.report.write import write_report
+
+    models = ("merged", *asked.models)
+    report = write_report(session, str(asked.file), out, models=models, on=on, about=lines, progress=bar())
+    say_notes(report)
+    return report
+
+
+def _recipe(origins: Origins) -> Recipe:
+    from featcal.figures.verdict.merge import Recipe
+
+    contents = origins.contents
+    if contents is None:
+        return Recipe()
+    return Recipe(origins.coefficients, contents.is_exact, contents.method, contents.notes)
+
+
+def _find_origins(asked: Asked) -> Origins:
+    from featcal.authoring.from_merge import Origins, find_origins
+    from featcal.formats.locate import checkpoint_folder
+
+    if asked.base is not None and asked.experts and not Path(asked.model).is_dir():
+        return Origins(asked.base, asked.experts)
+    return find_origins(checkpoint_folder(asked.model, Path.cwd(), "merged"), asked.base, asked.experts)
+
+
+def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Parts:
+    """Return models and samples of the suite; experts write texts where no samples are given."""
+    from featcal.authoring.from_merge import sample_source
+    from featcal.authoring.from_paths import Parts
+
+    texts = sample_source(on.samples)
+    # Rows of a vocabulary that the base lacks are said to be there, and left out.
+    return Parts(origins.base, origins.experts, asked.data, asked.model, texts, {"vocabulary": "base"})
+
+
+def _say_problems(checked: Preflight, missing: Sequence[str]) -> None:
+    for line in dict.fromkeys(checked.problems):  # what is wrong with every task alike is said once
+        say(line, err=True)
+    for line in missing:
+        say(f"not given: {line}", err=True)
+    say(
+        "Nothing was measured. --base REFERENCE and --expert NAME=REFERENCE say where models are, --data NAME=SAMPLES "
+        "where samples are.",
+        err=True,
+    )

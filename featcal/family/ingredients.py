@@ -1,0 +1,193 @@
+"""Tell what a merged model is made of by its weights alone: how much of every expert, layer by layer, and what else.
+
+Merged weights are theta_0 + tau with tau nearly a sum of the experts' task vectors, sum_i c_i tau_i. The coefficients
+are those of least squares, layer by layer; of each the median over layers counts, so that one damaged layer does not
+change what is said of the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+
+FAINT = 0.1
+"""Share of the largest coefficient below which nothing of an expert is in a merge. TIES and DARE, which change single
+values, keep coefficients of experts alike within a factor of two."""
+FAR = 5.0
+"""Length of a layer's way, in medians of all layers', from which it was not merged as the others were."""
+PIECE = 1 << 20
+"""Values of every model that are compared at a time, in float64."""
+
+
+@dataclass(frozen=True)
+class LayerContents:
+    """Makeup of one layer of a merged model."""
+
+    layer: str
+    coefficients: Mapping[str, float]
+    """Task → coefficient of its expert; experts that did not change the layer are left out."""
+    moved: float
+    """||tau||, the layer's distance from the base."""
+    summed: float
+    """||sum_i tau_i||, the way of Task Arithmetic at scale 1."""
+    explained: float
+    """||sum_i c_i tau_i||."""
+    base: float
+    """||theta_0||."""
+    rounding: float
+    """Norm of what storing the merge rounds away, about: that of uniform errors of half a unit in the last place."""
+    zeros: tuple[str, ...]
+    """Tensors of zeros that are none in the base."""
+    is_zero: bool
+    """Whether all its matrices are."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Makeup of a merged model, layer by layer and as a whole."""
+
+    layers: tuple[LayerContents, ...]
+    """In forward order: embeddings, blocks, and what is behind them."""
+
+    @cached_property
+    def coefficients(self) -> dict[str, float]:
+        """Return task → coefficient of its expert, median over the layers that the expert changed."""
+        tasks = dict.fromkeys(task for layer in self.layers for task in layer.coefficients)
+        return {
+            task: statistics.median(one.coefficients[task] for one in self.layers if task in one.coefficients)
+            for task in tasks
+        }
+
+    @property
+    def scale(self) -> float:
+        """Return how far the experts carry the merge, in ways of the plain sum of their task vectors."""
+        return self._median(one.explained / one.summed for one in self.layers if one.summed > 0)
+
+    @property
+    def rest(self) -> float:
+        """Return the share of the merge's way from the base that no sum of the task vectors gives, 0-1."""
+        rest = ((1 - min(one.explained / one.moved, 1) ** 2) ** 0.5 for one in self.layers if one.moved > 0)
+        return self._median(rest)
+
+    @property
+    def rounding(self) -> float:
+        """Return the share of the merge's way from the base that is rounding, about."""
+        return self._median(one.rounding / one.moved for one in self.layers if one.moved > 0)
+
+    @property
+    def is_base(self) -> bool:
+        """Say whether the merge has the base's own weights."""
+        return not any(one.moved for one in self.layers)
+
+    @property
+    def zero_layers(self) -> tuple[str, ...]:
+        """Return the layers whose matrices are all zeros."""
+        return tuple(one.layer for one in self.layers if one.is_zero)
+
+    @property
+    def zero_tensors(self) -> tuple[str, ...]:
+        """Return the tensors of zeros in other layers."""
+        return tuple(name for one in self.layers if not one.is_zero for name in one.zeros)
+
+    @property
+    def far_layers(self) -> dict[str, float]:
+        """Return the layers that lie out of all proportion from the base, with how many times the median's way."""
+        ways = {one.layer: one.moved / one.summed for one in self.layers if one.summed > 0}
+        usual = self._median(ways.values())
+        return {
+            layer: way / usual for layer, way in ways.items() if way > FAR * usual > 0 and layer not in self.zero_layers
+        }
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Return the tasks of whose experts nothing is in the merge."""
+        largest = max((abs(one) for one in self.coefficients.values()), default=0.0)
+        return tuple(task for task, one in self.coefficients.items() if abs(one) <= FAINT * largest or largest < FAINT)
+
+    @staticmethod
+    def _median(values: Any) -> float:
+        found = list(values)
+        return statistics.median(found) if found else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return coefficients, scale and the unexplained share, of the whole and by layer."""
+        layers = [
+            {"layer": one.layer, "coefficients": dict(one.coefficients), "zeros": list(one.zeros)}
+            for one in self.layers
+        ]
+        whole = {"coefficients": self.coefficients, "scale": self.scale, "unexplained": self.rest}
+        return {**whole, "layers": layers}
+
+
+def take_contents(family: Family, merged: Weights) -> Contents:
+    """Measure what a merged model is made of, one tensor of every model in memory at a time.
+
+    Raises:
+        InputError: values that are not finite, with the tensor's name.
+    """
+    return Contents(tuple(_take_layer(family, merged, layer, names) for layer, names in _layers(family)))
+
+
+def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
+    adapter = family.adapter
+    blocks = dict(zip(adapter.block_layers(), (block.names for block in adapter.blocks()), strict=True))
+    outer = [name for stage in adapter.stages for name in stage.outer]
+    inside = {name for names in (outer, *blocks.values()) for name in names}
+    behind = [name for name in adapter.tower if name not in inside]
+    for layer, names in {"embeddings": outer, **blocks, "head": behind}.items():
+        known = [name for name in dict.fromkeys(names) if name in family.base.info]
+        if known:
+            yield layer, known
+
+
+def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
+    tasks = list(family.experts)
+    gram = torch.zeros(len(tasks) + 1, len(tasks) + 1, dtype=torch.float64)
+    base, noise, zeros, matrices = 0.0, 0.0, [], []
+    for name in names:
+        start = family.base.read([name])[name]
+        own = merged.read([name])[name]
+        others = [family.experts[task].read([name])[name] for task in tasks]
+        products, square = _multiply(start, [*others, own])
+        gram += products
+        base += square
+        noise += square * torch.finfo(own.dtype).eps ** 2 / 12
+        matrices += [name] * (start.ndim > 1 and square > 0)
+        zeros += [name] * (square > 0 and not bool(own.any()))
+    own_gram, dots, moved = gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])
+    changed = own_gram.diagonal() > 0
+    # The pseudo-inverse: experts that are the same file share what is of either.
+    found = torch.linalg.pinv(own_gram, hermitian=True) @ dots
+    coefficients = {task: float(found[i]) for i, task in enumerate(tasks) if changed[i]}
+    return LayerContents(
+        layer,
+        coefficients,
+        moved**0.5,
+        float(own_gram.sum().clamp(min=0)) ** 0.5,
+        float((found @ own_gram @ found).clamp(min=0)) ** 0.5,
+        base**0.5,
+        noise**0.5,
+        tuple(zeros),
+        bool(matrices) and set(matrices) <= set(zeros),
+    )
+
+
+def _multiply(start: Tensor, models: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """Return the inner products of models' distances from a tensor of the base, `[models, models]`, and its square."""
+    products = torch.zeros(len(models), len(models), dtype=torch.float64)
+    square, flat = 0.0, [one.reshape(-1) for one in (start, *models)]
+    for first in range(0, start.numel(), PIECE):
+        piece, *own = (one[first : first + PIECE].double() for one in flat)
+        vectors = torch.stack(own) - piece
+        products += vectors @ vectors.T
+        square += float(piece @ piece)
+    return products, square

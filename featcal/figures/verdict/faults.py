@@ -1,0 +1,309 @@
+"""Say what is wrong with a model that somebody merged: beside its weights, in them, and in what they do. No torch in
+here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from featcal.figures.verdict.findings import Findings
+from featcal.figures.verdict.sentences import CHECK, MERGE, NOTHING, OPTIONS, REPAIR, Sentence, Verdict, judge
+from featcal.system.formatting import join_words, some
+
+if TYPE_CHECKING:
+    from featcal.family.ingredients import Contents
+    from featcal.preflight.beside_weights import Difference
+
+FILES = "files"
+"""What to do next where the weights are sound, beside those of `sentences`."""
+STEEP = 2.0
+"""Length of a merge's way from the base, in ways of the plain sum of all task vectors, from which its scale is wrong:
+every expert weighs twice what it was trained for."""
+HARM = 1.1
+"""Final drift, in final drifts of the base, from which a merge is worse than none."""
+HALF = 0.5
+"""Share of the largest drift at which a model is said to drift."""
+_ALIKE = 0.1
+"""Difference of a coefficient from the recipe's, in shares of the largest, up to which both are the same: storing in
+half precision moves them by a few hundredths."""
+_ROUNDED = 2.0
+"""Share of the way that no expert explains, in shares of rounding, up to which it is called rounding."""
+_MOST = 6
+"""Experts and files that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Command lines to copy, each "" where it is of no use."""
+
+    files: str = ""
+    """Puts right what lies beside the weights."""
+    again: str = ""
+    """Merges again by the recipe."""
+    smaller: str = ""
+    """Merges again at the paper's scale."""
+    repair: str = ""
+    """Calibrates."""
+    choose: str = ""
+    """Looks for better options of a calibration."""
+
+
+@dataclass(frozen=True)
+class MergeFindings:
+    """All that is known of a merged model.
+
+    Args:
+        name: what sentences call it.
+        stated: task → coefficient by its recipe; None where there is none in plain numbers.
+        is_exact: whether the recipe's method is a sum of task vectors.
+        method: of the recipe; "" without one.
+        notes: what the recipe says of the vocabulary that is not as it should be.
+        features: None where they could not be measured.
+        failure: why not.
+        finals: task → norm of the final drift, relative to that of the expert's features.
+        base_finals: the same of the base.
+        drift: layer → relative drift, mean over tasks, in forward order.
+        is_written: experts wrote what it is measured on, so that there is nothing to score.
+    """
+
+    name: str
+    differences: Sequence[Difference]
+    contents: Contents
+    commands: Commands
+    stated: Mapping[str, float] | None = None
+    is_exact: bool = False
+    method: str = ""
+    notes: Sequence[str] = ()
+    features: Findings | None = None
+    failure: str = ""
+    finals: Mapping[str, float] = field(default_factory=dict)
+    base_finals: Mapping[str, float] = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
+    is_written: bool = False
+
+    @property
+    def wrong_files(self) -> list[Difference]:
+        """Return what is wrong beside the weights."""
+        return [one for one in self.differences if one.is_fault]
+
+    @property
+    def is_harmful(self) -> bool:
+        """Say whether its features are farther from the experts' than the base's are, or than no features at all."""
+        if not self.finals:
+            return False
+        own, base = statistics.fmean(self.finals.values()), statistics.fmean(self.base_finals.values())
+        return own > 1 or own > HARM * base
+
+
+def judge_merge(found: MergeFindings) -> Verdict:
+    """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
+    wrong = list(find_wrong_weights(found))
+    step = _choose_step(found, wrong)
+    lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong)]
+    if found.features is not None:
+        said = {one.about: one for one in judge(found.features).sentences}
+        later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
+        lines += [one for about, one in said.items() if about not in later]
+        lines += [*_say_since(found), *_say_worst(found)]
+        lines += [said[about] for about in ("repair", "repaired drift") if about in said]
+        lines += [_say_next(found, step), said["samples"]]
+    else:
+        lines += [Sentence("drift", f"Its features cannot be measured: {found.failure}"), _say_next(found, step)]
+    return Verdict(tuple(lines), step)
+
+
+def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
+    """Yield a sentence for everything that is wrong with the weights themselves."""
+    contents = found.contents
+    for layer in contents.zero_layers:
+        yield Sentence("zeros", f"{layer} is all zeros: its weights were lost.", {"layer": layer})
+    if contents.zero_tensors:
+        text = f"{some(contents.zero_tensors)} hold nothing but zeros, and in the base they do not."
+        yield Sentence("zeros", text, {"tensors": len(contents.zero_tensors)})
+    for layer, times in contents.far_layers.items():
+        text = (
+            f"{layer} lies {times:.0f} times as far from the base as the other layers: it was not merged as they were."
+        )
+        yield Sentence("far", text, {"layer": layer, "times": times})
+    yield from _find_wrong_amounts(found)
+
+
+def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
+    """Yield what is wrong with how much of which expert is in a merge."""
+    own, stated, contents = found.contents.coefficients, found.stated, found.contents
+    if contents.is_base:
+        yield Sentence("absent", "Its weights are the base's own: nothing was merged.")
+        return
+    meant = [task for task, weight in (stated or {}).items() if abs(weight) <= _ALIKE * _largest(stated or {})]
+    absent = [task for task in contents.absent if task not in meant]
+    for task in absent:
+        text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
+        if contents.rest > max(_ALIKE, _ROUNDED * contents.rounding):
+            text += (
+                f", and {100 * contents.rest:.0f} % of its way from the base comes from none of the experts: "
+                "another model was merged in that place, or the expert's folder holds another one now"
+            )
+        yield Sentence("absent", f"{text}.", {"task": task, "coefficient": own[task]})
+    swapped = {} if stated is None or absent else _find_swap(own, stated)
+    if swapped:
+        how = ", ".join(f"'{task}' has the {(stated or {})[other]:g} of '{other}'" for task, other in swapped.items())
+        names = join_words([f"'{task}'" for task in swapped])
+        text = f"Experts are exchanged, {names}: against the recipe, {how}."
+        yield Sentence("swapped", text, {task: own[task] for task in swapped})
+    times = _measure_times(own, stated) if stated is not None and found.is_exact and not (absent or swapped) else None
+    if contents.scale > STEEP:
+        text = (
+            f"Its scale is too large: the experts carry it {contents.scale:.1f} times as far from the base as the sum "
+            "of their task vectors does"
+        )
+        if times is not None and times > 1 + _ALIKE:
+            text += f", {times:.1f} times as far as its recipe says"
+        yield Sentence("scale", f"{text}.", {"scale": contents.scale})
+    elif times is not None and abs(times - 1) > _ALIKE:
+        text = f"It is not what its recipe says: the experts carry it {times:.2f} times as far from the base."
+        yield Sentence("scale", text, {"scale": contents.scale, "times": times})
+
+
+def _find_swap(own: Mapping[str, float], stated: Mapping[str, float]) -> dict[str, str]:
+    """Return task → the task whose weight it has, for those that have another's; {} where the order is the recipe's.
+
+    Shares are compared, since methods that trim change all coefficients alike.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    tasks = [task for task in stated if task in own]
+    a, b = ([abs(one[task]) / (sum(abs(one[t]) for t in tasks) or 1.0) for task in tasks] for one in (own, stated))
+    costs = [[abs(x - y) for y in b] for x in a]
+    rows, columns = linear_sum_assignment(costs)
+    best, straight = (
+        sum(costs[r][c] for r, c in zip(rows, columns, strict=True)),
+        sum(costs[i][i] for i in range(len(a))),
+    )
+    # Clearly better, not by the noise of coefficients that are nearly alike.
+    if straight < _ALIKE or best > straight / 3:
+        return {}
+    return {tasks[r]: tasks[c] for r, c in zip(rows, columns, strict=True) if b[r] != b[c]}
+
+
+def _measure_times(own: Mapping[str, float], stated: Mapping[str, float]) -> float | None:
+    """Return by what the recipe's coefficients are to be multiplied; None where they say nothing."""
+    square = sum(weight**2 for weight in stated.values())
+    return sum(own.get(task, 0.0) * weight for task, weight in stated.items()) / square if square > 0 else None
+
+
+def _largest(weights: Mapping[str, float]) -> float:
+    return max((abs(one) for one in weights.values()), default=0.0)
+
+
+def _say_state(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
+    """Say first of all whether it is broken."""
+    files = join_words([*dict.fromkeys(one.about for one in found.wrong_files)])
+    if wrong:
+        text = "is broken, in its weights"
+    elif found.failure:
+        text = "is broken: what it computes is not finite"
+    elif found.is_harmful:
+        worse = statistics.fmean(found.finals.values()) > HARM * statistics.fmean(found.base_finals.values())
+        nearer = "the base is" if worse else "no features at all would be"
+        text = f"is as it was merged, and worse than no merge: {nearer} nearer to the experts"
+    elif files:
+        text = "is sound in its weights"
+    else:
+        text = "is healthy: nothing is wrong with its weights or the files beside them"
+    text = f"{found.name} {text}" + (f"; the files beside them are wrong: {files}." if files else ".")
+    numbers = {"broken": bool(wrong or found.failure or found.is_harmful), "files": bool(found.wrong_files)}
+    return Sentence("state", text, {**numbers})
+
+
+def _say_files(found: MergeFindings) -> Iterator[Sentence]:
+    """Say what lies beside the weights, faults one by one."""
+    for one in found.wrong_files:
+        yield Sentence("files", one.sentence, {"about": one.about})
+    known = [one.sentence for one in found.differences if not one.is_fault]
+    known += [f"The recipe has {one}." for one in found.notes]
+    if known:
+        yield Sentence("files", f"To be known: {' '.join(known[:_MOST])}", {"notes": len(known)})
+    elif not found.differences:
+        yield Sentence("files", "Tokenizer, chat template and configuration are the base's.", {"notes": 0})
+
+
+def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
+    """Say what the weights are made of."""
+    own = found.contents.coefficients
+    first = [*own.items()][:_MOST]
+    parts = join_words([f"{weight:.2f} of '{task}'" for task, weight in first])
+    parts += f" (and {len(own) - len(first)} more)" if len(own) > len(first) else ""
+    text = f"By its weights it is the base and {parts}" if own else "None of the experts differs from the base"
+    if found.stated is not None and found.is_exact and not wrong:
+        text += ", as its recipe says"
+    rest = found.contents.rest
+    if own and rest >= 0.005:
+        how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
+        how = ", but rounding to its dtype" if rest <= _ROUNDED * found.contents.rounding else how
+        text += f"; {100 * rest:.0f} % of its way from the base is no sum of theirs{how}"
+    return Sentence("contents", f"{text}.", {**own, "unexplained": rest})
+
+
+def _say_since(found: MergeFindings) -> Iterator[Sentence]:
+    """Say from which layer on it drifts."""
+    largest = max(found.drift.values(), default=0.0)
+    layer = next((name for name, one in found.drift.items() if one >= HALF * largest > 0), None)
+    if layer is not None:
+        text = f"It drifts from {layer} on, where half of its largest drift is reached ({found.drift[layer]:.2f})."
+        yield Sentence("since", text, {"layer": layer, "drift": found.drift[layer]})
+
+
+def _say_worst(found: MergeFindings) -> Iterator[Sentence]:
+    """Say which expert suffers most, and how far the base is from them."""
+    if not any(found.finals.values()):
+        return
+    task = max(found.finals, key=found.finals.__getitem__)
+    own, base = found.finals[task], found.base_finals[task]
+    who = f"The expert '{task}' suffers most" if len(found.finals) > 1 else f"The expert is '{task}'"
+    text = f"{who}: its features are missed by {own:.2f} of their length, by the base by {base:.2f}."
+    yield Sentence("worst", text, {"task": task, "final": own, "base": base})
+
+
+def _choose_step(found: MergeFindings, wrong: Sequence[Sentence]) -> str:
+    if wrong or found.failure:
+        return MERGE
+    if found.wrong_files:
+        return FILES
+    own = judge(found.features).next if found.features is not None else NOTHING
+    return MERGE if own == NOTHING and found.is_harmful else own
+
+
+def _say_next(found: MergeFindings, step: str) -> Sentence:
+    commands, numbers = found.commands, {"next": step}
+    # What the recipe itself asks for comes out again if it is run again.
+    by_recipe = commands.again and not _is_as_the_recipe_says(found)
+    command = {
+        MERGE: commands.again if by_recipe else commands.smaller,
+        FILES: commands.files,
+        REPAIR: commands.repair,
+        OPTIONS: commands.choose,
+    }.get(step, "")
+    healthy = step == REPAIR and not found.is_harmful
+    text = {
+        MERGE: f"Next: calibration cannot mend this; merge again{'' if by_recipe else ' with a smaller scale'}",
+        FILES: "Next: copy the base's files"
+        if command
+        else "Next: put that right by hand, for no file of the base fits",
+        REPAIR: f"Next: {'use it as it is, or ' if healthy else ''}calibrate it, which brings it nearer to the experts",
+        OPTIONS: "Next: use it as it is; the usual calibration brings nothing, other options may",
+        CHECK: "Next: check the expert that scores less than the base on its own task",
+        NOTHING: "Next: nothing needs repair",
+    }[step]
+    numbers |= {"command": command} if command else {}
+    return Sentence("next", f"{text}: {command}" if command else f"{text}.", {**numbers})
+
+
+def _is_as_the_recipe_says(found: MergeFindings) -> bool:
+    """Say whether nothing else is wrong with the weights than what the recipe itself asks for."""
+    kinds = {one.about for one in find_wrong_weights(found)}
+    if kinds - {"scale"}:
+        return False
+    times = None if found.stated is None else _measure_times(found.contents.coefficients, found.stated)
+    return times is None or abs(times - 1) <= _ALIKE

@@ -1,0 +1,134 @@
+"""Measure a merged model that somebody made: what its weights are made of, then its features, then what a calibration
+brings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from featcal.drift.ledger import DriftLedger, Features
+from featcal.family.ingredients import take_contents
+from featcal.figures import tables
+from featcal.figures.verdict.faults import Commands, MergeFindings, find_wrong_weights
+from featcal.figures.verdict.measure import attribution_options, examine, repair_of
+from featcal.formats.hub import RECIPE_FILE
+from featcal.preflight.own_merge import OpenMerge
+from featcal.session.model_ref import BASE, MERGED
+from featcal.session.session import Session
+from featcal.suite.views import EvaluationSamples
+from featcal.system.errors import NumericalError
+from featcal.system.progress import Progress, silent
+
+WRITTEN = "texts that experts wrote have no right answers"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Knowledge of how a merged model was made: fields of `MergeFindings`."""
+
+    stated: Mapping[str, float] | None = None
+    is_exact: bool = False
+    method: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Names of a merged model and of the suite about it on a command line.
+
+    Args:
+        model: folder or Hub id.
+        suite: the suite file.
+        before: command line that writes the suite file first; "" where it is there.
+    """
+
+    model: str
+    suite: str
+    before: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the last part of what the model is called."""
+        return Path(self.model).resolve().name  # of "." too
+
+    def commands(self, folder: Path, copy: str, is_known: bool) -> Commands:
+        """Return the command lines that may repair it.
+
+        Args:
+            folder: of its files.
+            copy: puts right what lies beside the weights.
+            is_known: whether featcal has a recipe for how it was merged.
+        """
+        name, file = self.name, folder / RECIPE_FILE
+        written = f"{name}-again.yaml"
+        again = [["featcal", "suite", "import", str(file), "--out", written]]
+        again += [["featcal", "merge", written, "--out", f"{name}-again"]]
+        again = again if is_known else [["mergekit-yaml", str(file), f"{name}-again"]]
+        scaled = ["merge", self.suite, "--method", "task-arithmetic", "--scale", "0.3", "--out", f"{name}-again"]
+        return Commands(
+            copy,
+            " && ".join(map(shlex.join, again)) if file.is_file() else "",
+            self._write_first(scaled),
+            self._write_first(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
+            self._write_first(["select", self.suite]),
+        )
+
+    def _write_first(self, words: list[str]) -> str:
+        own = shlex.join(["featcal", *words])
+        return f"{self.before} && {own}" if self.before else own
+
+
+def examine_merge(
+    session: Session,
+    opened: OpenMerge,
+    recipe: Recipe,
+    place: Place,
+    on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
+    progress: Progress = silent,
+) -> MergeFindings:
+    """Measure all that is said of a merged model; a calibration only where nothing else is to be put right first.
+
+    Args:
+        session: of `opened.family`.
+
+    Raises:
+        InputError: as `Measurements.drift`.
+    """
+    family = opened.family
+    found = MergeFindings(
+        place.name,
+        opened.differences,
+        take_contents(family, family.merged),
+        place.commands(opened.folder, opened.copy, recipe.stated is not None),
+        recipe.stated,
+        recipe.is_exact,
+        recipe.method,
+        recipe.notes,
+    )
+    is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
+    repair = None if is_wrong else repair_of(session, MERGED)
+    tasks = family.suite.tasks.values()
+    unscored = WRITTEN if any(one.calibration and one.calibration.self_generated for one in tasks) else ""
+    try:
+        *_, features = examine(session, MERGED, on, repair, progress, unscored)
+        ledger = session.measure.drift(MERGED, attribution_options(on), progress)
+        base = session.measure.features(BASE, on, progress)
+    except NumericalError as error:
+        return replace(found, failure=str(error))
+    if unscored:
+        count = tables.how_many(len(task.indices) for task in ledger.tasks.values())
+        features = replace(features, on=f"{count} texts per task that its expert wrote, since no samples were given")
+    return replace(
+        found,
+        features=features,
+        finals=_finals(ledger),
+        base_finals=_finals(base),
+        drift=tables.relative_drift(ledger).to_dict(),
+        is_written=bool(unscored),
+    )
+
+
+def _finals(measured: Features | DriftLedger) -> dict[str, float]:
+    return {name: task.layers[-1].relative_drift for name, task in measured.tasks.items()}

@@ -1,0 +1,287 @@
+"""Compare tokenizer, chat template and configuration beside a merged model's weights with those of its base and its
+experts: half of what people take for a bad merge is wrong there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from featcal.formats.located_model import Located, explain_model_errors
+from featcal.formats.weights import TensorInfo
+from featcal.models.adapter import Adapter
+from featcal.models.families.registry import adapter_for
+from featcal.preflight.models import CPU
+from featcal.preflight.tokenizers import PIECES, read_tokenizer, read_vocabulary, tokenizer_disagreement
+from featcal.system.errors import InputError
+from featcal.system.formatting import join_words, shorten
+from featcal.system.json_files import read_json
+
+TOKENIZER, TEMPLATE, ROPE, CONFIG, TOKENS, DTYPE = (
+    "tokenizer", "chat template", "rope", "configuration", "special tokens", "dtype",
+)  # fmt: skip
+"""Things that can differ."""
+_CONFIG, _GENERATION, _TEMPLATE, _OPTIONS = (
+    "config.json", "generation_config.json", "chat_template.jinja", "tokenizer_config.json",
+)  # fmt: skip
+_TOKENIZER_FILES = (
+    "tokenizer.json", _OPTIONS, "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json",
+    "special_tokens_map.json", *PIECES,
+)  # fmt: skip
+_ROPE = "rope_parameters"
+_ENDS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
+"""Options of a tokenizer that decide with which tokens a text begins and ends."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing beside the weights of a merged model that is not as beside its base."""
+
+    about: str
+    sentence: str
+    is_fault: bool
+    """Whether the model does other things for it than its weights can do; else it should be known."""
+    files: tuple[str, ...] = ()
+    """Files whose copies from the base put it right; none where a person must decide."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it for a document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model, and what lies beside its weights."""
+
+    role: str
+    located: Located
+    info: Mapping[str, TensorInfo]
+    """Shapes and dtypes of its tensors, by canonical name."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its files."""
+        return self.located.folder
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Return its configuration with the library's defaults for what the file leaves out."""
+        from transformers import CONFIG_MAPPING
+
+        stated = self.located.config
+        if (kind := str(stated.get("model_type"))) not in CONFIG_MAPPING:
+            return stated
+        with explain_model_errors(self.located.label, self.located.config_source):
+            found: dict[str, Any] = CONFIG_MAPPING[kind](**stated).to_dict()
+        return found
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file; {} where there is none or it cannot be read."""
+        try:
+            return read_json(self.folder / name)
+        except InputError:
+            return {}
+
+    def token(self, name: str) -> Any:
+        """Return an option of generation, else that of the configuration."""
+        stated = self.read(_GENERATION).get(name)
+        return self.config.get(name) if stated is None else stated
+
+    @property
+    def ends(self) -> set[int]:
+        """Return the ids of the tokens at which generation ends."""
+        stated = self.token("eos_token_id")
+        return {one for one in (stated if isinstance(stated, list) else [stated]) if isinstance(one, int)}
+
+    @cached_property
+    def template(self) -> Any:
+        """Return its chat template, one text or one per use; None without one."""
+        file = self.folder / _TEMPLATE
+        if file.is_file():
+            return file.read_text(encoding="utf-8", errors="replace")
+        stated = self.read("chat_template.json").get("chat_template")
+        return self.read(_OPTIONS).get("chat_template") if stated is None else stated
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of every token, as far as the files show it."""
+        found = read_tokenizer(self.folder)
+        return {} if found is None else read_vocabulary(found)
+
+    @property
+    def tokenizer_files(self) -> tuple[str, ...]:
+        """Return the names of the files of its tokenizer."""
+        return tuple(name for name in _TOKENIZER_FILES if (self.folder / name).is_file())
+
+
+@dataclass(frozen=True)
+class Trio:
+    """A merged model, its base and its experts, and what they read.
+
+    Args:
+        adapter: of the base.
+    """
+
+    adapter: Adapter
+    base: Side
+    merged: Side
+    experts: Sequence[Side]
+
+    def compare(self) -> tuple[Difference, ...]:
+        """Return everything beside the merged model's weights that is not the base's, faults first.
+
+        What is as beside one of the experts is no fault where a merge can take it from either: its chat template, and
+        the tokens at which it ends. Options that change the computation are the base's or wrong.
+
+        Raises:
+            InputError: the merged model's configuration describes no model.
+        """
+        found = [*self._compare_settings(), *self._compare_options(), *self._compare_dtypes()]
+        if self.adapter.modality != "pixels":
+            found += [*self._compare_tokenizers(), *self._compare_templates(), *self._compare_ends()]
+        return tuple(sorted(found, key=lambda one: not one.is_fault))
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """Return the rows of the vocabulary of the base and of the merged model; 0 where there is none."""
+        first = next(iter(self.adapter.vocabulary), "")
+        own, theirs = (side.info[first].shape[0] if first in side.info else 0 for side in (self.base, self.merged))
+        return own, theirs
+
+    def _copies(self, *names: str) -> tuple[str, ...]:
+        """Return the base's files of these names, where they fit weights with the merged model's rows."""
+        own, theirs = self._rows
+        return tuple(name for name in names if (self.base.folder / name).is_file()) if own == theirs else ()
+
+    def _roles_with(self, template: Any) -> str:
+        return join_words([one.role for one in (self.base, *self.experts) if one.template == template])
+
+    def _compare_settings(self) -> Iterator[Difference]:
+        """Compare what changes the forward without changing a shape, as the models' own classes read it."""
+        found = self.merged.located
+        with explain_model_errors(found.label, found.config_source):
+            theirs = adapter_for(found.config, found.names, CPU, found.label, self.adapter.reads_prompts).settings
+        for name, value in self.adapter.settings.items():
+            other, files = theirs.get(name), self._copies(_CONFIG)
+            if other != value and name == _ROPE:
+                yield Difference(ROPE, f"Rotary positions differ: {_tell_apart(value, other)}.", True, files)
+            elif other != value:
+                text = f"The configuration differs: {name} is {_short(other)}, in the base {_short(value)}."
+                yield Difference(CONFIG, text, True, files)
+
+    def _compare_options(self) -> Iterator[Difference]:
+        files = self._copies(_CONFIG)
+        for name, about in (("max_position_embeddings", ROPE), ("tie_word_embeddings", CONFIG)):
+            own, theirs = (side.config.get(name) for side in (self.base, self.merged))
+            if own != theirs:
+                text = f"The configuration differs: {name} is {_short(theirs)}, in the base {_short(own)}."
+                yield Difference(about, text, True, files)
+        (own, rows), stated = self._rows, self.merged.config.get("vocab_size")
+        if rows and isinstance(stated, int) and rows != stated:
+            text = (
+                f"The configuration is not that of the weights: vocab_size is {stated}, the embedding has {rows} rows."
+            )
+            yield Difference(CONFIG, text, True, files)
+        if rows != own:
+            yield Difference(TOKENIZER, f"The embedding has {rows} rows, that of the base {own}.", False)
+
+    def _compare_tokenizers(self) -> Iterator[Difference]:
+        base, merged = self.base, self.merged
+        if base.tokenizer_files and not merged.tokenizer_files:
+            yield Difference(TOKENIZER, "There is no tokenizer beside the weights.", True, base.tokenizer_files)
+            return
+        largest, rows = max(merged.vocabulary.values(), default=0), self._rows[1]
+        if largest >= rows > 0:
+            text = f"The tokenizer has ids up to {largest}, the embedding only {rows} rows: texts with others fail."
+            yield Difference(TOKENIZER, text, True, base.tokenizer_files)
+        found = tokenizer_disagreement(base.folder, merged.folder)
+        if found is None:
+            return
+        like = [one.role for one in self.experts if one.vocabulary == merged.vocabulary and merged.vocabulary]
+        origin = f"; it is that of {join_words(like)}" if like else ""
+        # Rules that merely look different may be the same ones, saved by another version of the library.
+        title = "The tokenizer is not the base's: " if found.changed else "The tokenizer is not quite the base's: "
+        files = base.tokenizer_files if found.changed else ()
+        yield Difference(TOKENIZER, f"{title}{found.sentence}{origin}.", found.changed, files)
+
+    def _compare_templates(self) -> Iterator[Difference]:
+        holders = [one for one in (self.base, *self.experts) if one.template is not None]
+        own, of_base = self.merged.template, self.base.template
+        held = any((self.base.folder / name).is_file() for name in (_TEMPLATE, "chat_template.json"))
+        files = () if of_base is None else self._copies(_TEMPLATE, "chat_template.json") if held else (_OPTIONS,)
+        if own is None and holders:
+            whose = join_words([one.role for one in holders])
+            yield Difference(TEMPLATE, f"There is no chat template; {whose} had one.", of_base is not None, files)
+        elif own is not None and own not in [one.template for one in holders]:
+            text = "The chat template is neither the base's nor an expert's."
+            yield Difference(TEMPLATE, text, bool(holders), files)
+        elif own != of_base:
+            yield Difference(TEMPLATE, f"The chat template is that of {self._roles_with(own)}, not the base's.", False)
+        experts = [one for one in self.experts if one.template not in (None, own)]
+        if own is not None and experts:
+            whose = join_words([one.role for one in experts])
+            text = f"The chat template is not the one that {whose} was trained with; its answers may suffer."
+            yield Difference(TEMPLATE, text, False)
+
+    def _compare_ends(self) -> Iterator[Difference]:
+        """Compare with which tokens texts begin and end."""
+        own, theirs = (side.token("bos_token_id") for side in (self.base, self.merged))
+        files = self._copies(_CONFIG, _GENERATION)
+        if own != theirs:
+            yield Difference(TOKENS, f"Texts begin with token {theirs}, those of the base with {own}.", True, files)
+        lacking = {one.role: one.ends - self.merged.ends for one in (self.base, *self.experts)}
+        others = "; ".join(f"{role} ends at {_ids(ids)} too" for role, ids in lacking.items() if ids)
+        if others:
+            text = f"Generation ends at token {_ids(self.merged.ends)}, but {others}: answers may not end."
+            of_base = bool(lacking[self.base.role])
+            yield Difference(TOKENS, text, of_base, files if of_base else ())
+        stated, found = self.base.read(_OPTIONS), self.merged.read(_OPTIONS)
+        for name in _ENDS:
+            # What one of the files leaves out is left to the library, and versions of it differ in what they leave out.
+            if name in stated and name in found and _content(stated[name]) != _content(found[name]):
+                alike = [_content(one.read(_OPTIONS).get(name)) for one in self.experts]
+                text = f"{_OPTIONS}: {name} is {_short(found[name])}, in the base {_short(stated[name])}."
+                is_fault = _content(found[name]) not in alike
+                yield Difference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
+
+    def _compare_dtypes(self) -> Iterator[Difference]:
+        own, theirs = (_dtypes(side) for side in (self.base, self.merged))
+        if own != theirs:
+            text = (
+                f"Weights are stored in {join_words(sorted(theirs))}, those of the base in {join_words(sorted(own))}."
+            )
+            yield Difference(DTYPE, text, False)
+
+
+def repair_command(differences: Sequence[Difference], base: Path, merged: Path) -> str:
+    """Return the command that copies from the base what is wrong beside a merged model; "" if nothing is to be
+    copied."""
+    names = dict.fromkeys(name for one in differences if one.is_fault for name in one.files)
+    return shlex.join(["cp", *(str(base / name) for name in names), f"{merged}/"]) if names else ""
+
+
+def _tell_apart(own: Any, theirs: Any) -> str:
+    """Say in which options two sets of rotary settings differ."""
+    a, b = (one if isinstance(one, Mapping) else {_ROPE: one} for one in (own, theirs))
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+    return "; ".join(f"{name} is {_short(b.get(name))}, in the base {_short(a.get(name))}" for name in names)
+
+
+def _content(token: Any) -> Any:
+    """Return a special token as its text, however a file holds it."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _dtypes(side: Side) -> set[str]:
+    return {str(one.dtype).removeprefix("torch.") for one in side.info.values()}
+
+
+def _ids(ids: set[int]) -> str:
+    return join_words([str(one) for one in sorted(ids)]) or "none"
+
+
+def _short(value: Any) -> str:
+    return shorten(str(_content(value)), 60)

@@ -1,0 +1,79 @@
+"""Open a merged model whatever lies beside its weights: its files are compared, and its weights are read as the base's
+configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from featcal.family.opening import Family, open_checked, open_family
+from featcal.formats.locate import locate
+from featcal.formats.located_model import Located
+from featcal.formats.weights import FirstRows
+from featcal.preflight.beside_weights import Difference, Side, Trio, repair_command
+from featcal.preflight.check import Preflight, check
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite, expert_role
+from featcal.system.errors import InputError
+
+_OWN = ("architectures", "quantization_config")
+"""Options that say what the weights are, and so stay the merged model's own."""
+
+
+@dataclass(frozen=True)
+class OpenMerge:
+    """A family with a merged model that may have other files than its base."""
+
+    family: Family
+    differences: tuple[Difference, ...]
+    """Everything beside the merged model's weights that is not as beside the base's."""
+    folder: Path
+    """Folder of the merged model's files."""
+    copy: str
+    """Command that copies from the base what is wrong; "" where nothing is to be copied."""
+
+
+def check_parents(suite: Suite) -> Preflight:
+    """Find every problem of a suite but those of its merged model, which is what is asked about."""
+    return check(_without_merged(suite), probe=False)
+
+
+def open_merge(suite: Suite, device: str) -> OpenMerge:
+    """Open a suite whose merged model is a reference.
+
+    Raises:
+        InputError: models that do not fit together; for the merged model, whatever its files say, tensors of other
+            names or shapes than the base's, with what is wrong beside them in front.
+    """
+    family = open_family(_without_merged(suite), device)
+    located = {task: locate(one.expert, suite.root, expert_role(task)) for task, one in suite.tasks.items()}
+    found = locate(str(suite.merged), suite.root, "merged")
+    adapter = family.adapter
+    trio = Trio(
+        adapter,
+        Side("the base", family.origin, family.base.info),
+        Side("the merged model", found, found.open(adapter.canonical, adapter.aliases).info),
+        [Side(f"expert '{task}'", one, family.experts[task].info) for task, one in located.items()],
+    )
+    differences = trio.compare()
+    as_base = replace(found, config=_base_settings(family.origin, found.config))
+    try:
+        merged = open_checked(as_base, adapter, family.compute.device, suite.vocabulary == "base")
+    except InputError as error:
+        faults = [f"merged: {one.sentence}" for one in differences if one.is_fault]
+        raise InputError(*faults, *error.problems) from error
+    container = family.origin if isinstance(merged, FirstRows) else found
+    whole = replace(family, suite=suite, merged=merged, container=container)
+    copy = repair_command(differences, family.origin.folder, found.folder)
+    return OpenMerge(whole, differences, found.folder, copy)
+
+
+def _without_merged(suite: Suite) -> Suite:
+    """Return the suite with a merge that can always be made in the place of its own."""
+    return suite.model_copy(update={"merged": MergeRecipe(method="simple-averaging")})
+
+
+def _base_settings(base: Located, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**base.config, **{name: config[name] for name in _OWN if name in config}}

@@ -1,0 +1,121 @@
+"""What a merged model was made of, as the files beside its weights say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from featcal.authoring.from_merge import Origins, find_origins
+from featcal.system.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A merged model's folder, two below where its parents lie; commands run elsewhere."""
+    for name in ("base", "a", "b", "elsewhere", "out/merge"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "out" / "merge"
+
+
+def recipe(method: str = "task_arithmetic", base: str | None = "./base", **more: Any) -> dict[str, Any]:
+    models = [{"model": f"./{name}", "parameters": {"weight": weight}} for name, weight in (("a", 0.6), ("b", 0.2))]
+    content = {"merge_method": method, "base_model": base, "models": models, **more}
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def write(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "mergekit_config.yml").write_text(yaml.safe_dump(content))
+
+
+def card(folder: Path, text: str = "", **data: Any) -> None:
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(data)}---\n{text}\n")
+
+
+def test_a_configuration_names_base_and_experts_from_where_it_was_run(folder: Path) -> None:
+    write(folder, recipe(parameters={"lambda": 0.5}))
+    found = find_origins(folder, None, {})
+    root = folder.parents[1]
+    assert (found.base, found.experts) == (str(root / "base"), {"a": str(root / "a"), "b": str(root / "b")})
+    assert found.coefficients == pytest.approx({"a": 0.3, "b": 0.1})
+    assert found.contents is not None
+    assert found.contents.is_exact
+
+
+def test_a_card_that_quotes_the_configuration_says_the_same(folder: Path) -> None:
+    card(folder, f"# merge\n\n```yaml\n{yaml.safe_dump(recipe())}```", base_model=[], tags=["mergekit", "merge"])
+    quoted = find_origins(folder, None, {})
+    write(folder, recipe())
+    assert quoted.where == "README.md"
+    assert find_origins(folder, None, {}).experts == quoted.experts
+
+
+@pytest.mark.parametrize(
+    ("content", "coefficients", "is_exact"),
+    [
+        (recipe("linear", None), None, True),  # without a base it is asked for
+        (recipe("ties", parameters={"density": 0.5, "normalize": False}), {"a": 0.6, "b": 0.2}, False),
+        (recipe("dare_ties", parameters={"density": 0.5}), None, False),
+        (recipe(parameters={"normalize": True}), {"a": 0.75, "b": 0.25}, True),
+        (recipe(tokenizer_source="union"), {"a": 0.6, "b": 0.2}, True),
+    ],
+    ids=["linear", "ties", "dare", "normalized", "union"],
+)
+def test_coefficients_are_those_that_the_method_gives(
+    folder: Path, content: dict[str, Any], coefficients: dict[str, float] | None, is_exact: bool
+) -> None:
+    write(folder, content)
+    found = find_origins(folder, str(folder.parents[1] / "base"), {})
+    if content["merge_method"] == "linear":
+        coefficients = {"a": 0.75, "b": 0.25}
+    assert found.coefficients == (None if coefficients is None else pytest.approx(coefficients))
+    assert found.contents is not None
+    assert found.contents.is_exact == is_exact
+
+
+def test_what_is_given_goes_before_what_is_written(folder: Path) -> None:
+    write(folder, recipe())
+    root = folder.parents[1]
+    assert find_origins(folder, "me/base", {}).base == "me/base"
+    found = find_origins(folder, None, {"b": "me/b"})
+    assert found.experts == {"a": str(root / "a"), "b": "me/b"}
+    found = find_origins(folder, None, {"c": "me/c"})
+    assert (found.experts, found.coefficients) == ({"c": "me/c"}, None)
+    (folder / "mergekit_config.yml").write_text("merge_method: 3\nmodels: what\n")
+    assert find_origins(folder, "me/base", {"c": "me/c"}) == Origins("me/base", {"c": "me/c"})
+
+
+def test_a_card_lists_models(folder: Path) -> None:
+    card(folder, base_model=["me/base", "me/a", "me/b"], base_model_relation="merge")
+    with pytest.raises(InputError, match=r"'me/base', 'me/a', 'me/b', but not .*--base REFERENCE; it may be one"):
+        find_origins(folder, None, {})
+    found = find_origins(folder, "me/base", {})
+    assert (found.experts, found.where) == ({"a": "me/a", "b": "me/b"}, "README.md")
+    card(folder, base_model=["me/base", "me/a"], base_model_relation="merge", tags=["merge", "featcal"])
+    assert find_origins(folder, None, {}) == Origins("me/base", {"a": "me/a"}, "README.md")  # its own begin with it
+
+
+REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
+    "does not say what it was merged of": (None, None),
+    "names no base models of a merge": (None, {"base_model": "me/base"}),  # a fine-tuned model, not a merge
+    "'.*/a', '.*/b', but not the model that they were fine-tuned from; give it with --base REFERENCE$": (
+        recipe("slerp", None, models=[{"model": "./a"}, {"model": "./b"}], parameters={"t": 0.5}),
+        None,
+    ),
+    "names './gone', which is no folder .*; say where it is with --base FOLDER": (recipe(base="./gone"), None),
+    "unknown key": ({**recipe(), "merge_methods": 1}, None),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_is_not_said_is_asked_for(folder: Path, said: str) -> None:
+    content, data = REFUSED[said]
+    if content is not None:
+        write(folder, content)
+    if data is not None:
+        card(folder, **data)
+    with pytest.raises(InputError, match=said):
+        find_origins(folder, None, {})

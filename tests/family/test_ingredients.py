@@ -1,0 +1,99 @@
+"""What a merged model is made of by its weights, against least squares in numpy and merges whose makeup is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_text import TASKS, write_text_suite
+
+from featcal.family.ingredients import FAR, Contents, take_contents
+from featcal.family.opening import Family, open_family
+from featcal.formats.weights import Overlay, Weights
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import load_suite
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return open_family(load_suite(write_text_suite(tmp_path_factory.mktemp("llama"), "llama", 0.1)), "cpu")
+
+
+def vectors(family: Family, model: Weights, names: list[str]) -> np.ndarray:
+    base, own = family.base.read(names), model.read(names)
+    return np.concatenate([(own[name].double() - base[name].double()).flatten().numpy() for name in names])
+
+
+def merge(family: Family, **options: object) -> Weights:
+    return family.merge(MergeRecipe(method="task-arithmetic", scale=1.0, **options))
+
+
+def test_coefficients_are_those_of_the_merge_in_every_layer(family: Family) -> None:
+    weights = {"left": 0.7, "right": -0.2}
+    found = take_contents(family, merge(family, weights=weights))
+    assert [one.layer for one in found.layers] == ["embeddings", "block 0", "block 1", "block 2", "head"]
+    for layer in found.layers:
+        assert layer.coefficients == pytest.approx(weights, abs=1e-5)
+        assert layer.explained == pytest.approx(layer.moved, rel=1e-6)
+    assert found.rest < 1e-3
+    assert not found.absent + found.zero_layers + found.zero_tensors
+    assert not found.far_layers
+
+
+def test_a_model_that_is_no_merge_has_the_coefficients_of_least_squares(family: Family) -> None:
+    generator = torch.Generator().manual_seed(0)
+    names = list(family.adapter.tower)
+    noise = {n: t + 0.01 * torch.randn(t.shape, generator=generator) for n, t in merge(family).read(names).items()}
+    model = Overlay("noisy", family.base, noise)
+    found = take_contents(family, model)
+    block = list(family.adapter.blocks()[1].names)
+    columns = np.stack([vectors(family, family.experts[task], block) for task in TASKS], axis=1)
+    own = vectors(family, model, block)
+    expected, *_ = np.linalg.lstsq(columns, own, rcond=None)
+    layer = found.layers[2]
+    assert [layer.coefficients[task] for task in TASKS] == pytest.approx(expected, rel=1e-8)
+    assert layer.explained == pytest.approx(np.linalg.norm(columns @ expected), rel=1e-8)
+    assert layer.summed == pytest.approx(np.linalg.norm(columns.sum(1)), rel=1e-8)
+    assert (layer.moved, layer.explained < layer.moved) == (pytest.approx(np.linalg.norm(own), rel=1e-8), True)
+
+
+def test_what_is_planted_in_one_layer_is_found_there_and_changes_nothing_else(family: Family) -> None:
+    model = merge(family, weights={"left": 0.5, "right": 0.25})
+    names = list(family.adapter.blocks()[1].names)
+    kept = model.read(names)
+    zeros = take_contents(family, Overlay("zeros", model, {n: torch.zeros_like(t) for n, t in kept.items()}))
+    assert (zeros.zero_layers, zeros.zero_tensors, zeros.far_layers) == (("block 1",), (), {})
+    base = family.base.read(names)
+    far = take_contents(family, Overlay("far", model, {n: base[n] + 20 * (t - base[n]) for n, t in kept.items()}))
+    assert list(far.far_layers) == ["block 1"]
+    # Layers of weights 0.5 and 0.25 differ a little in the length of their way, as the noise of experts does.
+    assert far.far_layers["block 1"] == pytest.approx(20, rel=0.1)
+    assert far.far_layers["block 1"] > FAR
+    one = take_contents(family, Overlay("one", model, {names[0]: torch.zeros_like(kept[names[0]])}))
+    assert (one.zero_layers, one.zero_tensors) == ((), (names[0],))
+    for found in (zeros, far, one):
+        assert found.coefficients == pytest.approx({"left": 0.5, "right": 0.25}, abs=1e-5)
+
+
+def test_experts_that_are_missing_and_experts_that_are_alike(family: Family) -> None:
+    left = take_contents(family, family.experts["left"])
+    assert (left.coefficients, left.absent) == (pytest.approx({"left": 1.0, "right": 0.0}, abs=1e-6), ("right",))
+    base = take_contents(family, family.base)
+    assert (base.is_base, base.absent, base.rest) == (True, TASKS, 0.0)
+    twins = replace(family, experts=dict.fromkeys(TASKS, family.experts["left"]))
+    halves = take_contents(twins, family.experts["left"])
+    assert halves.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=1e-6)
+    assert isinstance(halves, Contents)
+    assert halves.scale == pytest.approx(0.5)
+
+
+def test_pieces_do_not_change_the_numbers(family: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = merge(family)
+    whole = take_contents(family, model)
+    monkeypatch.setattr("featcal.family.ingredients.PIECE", 7)
+    for a, b in zip(whole.layers, take_contents(family, model).layers, strict=True):
+        assert a.coefficients == pytest.approx(b.coefficients, rel=1e-9)
+        assert (a.moved, a.base) == (pytest.approx(b.moved, rel=1e-12), pytest.approx(b.base, rel=1e-12))
