@@ -1,12 +1,11 @@
-"""Fit a small adapter per task over one model: in every linear map the part of the way to the task's expert that a low
-rank allows.
+"""Fit a small adapter per task over one model: what a low rank allows of every linear map's way to the expert's.
 
-With x what a map of the model is given on the samples of a task, in forward order behind the adapted maps before it, and
+With x what a map of the model is given on the samples of a task, in forward order behind adapted maps, and
 D = W_t - W the change to the task's expert,
 
     B A = argmin over rank r of tr((D - B A) (omega G + (lam + eps) I) (D - B A)^T),    G = mean of x x^T,
 
-omega as in Eq. (14), lam and eps those of the suite's calibration (`calibration.low_rank`). Biases, norms and all else
+omega as in Eq. (14), lam and eps those of the suite's calibration (`calibration.low_rank`). Biases, norms and the rest
 are the model's. Adapters hold for text that is generated as well, and a server can load them all over one model. Which
 task a sample is of must be known when the model is used.
 """
@@ -30,7 +29,7 @@ from featcal.calibration.token_rows import lane_rows
 from featcal.export.adapter_files import require_adaptable
 from featcal.formats.low_rank import Adapted, Factors, add_product
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Block, Stage, walking
+from featcal.models.adapter import Block, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.linear_maps import is_transposed
@@ -107,7 +106,7 @@ def _fit(
                     own, cut = cut_changes(run.adapter.name_of(block), inputs, before, wanted, Limits(options.rank))
                 for _ in lane.walk(stage, block, before | _add(block, before, own)):
                     pass
-                products |= {f"{block.name}.{name}": pair for name, pair in own.items()}
+                products |= {f"{block.stored_name(name)}.weight": pair for name, pair in own.items()}
                 cuts += cut
         walk.finish()
     return products, cuts
@@ -119,5 +118,7 @@ def _tensors(run: Run, weights: Weights, block: Block) -> dict[str, Tensor]:
 
 def _add(block: Block, tensors: Mapping[str, Tensor], products: Mapping[str, Factors]) -> dict[str, Tensor]:
     """Return the adapted weights of a block by name inside it."""
-    turned = {f"{name}.weight" for name, module in block.linears.items() if is_transposed(module)}
-    return {name: add_product(tensors[name], pair, name in turned) for name, pair in products.items()}
+    return {
+        f"{name}.weight": add_product(tensors[f"{name}.weight"], pair, is_transposed(block.linears[name]))
+        for name, pair in products.items()
+    }

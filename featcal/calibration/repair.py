@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,16 +15,27 @@ from featcal.calibration.deployed_inputs import DeployedInputs, map_changes
 from featcal.calibration.low_rank import Limits, Truncation, truncate
 from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import lane_rows
-from featcal.export.adapter_files import Difference, require_adaptable
+from featcal.export.adapter_card import adapter_card, start_on_hub
+from featcal.export.adapter_files import Difference, Written, require_adaptable, write_adapter
+from featcal.export.licences import licence_conflicts, read_licences
+from featcal.export.record_facts import input_hashes
+from featcal.export.write import RECORD_FILE, with_notes
 from featcal.family.opening import Family
+from featcal.formats.hub import CARD_FILE
 from featcal.formats.low_rank import Adapted, Factors
-from featcal.formats.weights import Overlay, TensorInfo, Weights
+from featcal.formats.output import OutputFolder, save_text
+from featcal.formats.peft import CONFIG_FILE, WEIGHT_FILE
+from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.lane import ExpertPass
 from featcal.models.walk import Walk
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.facts import suite_facts
+from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
+from featcal.system.formatting import some
 from featcal.system.progress import Progress, silent
+from featcal.system.versions import all_versions
 
 Start = Literal["merged", "base"]
 """The model that an adapter goes over: the one that was calibrated, or the base."""
@@ -66,6 +79,9 @@ class RepairAdapter:
     """All other tensors that differ, as the calibrated model has them."""
     cuts: Sequence[MapCut]
     """Of every map that differs, blocks in forward order."""
+    config: CalibrationConfig
+    """Options of the calibration."""
+    limits: Limits
 
     @property
     def weights(self) -> Weights:
@@ -89,6 +105,48 @@ class RepairAdapter:
     def left_out(self) -> float:
         """Return the share of the change that all maps leave out together."""
         return _share(self.cuts)
+
+    def save(self, out: str | Path, base_model: str | None = None) -> dict[str, Any]:
+        """Write a folder that peft loads over the start, with card and `featcal.json`; returns the record with `out`.
+
+        Args:
+            base_model: what the start is called where the adapter is used, such as a repository of the Hub; None for
+                the suite's own reference, if that is one of the Hub.
+
+        Raises:
+            InputError: `out` exists or cannot be written, or a tensor that differs has no place in an adapter.
+            NumericalError: read back, the adapter does not give the model.
+        """
+        family, named = self.family, start_on_hub(self.family, self.over)
+        base_model = base_model or (named.ref if named else None)
+        container = family.origin if self.over == "base" else family.container
+        licences = read_licences(family)
+        with OutputFolder(out) as folder:
+            written = write_adapter(folder.model, family.adapter, container, self.difference, base_model)
+            record: dict[str, Any] = {
+                "command": "export",
+                "suite": family.suite.name,
+                "suite_file": suite_facts(family.suite),
+                "model": family.merged_name,
+                "config": asdict(self.config),
+                "adapter": {
+                    "of": self.over, **asdict(self.limits), "left_out": self.left_out, "base_model": base_model,
+                    "whole": written.whole,
+                },
+                "layers": self.layers(),
+                "bytes": (folder.model / WEIGHT_FILE).stat().st_size,
+                "inputs": input_hashes(family),
+                "licences": licences,
+                "notes": [*licence_conflicts(licences), *_notes(written)],
+                "versions": all_versions(),
+                "machine": machine_facts(family.compute.device),
+            }  # fmt: skip
+            card = adapter_card(family, record, family.adapter.loader(container.config))
+            save_text(with_notes(card, record["notes"]), folder.model / CARD_FILE)
+            record["written"] = sorted([CONFIG_FILE, WEIGHT_FILE, CARD_FILE, RECORD_FILE])
+            save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
+            folder.commit()
+        return {"out": str(folder.out), **record}
 
 
 def fit_repair(
@@ -157,7 +215,7 @@ class _Fit:
         with prefix_errors(layer):
             products, cuts = cut_changes(layer, inputs, before, after, self._limits)
         self._cuts += cuts
-        self._products |= {f"{block.name}.{name}": one for name, one in products.items()}
+        self._products |= {f"{block.stored_name(name)}.weight": one for name, one in products.items()}
         self._take_whole(name for name in block.names if name not in self._products)
 
     def finish(self) -> RepairAdapter:
@@ -165,7 +223,8 @@ class _Fit:
         inside = {name for block in self._family.adapter.blocks() for name in block.names}
         self._take_whole(name for name in self._family.adapter.tower if name not in inside)
         over: Start = "merged" if self._start is self._family.merged else "base"
-        return RepairAdapter(self._family, over, self._start, self._products, self._whole, self._cuts)
+        found = self._products, self._whole, self._cuts
+        return RepairAdapter(self._family, over, self._start, *found, self._config, self._limits)
 
     def _take_whole(self, names: Iterator[str]) -> None:
         for name in names:
@@ -184,7 +243,7 @@ def cut_changes(
         start, end: tensors of the block by name inside it.
 
     Returns:
-        B and A by the name of the weight inside the block, in the dtype that it is stored in; and what they leave out.
+        B and A by the name of the map inside the block, in the dtype that it is stored in; and what they leave out.
     """
     products: dict[str, Factors] = {}
     cuts: list[MapCut] = []
@@ -193,15 +252,9 @@ def cut_changes(
             with prefix_errors(name):
                 found = truncate(change.to(metric.matrix.device), metric.matrix, limits)
             stored = start[f"{name}.weight"]
-            products[f"{name}.weight"] = found.up.to(stored).contiguous(), found.down.to(stored).contiguous()
+            products[name] = found.up.to(stored).contiguous(), found.down.to(stored).contiguous()
             cuts.append(MapCut.of(layer, name, found))
     return products, cuts
-
-
-def product_bytes(products: Mapping[str, Factors], info: Mapping[str, TensorInfo]) -> tuple[int, int]:
-    """Return the bytes of all factors, and of the weights that they are added to."""
-    own = sum(one.numel() * one.element_size() for pair in products.values() for one in pair)
-    return own, sum(torch.Size(info[n].shape).numel() * info[n].dtype.itemsize for n in products)
 
 
 def _summary(layer: str, own: Sequence[MapCut]) -> dict[str, Any]:
@@ -217,3 +270,16 @@ def _summary(layer: str, own: Sequence[MapCut]) -> dict[str, Any]:
 def _share(cuts: Sequence[MapCut]) -> float:
     total = sum(one.total for one in cuts)
     return sum(one.left_out for one in cuts) / total if total else 0.0
+
+
+def _notes(written: Written) -> list[str]:
+    """Say what an adapter holds beside products of low rank."""
+    notes = []
+    if written.whole:
+        what = some(written.whole)
+        notes.append(f"saved whole, since they are no linear maps: {what}; servers that load maps alone refuse them")
+    if not written.switchable:
+        notes.append(
+            "not all adapted maps have a bias, so biases are stored whole; peft keeps them when it switches off"
+        )
+    return notes

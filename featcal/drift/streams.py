@@ -71,7 +71,7 @@ class BlockTensors:
         self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
     def of(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return a model's tensors of the block as they are stored and as the forward takes them, by name inside the block."""
+        """Return a model's tensors of the block, as they are stored and as the forward takes them, by names inside."""
         if self._of is not weights:
             read = self._block.local(weights.read(self._block.names))
             self._of, self._held = weights, (read, self._run.compute.place(read))

@@ -1,8 +1,8 @@
 """Write the difference of two models as a LoRA adapter in peft's layout, and read it back.
 
 Linear maps get a product B A of scale 1. Their biases come with it (`lora_bias`) where all adapted maps have one, so
-that the adapter can be switched off; peft has no such place for some of the maps alone, so there biases are stored whole
-beside the maps (`bias: all`). Every other tensor goes with the module that it belongs to (`modules_to_save`).
+that the adapter can be switched off; peft has no such place for some of the maps alone, so there biases are stored
+whole beside the maps (`bias: all`). Every other tensor goes with the module that it belongs to (`modules_to_save`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from featcal.system.formatting import some
 _TASK_TYPES = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 """Ends of names of transformers' classes → what peft calls their task; it needs none for others."""
 
+_PUBLISH = "publish the calibrated folder"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -43,6 +45,16 @@ class Difference:
     """By canonical name of the weight of a linear map: B A, which is all of its difference."""
     whole: Collection[str]
     """Names of all other tensors that differ."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an adapter's files hold beside products of low rank."""
+
+    whole: list[str]
+    """Paths of the modules that are saved whole."""
+    switchable: bool
+    """False where biases are stored whole beside the maps, which peft keeps when it switches the adapter off."""
 
 
 class Layout:
@@ -111,18 +123,21 @@ class Layout:
 def require_adaptable(adapter: Adapter) -> None:
     """Raise InputError for an architecture whose modules peft cannot adapt."""
     if adapter.library != "transformers":
+        convert = "convert its models first (featcal export --format hf)"
         raise InputError(
             f"peft adapts models of transformers, and this is one of {adapter.library}, whose attention keeps query, "
-            "key and value in one packed weight; convert it first (featcal export --format hf)"
+            f"key and value in one packed weight; {convert if adapter.library == 'open_clip' else _PUBLISH}"
         )
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(
             f"a {adapter.family} model is a mixture, whose experts' weights are fused into tensors that no linear map "
-            "owns, so peft cannot adapt them; publish the calibrated folder"
+            f"owns, so peft cannot adapt them; {_PUBLISH}"
         )
 
 
-def write_adapter(target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None) -> list[str]:
+def write_adapter(
+    target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None
+) -> list[str]:
     """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start; returns the
     paths of the modules that are saved whole.
 
@@ -161,7 +176,7 @@ def write_adapter(target: Path, adapter: Adapter, container: Located, change: Di
     save_text(json.dumps(config, indent=2) + "\n", target / CONFIG_FILE)
     save_tensors({f"{MODEL_PREFIX}{path}": one.contiguous() for path, one in tensors.items()}, target / WEIGHT_FILE)
     _verify(target, adapter, change)
-    return owners
+    return Written(owners, switchable=config["bias"] == "none")
 
 
 def _config(ranks: Mapping[str, int], owners: list[str], over: str | None, task_type: str | None) -> dict[str, Any]:
@@ -200,8 +215,8 @@ def _library_modules(named: str, located: Located) -> nn.Module:
             model: nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
             return model
         kind = getattr(transformers, named)
-        model = kind(kind.config_class.from_dict(config))
-        return model
+        found: nn.Module = kind(kind.config_class.from_dict(config))
+    return found
 
 
 def _read(weights: Weights, name: str) -> Tensor:

@@ -29,7 +29,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import code_block, escape_markdown
 from featcal.system.in_memory import is_held
 
-_CITATION = """```bibtex
+CITATION = """```bibtex
 @article{featcal,
   title = {FeatCal: Feature Calibration for Post-Merging Models},
   author = {Gu, Yanggan and Cai, Shuo and Wang, Zihao and Wang, Wenjun and Wang, Yuanyi and Wang, Pengkai and
@@ -92,7 +92,7 @@ def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str
         _how_it_was_made(family, record, making, settings),
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
         "Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.",
-        _CITATION,
+        CITATION,
     ]
     text = "\n\n".join(parts)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{text}\n"))
