@@ -71,7 +71,9 @@ def adapters(
         NumericalError: features that are not finite.
     """
     if brings(model):
-        raise InputError(f"{options.kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
+        raise InputError(
+            f"{options.kind}: {model.label} has maps, heads or adapters of its own of {some(sorted(brings(model)))}"
+        )
     require_adaptable(run.adapter)
     adapted: dict[str, Weights] = {}
     left_out: dict[str, float] = {}

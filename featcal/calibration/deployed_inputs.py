@@ -94,7 +94,7 @@ def map_changes(
         start, end: tensors of the block by name inside it.
     """
     for name in group.names:
-        before, after = (group.oriented(name, one[f"{name}.weight"]) for one in (start, end))
+        before, after = (group.orient(name, one[f"{name}.weight"]) for one in (start, end))
         change = after.double() - before.double()
         if bool(change.any()):
             yield name, change

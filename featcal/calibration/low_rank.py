@@ -23,7 +23,7 @@ from featcal.system.errors import InputError, NumericalError
 
 @dataclass(frozen=True)
 class Limits:
-    """How large the rank of a product may be.
+    """The bounds of the rank of a product.
 
     Raises:
         InputError: neither limit is given, or one is out of range.

@@ -43,7 +43,7 @@ Start = Literal["merged", "base"]
 
 @dataclass(frozen=True)
 class MapCut:
-    """What is left of the change of one linear map."""
+    """The cut of the change of one linear map."""
 
     layer: str
     map: str
@@ -57,7 +57,7 @@ class MapCut:
     """tr(D H D^T)."""
 
     @classmethod
-    def of(cls, layer: str, name: str, found: Truncation) -> MapCut:
+    def from_truncation(cls, layer: str, name: str, found: Truncation) -> MapCut:
         (rows, rank), columns = found.up.shape, found.down.shape[1]
         return cls(layer, name, rank, min(rows, columns), found.left_out, found.total)
 
@@ -73,6 +73,8 @@ class RepairAdapter:
     family: Family
     over: Start
     start: Weights
+    end: Weights
+    """The calibrated model."""
     products: Mapping[str, Factors]
     """By canonical name of the weight, in the dtype that it is stored in."""
     whole: Mapping[str, Tensor]
@@ -102,7 +104,7 @@ class RepairAdapter:
         return [_summary(layer, [one for one in self.cuts if one.layer == layer]) for layer in names]
 
     @property
-    def left_out(self) -> float:
+    def lost_share(self) -> float:
         """Return the share of the change that all maps leave out together."""
         return _share(self.cuts)
 
@@ -130,7 +132,7 @@ class RepairAdapter:
                 "model": family.merged_name,
                 "config": asdict(self.config),
                 "adapter": {
-                    "of": self.over, **asdict(self.limits), "left_out": self.left_out, "base_model": base_model,
+                    "of": self.over, **asdict(self.limits), "left_out": self.lost_share, "base_model": base_model,
                     "whole": written.whole,
                 },
                 "layers": self.layers(),
@@ -224,7 +226,7 @@ class _Fit:
         self._take_whole(name for name in self._family.adapter.tower if name not in inside)
         over: Start = "merged" if self._start is self._family.merged else "base"
         found = self._products, self._whole, self._cuts
-        return RepairAdapter(self._family, over, self._start, *found, self._config, self._limits)
+        return RepairAdapter(self._family, over, self._start, self._model, *found, self._config, self._limits)
 
     def _take_whole(self, names: Iterator[str]) -> None:
         for name in names:
@@ -253,7 +255,7 @@ def cut_changes(
                 found = truncate(change.to(metric.matrix.device), metric.matrix, limits)
             stored = start[f"{name}.weight"]
             products[name] = found.up.to(stored).contiguous(), found.down.to(stored).contiguous()
-            cuts.append(MapCut.of(layer, name, found))
+            cuts.append(MapCut.from_truncation(layer, name, found))
     return products, cuts
 
 

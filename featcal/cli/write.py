@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -124,7 +125,7 @@ def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool,
     if kind == "adapter":
         if layout is not None:
             raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
-        _export_adapter(folder, out, as_json, **said)
+        _export_adapter(folder, out, as_json, said)
         return
     if given := [name for name, value in said.items() if value is not None]:
         flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
@@ -144,22 +145,21 @@ def _export_adapter(
     folder: str,
     out: Path,
     as_json: bool,
-    *,
-    over: Literal["merged", "base"] | None,
-    rank: int | None,
-    energy: float | None,
-    base_model: str | None,
-    suite: str | None,
-    device: str | None,
+    said: Mapping[str, Any],
 ) -> None:
-    """Write what a calibration changed as an adapter."""
+    """Write what a calibration changed as an adapter.
+
+    Args:
+        said: options of an adapter by name; None where they are not given.
+    """
     from featcal.calibration.low_rank import Limits
     from featcal.session.model_names import recorded_suite
 
     require_new(out)
-    limits = Limits(rank, energy)
-    session = opening.session(suite or recorded_suite(Path(folder)), device or "auto")
-    document = session.fit.repair(folder, over or "merged", limits, bar()).save(out, base_model)
+    limits = Limits(said["rank"], said["energy"])
+    session = opening.session(said["suite"] or recorded_suite(Path(folder)), said["device"] or "auto")
+    made = session.fit.repair(folder, said["over"] or "merged", limits, bar())
+    document = made.save(out, said["base_model"])
     say_notes(document)
     rows = [(row["layer"], _ranks(*row["rank"]), percent(row["left_out"])) for row in document["layers"]]
     show(document, as_json, rows, ("layer", "rank", "left out, %"))

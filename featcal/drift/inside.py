@@ -82,7 +82,7 @@ def map_mismatches(
             for index, block in walk.blocks(stage):
                 tensors = BlockTensors(run, block)
                 for task, stored in walk.experts_at(block):
-                    _, own = tensors.of(task_weights(model, task))
+                    _, own = tensors.read(task_weights(model, task))
                     steps = walk.experts[task].walk(stage, block, stored, tuple(block.linears), tuple(block.linears))
                     norms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in block.linears}
                     for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):

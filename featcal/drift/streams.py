@@ -70,11 +70,11 @@ class BlockTensors:
         self._of: Weights | None = None
         self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
-    def of(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def read(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return a model's tensors of the block, as they are stored and as the forward takes them, by names inside."""
         if self._of is not weights:
-            read = self._block.local(weights.read(self._block.names))
-            self._of, self._held = weights, (read, self._run.compute.place(read))
+            stored = self._block.local(weights.read(self._block.names))
+            self._of, self._held = weights, (stored, self._run.compute.place(stored))
         return self._held
 
 
@@ -94,7 +94,7 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
         for _, block in walk.blocks(stage):
             layer, own_block = next(names), BlockTensors(run, block)
             for task, stored in walk.experts_at(block):
-                read, tensors = own_block.of(task_weights(model, task))
+                read, tensors = own_block.read(task_weights(model, task))
                 place, one = Place(stage, block, (stored, read)), experts[task]
                 theirs = run.compute.place(stored) if sublayers else {}
                 lanes = (

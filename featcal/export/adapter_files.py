@@ -49,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Written:
-    """What an adapter's files hold beside products of low rank."""
+    """The content of an adapter's files beside products of low rank."""
 
     whole: list[str]
     """Paths of the modules that are saved whole."""
@@ -135,11 +135,8 @@ def require_adaptable(adapter: Adapter) -> None:
         )
 
 
-def write_adapter(
-    target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None
-) -> list[str]:
-    """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start; returns the
-    paths of the modules that are saved whole.
+def write_adapter(target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None) -> Written:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start.
 
     Args:
         container: files of the start, whose class the adapter is for.

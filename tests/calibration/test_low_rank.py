@@ -112,7 +112,7 @@ def test_the_metric_is_of_what_the_finished_model_gives(tiny64: Family) -> None:
         assert own.total == pytest.approx(whole, rel=1e-9)
         assert 0 < own.left_out < own.total
         assert own.rank == 3
-    assert found.left_out == pytest.approx(sum(c.left_out for c in found.cuts) / sum(c.total for c in found.cuts))
+    assert found.lost_share == pytest.approx(sum(c.left_out for c in found.cuts) / sum(c.total for c in found.cuts))
 
 
 def gathered(family: Family, model: object, task: str, samples: int) -> dict[str, Tensor]:

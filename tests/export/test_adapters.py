@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Run, document
 from huggingface_hub import ModelCard
 from lanes import rows
 from tiny_clip import write_suite
@@ -150,3 +151,29 @@ def test_what_no_adapter_can_hold_is_refused(tmp_path: Path) -> None:
     clip = session_of("clip", tmp_path / "clip")
     with pytest.raises(InputError, match="is not a calibration"):
         clip.fit.repair("merged", "merged", FULL)
+
+
+def test_export_writes_the_repair_of_a_calibrated_folder(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    document(run("calibrate", tiny_suite_file, "--samples", 5, "--out", "calibrated", "--json"))
+    said = ("export", "calibrated", "--as", "adapter", "--suite", tiny_suite_file)
+    made = document(run(*said, "--rank", 2, "--of", "base", "--out", "small", "--json"))
+    assert (made["adapter"]["of"], made["adapter"]["rank"], made["adapter"]["energy"]) == ("base", 2, None)
+    assert [row["rank"] for row in made["layers"]] == [[2, 2]] * 3
+    code, out, err = run(*said, "--energy", 0.95, "--out", "adapter")
+    assert (code, out.count("block")) == (0, 3)
+    assert "of the change is left out" in out
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "featcal.json"} == {
+        file.name for file in Path("adapter").iterdir()
+    }
+    for arguments, why in (
+        ((*said[:-2], "--rank", 2), "name its file with --suite"),
+        ((*said, "--format", "hf"), "has the layout of peft"),
+        (("export", "calibrated", "--rank", 2), "--rank: for --as adapter alone"),
+        (said, "how large the adapter is to be"),
+    ):
+        code, _, err = run(*arguments, "--out", "nothing")
+        assert code != 0
+        assert why in err

@@ -113,7 +113,10 @@ class Encoder(Adapter):
                 f"the installed transformers builds '{facts.model_type}' from other modules ({error}); upgrade it"
             ) from error
         self.stages = (stage,)
-        self._stored_paths = {path: name for block in stage.blocks for path, name in block.renamed_paths().items()}
+        self._stored_paths: dict[str, str] = {}
+        for block in stage.blocks:
+            assert isinstance(block, NamedBlock)
+            self._stored_paths |= block.renamed_paths()
         self._shapes = self._stored_shapes(stage)
         behind = [_join_names(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
         self.closing = tuple(name for name in self._shapes if any(_is_inside(name, one) for one in behind))
