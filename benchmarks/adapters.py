@@ -24,7 +24,7 @@ from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "adapters.json"
+RECORD = Path(__file__).parents[1] / "docs" / "adapters.json"
 SUITES = ("clip-mini", "t5-mini", "lm-mini")
 RANKS = (1, 2, 4, 8, 16, None)
 """None is the full rank."""

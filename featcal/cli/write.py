@@ -158,7 +158,8 @@ def _export_adapter(
     require_new(out)
     limits = Limits(said["rank"], said["energy"])
     session = opening.session(said["suite"] or recorded_suite(Path(folder)), said["device"] or "auto")
-    made = session.fit.repair(folder, said["over"] or "merged", limits, bar())
+    # Absolute: a bare word such as "calibrated" would be the name of a model, not the folder.
+    made = session.fit.repair(str(Path(folder).absolute()), said["over"] or "merged", limits, bar())
     document = made.save(out, said["base_model"])
     say_notes(document)
     rows = [(row["layer"], _ranks(*row["rank"]), percent(row["left_out"])) for row in document["layers"]]

@@ -85,6 +85,7 @@ def test_written_folders_load_with_peft_and_as_base_and_adapter(llama: Session, 
         assert (config["r"], config["bias"], config["lora_bias"], config["modules_to_save"]) == (3, "none", False, None)
 
 
+@pytest.mark.slow
 def test_it_is_scored_generates_and_drifts_like_any_model(llama: Session) -> None:
     name = "adapters:rank=1000,samples=5"
     scores = llama.measure.scores(name).tasks

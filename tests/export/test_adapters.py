@@ -88,6 +88,7 @@ def test_peft_gives_the_calibrated_model(session: Session, tmp_path: Path) -> No
     assert document["adapter"]["left_out"] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_featcal_reads_it_as_base_and_adapter(session: Session, tmp_path: Path) -> None:
     """Cut down, it is the model that `weights` says, to the rounding of one sum."""
     made = session.fit.repair(CALIBRATED, "merged", Limits(rank=2))
@@ -105,7 +106,7 @@ def test_featcal_reads_it_as_base_and_adapter(session: Session, tmp_path: Path) 
     assert [*lost] == list(adapter.block_layers())
 
 
-@pytest.mark.parametrize("kind", ["clip", "llama"])
+@pytest.mark.parametrize("kind", ["clip", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_whole_merge_is_one_adapter_over_the_base(kind: str, tmp_path: Path) -> None:
     """Embeddings, norms and heads are saved whole, in modules that the card and the record name."""
     session = session_of(kind, tmp_path / "suite")
@@ -123,6 +124,7 @@ def test_a_whole_merge_is_one_adapter_over_the_base(kind: str, tmp_path: Path) -
     assert any("saved whole" in note for note in document["notes"])
 
 
+@pytest.mark.slow
 def test_energy_decides_the_ranks_and_factors_have_the_dtype_of_their_weights(tmp_path: Path) -> None:
     file = write_text_suite(tmp_path / "suite", "llama", dtype=torch.bfloat16)
     session = Session(open_family(load_suite(file), "cpu"))
@@ -138,13 +140,12 @@ def test_energy_decides_the_ranks_and_factors_have_the_dtype_of_their_weights(tm
 
 
 def test_what_no_adapter_can_hold_is_refused(tmp_path: Path) -> None:
-    tied = session_of("llama-tied", tmp_path / "tied").fit.repair(CALIBRATED, "base", FULL)
+    tied = session_of("llama-tied", tmp_path / "tied").fit.repair(CALIBRATED, "base", Limits(1))
     with pytest.raises(InputError, match="shared by several modules"):
         tied.save(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
-    mixture = session_of("mixtral", tmp_path / "mixture")
     with pytest.raises(InputError, match="is a mixture"):
-        mixture.fit.repair(CALIBRATED, "merged", FULL)
+        require_adaptable(session_of("mixtral", tmp_path / "mixture").family.adapter)
     timm = write_trial(tiny_timm(), TimmVit.facts, tmp_path / "timm").family
     with pytest.raises(InputError, match="this is one of timm"):
         require_adaptable(timm.adapter)
@@ -153,18 +154,23 @@ def test_what_no_adapter_can_hold_is_refused(tmp_path: Path) -> None:
         clip.fit.repair("merged", "merged", FULL)
 
 
+@pytest.mark.slow
 def test_export_writes_the_repair_of_a_calibrated_folder(
     run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    document(run("calibrate", tiny_suite_file, "--samples", 5, "--out", "calibrated", "--json"))
+    document(run("calibrate", tiny_suite_file, "--samples", 5, "--lam", 0.3, "--out", "calibrated", "--json"))
     said = ("export", "calibrated", "--as", "adapter", "--suite", tiny_suite_file)
     made = document(run(*said, "--rank", 2, "--of", "base", "--out", "small", "--json"))
     assert (made["adapter"]["of"], made["adapter"]["rank"], made["adapter"]["energy"]) == ("base", 2, None)
     assert [row["rank"] for row in made["layers"]] == [[2, 2]] * 3
+    # The folder, and not the model that is called as it is.
+    assert (made["config"]["lam"], made["config"]["samples"]) == (0.3, 5)
     code, out, err = run(*said, "--energy", 0.95, "--out", "adapter")
     assert (code, out.count("block")) == (0, 3)
     assert "of the change is left out" in out
+    sent = document(run("push", "adapter", "me/repair", "--license", "mit", "--json"))
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= {one["name"] for one in sent["files"]}
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "featcal.json"} == {
         file.name for file in Path("adapter").iterdir()
     }
