@@ -60,6 +60,7 @@ def test_more_rank_leaves_less_out_and_every_task_has_its_own(tiny64: Family) ->
     assert float((first - plain).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_written_folders_load_with_peft_and_as_base_and_adapter(llama: Session, tmp_path: Path) -> None:
     """The model, and a LoRA per task over it; generated answers are those that the session scored."""
     peft = pytest.importorskip("peft")

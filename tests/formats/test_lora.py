@@ -615,6 +615,7 @@ def _apart(own: Tensor, other: Tensor) -> float:
     return float((own - other).abs().max() / other.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # peft's and transformers' own
 @pytest.mark.parametrize(
     ("kind", "config"),
