@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from featcal.studies.study import read_study
 
 PAGE = Path(__file__).with_name("results.md")
 ROOT = PAGE.parents[1]
-sys.path.append(str(ROOT / "benchmarks" / "real"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "real")]
+from adapters import table  # noqa: E402
 from tables import tables  # noqa: E402
 
 _TABLE = re.compile(r"(<!-- (\w+) of (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -19,12 +21,18 @@ _TABLE = re.compile(r"(<!-- (\w+) of (\S+) -->\n).*?(<!-- end of table -->)", re
 
 
 def filled(text: str) -> str:
-    """The page with every table as its file has it: `table` is the study's own, others are of the real suites."""
+    """The page with every table as its file has it: `table` is the study's own, `ranks_…` are of adapters, others
+    of the real suites."""
     return _TABLE.sub(lambda found: f"{found[1]}{_table(found[2], ROOT / found[3])}{found[4]}", text)
 
 
 def _table(part: str, file: Path) -> str:
-    return markdown(read_study(file).summaries()) if part == "table" else f"\n{tables(part, file)}\n\n"
+    if part == "table":
+        return markdown(read_study(file).summaries())
+    if part.startswith("ranks_"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        return f"\n{table(rows, part.removeprefix('ranks_').replace('_', '-'))}\n\n"
+    return f"\n{tables(part, file)}\n\n"
 
 
 if __name__ == "__main__":

@@ -366,5 +366,9 @@ class LinearGroup:
         parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
         return {f"{name}.{kind}": self._turn(name, kind, part) for name, part in parts}
 
+    def orient(self, name: str, weight: Tensor) -> Float[Tensor, "m d"]:
+        """Return the stored weight of one of the maps as a matrix `[outputs, inputs]`."""
+        return orient_weight(self._modules[name], weight)
+
     def _turn(self, name: str, kind: str, tensor: Tensor) -> Tensor:
         return orient_weight(self._modules[name], tensor).contiguous() if kind == "weight" else tensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,9 +15,11 @@ from featcal.cli.terminal import bar, require_new, say, say_notes, show
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
-from featcal.system.formatting import readable
+from featcal.system.formatting import percent, readable
 from featcal.system.progress import keep_memory
 
+_FLAGS = {"over": "--of"}
+"""Options whose flag is not their name."""
 _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 
 
@@ -91,27 +95,82 @@ def merge(
     "--format",
     "layout",
     type=click.Choice(["hf", "open_clip"]),
-    default="hf",
-    show_default=True,
-    help="Library that is to load it: transformers or open_clip.",
+    help="Library that is to load it: transformers or open_clip.  [hf]",
 )
+@click.option("--as", "kind", type=click.Choice(["model", "adapter"]), default="model", show_default=True,
+              help="What is written: the model, or a LoRA of peft that makes it of another one.")  # fmt: skip
+@click.option("--of", "over", type=click.Choice(["merged", "base"]),
+              help="With --as adapter: the model that the adapter goes over.  [merged]")  # fmt: skip
+@click.option("--rank", type=int, help="With --as adapter: largest rank of every map.  [that of the map]")
+@click.option("--energy", type=float,
+              help="With --as adapter: share of what a map's change does to its inputs that is kept, by the smallest "
+              "rank that does, such as 0.99.  [as much as --rank allows]")  # fmt: skip
+@click.option("--base-model", help="With --as adapter: what the model that it goes over is called where it is used.  "
+              "[the suite's, if it is on the Hub]")  # fmt: skip
+@click.option("--suite", shell_complete=complete_suite,
+              help="With --as adapter: the suite, if it does not come with featcal.  [the record's]")  # fmt: skip
+@click.option("--device", help="With --as adapter: auto, cpu or cuda.  [auto]")
 @OUT
 @JSON
-def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
+def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **said: Any) -> None:
     """Write a model for the library that will load it; verify it.
 
     hf gives a folder that transformers 4.57 and 5 read alike, or a note that says which is needed; open_clip a folder
     for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE.
+
+    --as adapter takes a folder that `featcal calibrate` wrote, runs it once over its calibration samples, and writes
+    what was changed of the merged model, or of the base, as a LoRA: of every linear map the part that does most to the
+    map's own inputs. What every layer leaves out is printed.
     """
+    if kind == "adapter":
+        if layout is not None:
+            raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
+        _export_adapter(folder, out, as_json, said)
+        return
+    if given := [name for name, value in said.items() if value is not None]:
+        flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
+        raise click.UsageError(f"{flags}: for --as adapter alone")
     from featcal.export.change_layout import convert
 
-    document = convert(folder, out, layout)
+    document = convert(folder, out, layout or "hf")
     say_notes(document)
     rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
     if as_json or rows:
         show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
         say(f"written to {document['out']}")
+
+
+def _export_adapter(
+    folder: str,
+    out: Path,
+    as_json: bool,
+    said: Mapping[str, Any],
+) -> None:
+    """Write what a calibration changed as an adapter.
+
+    Args:
+        said: options of an adapter by name; None where they are not given.
+    """
+    from featcal.calibration.low_rank import Limits
+    from featcal.session.model_names import recorded_suite
+
+    require_new(out)
+    limits = Limits(said["rank"], said["energy"])
+    session = opening.session(said["suite"] or recorded_suite(Path(folder)), said["device"] or "auto")
+    # Absolute: a bare word such as "calibrated" would be the name of a model, not the folder.
+    made = session.fit.repair(str(Path(folder).absolute()), said["over"] or "merged", limits, bar())
+    document = made.save(out, said["base_model"])
+    say_notes(document)
+    rows = [(row["layer"], _ranks(*row["rank"]), percent(row["left_out"])) for row in document["layers"]]
+    show(document, as_json, rows, ("layer", "rank", "left out, %"))
+    if not as_json:
+        left_out = percent(document["adapter"]["left_out"])
+        say(f"written to {document['out']}, {readable(document['bytes'])}; {left_out} % of the change is left out")
+
+
+def _ranks(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
 
 
 @click.command()

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.drift.accumulator import concat_batches
+from featcal.drift.streams import BlockTensors
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
+from featcal.models.model import task_weights
 from featcal.models.walk import Walk
 
 
@@ -78,8 +80,9 @@ def map_mismatches(
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, _EveryToken())
             for index, block in walk.blocks(stage):
-                own = run.compute.place(block.local(model.read(block.names)))
+                tensors = BlockTensors(run, block)
                 for task, stored in walk.experts_at(block):
+                    _, own = tensors.read(task_weights(model, task))
                     steps = walk.experts[task].walk(stage, block, stored, tuple(block.linears), tuple(block.linears))
                     norms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in block.linears}
                     for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):

@@ -12,7 +12,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step, run_block
-from featcal.models.model import map_features
+from featcal.models.model import map_features, task_weights
 from featcal.models.walk import Entering, Walk
 
 MODEL = "model"
@@ -62,6 +62,22 @@ class Crossing:
         return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
 
+class BlockTensors:
+    """The tensors of one block, read once for all tasks that share them."""
+
+    def __init__(self, run: Run, block: Block) -> None:
+        self._run, self._block = run, block
+        self._of: Weights | None = None
+        self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+
+    def read(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return a model's tensors of the block, as they are stored and as the forward takes them, by names inside."""
+        if self._of is not weights:
+            stored = self._block.local(weights.read(self._block.names))
+            self._of, self._held = weights, (stored, self._run.compute.place(stored))
+        return self._held
+
+
 def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> Iterator[Crossing]:
     """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
 
@@ -76,9 +92,9 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
         for entering in walk.entering(stage):
             yield _enter_stage(run.adapter, stage, experts[entering.task], entering)
         for _, block in walk.blocks(stage):
-            layer, read = next(names), block.local(model.read(block.names))
-            tensors = run.compute.place(read)
+            layer, own_block = next(names), BlockTensors(run, block)
             for task, stored in walk.experts_at(block):
+                read, tensors = own_block.read(task_weights(model, task))
                 place, one = Place(stage, block, (stored, read)), experts[task]
                 theirs = run.compute.place(stored) if sublayers else {}
                 lanes = (

@@ -23,7 +23,7 @@ from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import final_features
-from featcal.models.model import Head, map_features
+from featcal.models.model import Head, map_features, task_weights
 from featcal.samples.sources import Samples, open_pool
 from featcal.system.errors import InputError, NoScores, NumericalError
 
@@ -187,7 +187,7 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
     """Return the features that a model's head for a task takes, float32 on the CPU."""
-    features = final_features(family.adapter, model, family.head(), batches, family.compute)
+    features = final_features(family.adapter, task_weights(model, task), family.head(), batches, family.compute)
     return map_features(model, task, features).float().cpu()
 
 

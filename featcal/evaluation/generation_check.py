@@ -18,7 +18,7 @@ from torch import Tensor
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.generation import Pupil, prompt_batch
-from featcal.models.model import brings
+from featcal.models.model import answers_apart, task_weights
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
 
@@ -140,7 +140,7 @@ def canary(
         raise InputError(f"{family.suite.name}: {family.adapter.family} models generate no text, so there is no canary")
     held = against or family.merged
     for one in (model, held, *family.experts.values()):
-        if brings(one):
+        if any(answers_apart(one, task) for task in family.suite.tasks):
             raise InputError(f"{one.label} has maps or heads of its own, with which the library cannot generate")
     found: dict[str, TaskCanary] = {}
     experts = {task: one for task, one in family.experts.items() if task not in unchecked_tasks(family)}
@@ -157,7 +157,7 @@ def canary(
             del teacher  # one whole model at a time
             # The merged model checked against itself is run once: both readings are the same.
             models = (model,) if held is model else (held, model)
-            pupils = (Pupil(family.generator(one), batches, TOKENS) for one in models)
+            pupils = (Pupil(family.generator(task_weights(one, task)), batches, TOKENS) for one in models)
             readings += [_reading(pupil, answers, theirs) for pupil in pupils]
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error

@@ -12,7 +12,7 @@ from torch import Tensor
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.families.language import IGNORED, answer_position
-from featcal.models.model import Head, brings
+from featcal.models.model import Head, answers_apart, task_weights
 from featcal.samples.prepare import tokenizer_of
 from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NoScores
@@ -70,12 +70,12 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
     Raises:
         InputError: a model with a map or a head of its own for the task, of which `generate` knows nothing.
     """
-    if drawn.task in brings(model):
+    if answers_apart(model, drawn.task):
         raise InputError(
             f"task '{drawn.task}': {model.label} has a map or a head of its own for it, with which the library cannot "
             "generate answers; score it by classes (ClassificationHead)"
         )
-    tokenizer, generator = tokenizer_of(family.base_folder), family.generator(model)
+    tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
     texts: list[str] = []
     for batch in batches_of(drawn, BATCH_SIZE, family.compute.device):
         new = generator.answers(

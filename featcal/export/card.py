@@ -29,7 +29,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import code_block, escape_markdown
 from featcal.system.in_memory import is_held
 
-_CITATION = """```bibtex
+CITATION = """```bibtex
 @article{featcal,
   title = {FeatCal: Feature Calibration for Post-Merging Models},
   author = {Gu, Yanggan and Cai, Shuo and Wang, Zihao and Wang, Wenjun and Wang, Yuanyi and Wang, Pengkai and
@@ -92,7 +92,7 @@ def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str
         _how_it_was_made(family, record, making, settings),
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
         "Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.",
-        _CITATION,
+        CITATION,
     ]
     text = "\n\n".join(parts)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{text}\n"))
@@ -153,7 +153,7 @@ def describe_merged(family: Family) -> str:
     if name != "merged":
         return f"{escape_markdown(name)}{_explain_method(name)}"
     if not isinstance(merged, MergeRecipe):
-        on_hub = not is_held(merged) and _find_on_hub(merged, family.suite)
+        on_hub = not is_held(merged) and find_on_hub(merged, family.suite)
         return "a model in memory" if is_held(merged) else escape_markdown(on_hub.ref) if on_hub else "a checkpoint"
     by_task = [
         f"; {option}: {', '.join(f'{task} {value:g}' for task, value in values.items())}"
@@ -178,10 +178,10 @@ def _explain_method(name: str) -> str:
 
 def _models_on_hub(suite: Suite) -> list[HubModel]:
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    return [one for ref in refs if (one := _find_on_hub(ref, suite)) is not None]
+    return [one for ref in refs if (one := find_on_hub(ref, suite)) is not None]
 
 
-def _find_on_hub(ref: str, suite: Suite) -> HubModel | None:
+def find_on_hub(ref: str, suite: Suite) -> HubModel | None:
     """Return the model on the Hub that a reference means; None where it is, or can be, a local folder."""
     found = hub_model(ref)
     return None if found is None or (suite.root / ref).exists() else found

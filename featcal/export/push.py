@@ -11,10 +11,12 @@ from featcal.export.card import describe_licence
 from featcal.export.card_parts import load_card, save_card, with_licence
 from featcal.export.licences import licence_of, licence_warnings
 from featcal.export.write import RECORD_FILE
-from featcal.formats.checkpoint import stored_names
+from featcal.formats.checkpoint import read_header, stored_names
 from featcal.formats.hub import CARD_FILE, Unreachable, ask, hub_model
 from featcal.formats.open_clip import is_open_clip_folder, located_folder
 from featcal.formats.output import PARTIAL
+from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
+from featcal.formats.peft import weight_file
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
@@ -169,7 +171,10 @@ def _require_repo(repo: str) -> Callable[[], None]:
 
 
 def _require_weights(folder: Path) -> Callable[[], object]:
-    """Return the check that all weights are there, and have headers that can be read."""
+    """Return the check that all weights are there, those of a model or of an adapter, and have headers that can be
+    read."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        return lambda: read_header(weight_file(folder, _LABEL), _LABEL)
     if is_open_clip_folder(folder):
         return lambda: located_folder(folder, _LABEL)
     return lambda: stored_names(folder, _LABEL)

@@ -36,8 +36,8 @@ from featcal.system.progress import SLACK, available_bytes, rss_bytes
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
 RECORD_FILE = "featcal.json"
-HEADS = "heads"
-"""Folder of what belongs to single tasks, beside the weights; also its key in a record."""
+HEADS, ADAPTERS = "heads", "adapters"
+"""Folders of what belongs to single tasks, beside the weights; also their keys in a record."""
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
@@ -66,7 +66,7 @@ def write_model(
     already are not written again.
 
     Args:
-        folder: may hold `HEADS` and `PICTURE_FILE` already.
+        folder: may hold `HEADS`, `ADAPTERS` and `PICTURE_FILE` already.
         record: asked once everything is written and verified, so that it can say how long that took.
         whole: verify by loading the folder through its own library, which takes the memory of the whole model;
             otherwise from the headers, and by outputs with one block in memory at a time.
@@ -115,8 +115,8 @@ def require_weights_alone(model: Weights) -> None:
     """Raise InputError for a model that brings what no checkpoint of its architecture holds."""
     if brings(model):
         raise InputError(
-            f"{model.label}: its maps and heads of {some(sorted(brings(model)))} have no place in a checkpoint of this "
-            "architecture; name the model that they were fitted on instead (in Python its `under`)"
+            f"{model.label}: its adapters, maps or heads of {some(sorted(brings(model)))} have no place in a "
+            "checkpoint of this architecture; name the model that they were fitted on instead (in Python its `under`)"
         )
 
 
@@ -159,16 +159,16 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
 def companions_in(folder: Path) -> list[str]:
     """List files of what belongs to single tasks, and the picture in the card, by their paths in a model's folder."""
     picture = [PICTURE_FILE] if (folder / PICTURE_FILE).is_file() else []
-    heads = (file for file in (folder / HEADS).rglob("*.*") if file.is_file())
-    return [*picture, *(file.relative_to(folder).as_posix() for file in heads)]
+    own = (file for part in (HEADS, ADAPTERS) for file in (folder / part).rglob("*.*") if file.is_file())
+    return [*picture, *(file.relative_to(folder).as_posix() for file in own)]
 
 
 def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> None:
     """Copy what belongs to single tasks, where a model's record has it, and the picture in its card; InputError if the
     disk refuses."""
     try:
-        if record.get(HEADS):
-            shutil.copytree(source / HEADS, target / HEADS)
+        for part in (one for one in (HEADS, ADAPTERS) if record.get(one)):
+            shutil.copytree(source / part, target / part)
         if record and (source / PICTURE_FILE).is_file():
             shutil.copyfile(source / PICTURE_FILE, target / PICTURE_FILE)
     except (OSError, shutil.Error) as error:

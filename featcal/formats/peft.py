@@ -25,7 +25,9 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILE = "adapter_model.safetensors"
 _REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
-_PREFIX = "base_model.model."
+MODEL_PREFIX = "base_model.model."
+"""What peft puts in front of the path of a module."""
+"""What peft puts in front of the path of a module."""
 _LINEAR = ("lora_A.weight", "lora_B.weight")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"
@@ -197,10 +199,10 @@ class Plan:
             # peft's state dicts carry the adapter's name, "default"; its saved files leave it out.
             plain = re.sub(r"\.default(?=\.weight$|\.bias$|$)", "", key)
             part = next((part for part in (*_LINEAR, *_EMBEDDING, _BIAS) if plain.endswith(f".{part}")), None)
-            module = plain.removeprefix(_PREFIX).removesuffix(f".{part}")
+            module = plain.removeprefix(MODEL_PREFIX).removesuffix(f".{part}")
             if code not in _FLOATS:
                 self.wrong["adapter tensors that are not floating-point"].append(f"{key} ({code})")
-            elif not key.startswith(_PREFIX) or (part and part in modules[module]):
+            elif not key.startswith(MODEL_PREFIX) or (part and part in modules[module]):
                 self.wrong[_UNKNOWN].append(key)
             elif part:
                 modules[module][part] = key
@@ -214,7 +216,7 @@ class Plan:
 
     def _replace(self, key: str, modules: Mapping[str, Mapping[str, str]]) -> None:
         """Place a tensor that is stored whole: a bias, or part of a module in `modules_to_save`."""
-        own = key.removeprefix(_PREFIX).replace(".modules_to_save.default.", ".")
+        own = key.removeprefix(MODEL_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
         if (own != name) != (name.rpartition(".")[0] in modules):  # peft would silently ignore it
             self.wrong[_UNKNOWN].append(key)

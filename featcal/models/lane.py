@@ -17,6 +17,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
+from featcal.models.model import task_weights
 from featcal.system.errors import InputError
 from featcal.system.progress import available_bytes
 
@@ -293,7 +294,7 @@ class ExpertPass:
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
         """Return the expert's lane, or another model's on the same samples."""
         fixed = model is None
-        weights = self.weights if model is None else model
+        weights = task_weights(self.weights if model is None else model, self.task)
         return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
 
     def spend(self, stage: Stage) -> None:

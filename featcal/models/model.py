@@ -1,4 +1,4 @@
-"""Describe one kind of model: weights and, optionally, a map of final features and a head per task."""
+"""Describe one kind of model: weights and, optionally, weights, a map of final features and a head per task."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Model(Over):
     """Maps by task; a task without one has the features of the weights alone."""
     heads: Mapping[str, Head] = field(default_factory=dict)
     """Heads by task; a task without one has the head that the architecture gives (`Adapter.scores_with`)."""
+    adapted: Mapping[str, Weights] = field(default_factory=dict)
+    """Weights by task, which differ from `under` inside the blocks alone; a task without has those of `under`."""
 
     @property
     def label(self) -> str:
@@ -53,14 +55,25 @@ def map_features(model: Weights, task: str, features: Float[Tensor, "n k"]) -> F
     return features
 
 
+def task_weights(model: Weights, task: str) -> Weights:
+    """Return the weights with which a model computes the features of a task: the model itself if it has one set."""
+    return next((one.adapted[task] for one in _models(model) if task in one.adapted), model)
+
+
 def own_head(model: Weights, task: str) -> Head | None:
     """Return the head that a model brings for a task; None if it brings none."""
     return next((one.heads[task] for one in _models(model) if task in one.heads), None)
 
 
 def brings(model: Weights) -> set[str]:
-    """Return the tasks for which a model has a map or a head of its own."""
-    return {task for one in _models(model) for task in (*one.maps, *one.heads)}
+    """Return the tasks for which a model has weights, a map or a head of their own."""
+    return {task for one in _models(model) for task in (*one.maps, *one.heads, *one.adapted)}
+
+
+def answers_apart(model: Weights, task: str) -> bool:
+    """Say whether a model has a map or a head of its own for a task, which the library's `generate` knows nothing of;
+    weights of its own are no obstacle."""
+    return any(task in one.maps or task in one.heads for one in _models(model))
 
 
 def _models(weights: Weights) -> Iterator[Model]:

@@ -14,6 +14,8 @@ from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import select_tasks
+from featcal.calibration.low_rank import Limits
+from featcal.calibration.repair import RepairAdapter, Start, fit_repair
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family
@@ -150,6 +152,22 @@ class Fits:
             return measure_sources(self.family_with(of), weights, config, passes, progress)
 
         return self.suite.get_or_make(_SOURCES, one.key, make)
+
+    def repair(self, model: ModelId, over: Start, limits: Limits, progress: Progress = silent) -> RepairAdapter:
+        """Cut what a calibration changed down to a low rank, as an adapter over the model that was calibrated, or over
+        the base.
+
+        Args:
+            model: as in `sources`.
+
+        Raises:
+            InputError: a model that is not a calibration, an architecture that peft cannot adapt, or nothing changed.
+        """
+        one = self.suite.resolve(model)
+        config, of = self._calibration(one)
+        passes = select_tasks(config, self.suite.calibration_passes(config))
+        weights = self.weights(one) if one.config is None else self._calibrate(one, lambda: passes, progress).weights
+        return fit_repair(self.family_with(of), weights, config, passes, over, limits, progress)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
         """Measure how well every linear system of a calibration is posed; takes a calibration and its decompositions.

@@ -118,3 +118,18 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
         return CalibrationConfig(**record["config"]), str(record.get("model", "merged"))
     except (KeyError, TypeError) as error:
         raise InputError(missing) from error
+
+
+def recorded_suite(folder: Path) -> str:
+    """Return the name of the suite that a folder was calibrated from, where it comes with featcal.
+
+    Raises:
+        InputError: it holds no record of a calibration, or one of a suite that is a file of its own.
+    """
+    recorded_calibration(folder)
+    record = read_json(folder / "featcal.json")
+    shipped = dict(record.get("suite_file") or {}).get("shipped")
+    if shipped is None:
+        raise InputError(f"{folder}: its suite '{record.get('suite')}' does not come with featcal; name its file with "
+                         "--suite")  # fmt: skip
+    return str(shipped)

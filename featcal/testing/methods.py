@@ -19,7 +19,7 @@ from featcal.formats.weights import InMemory, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.mergers.common.merger import Merger
 from featcal.models.features import final_features
-from featcal.models.model import map_features
+from featcal.models.model import map_features, task_weights
 from featcal.session.model_ref import resolve_model
 from featcal.suite.methods import NEEDS, SAMPLES, TEST_DATA, Method
 from featcal.suite.name_grammar import acts_on_another, grammar, model_name
@@ -171,10 +171,12 @@ class BaselineTrial:
         return fit(family or self.family, self.options(**said))
 
     def tensors(self, made: Fitted) -> Tensors:
-        """Return the model's tensors, and the final features of some samples behind its maps."""
+        """Return the model's tensors, those of every task that has its own, and final features behind its maps."""
         family, found = self.family, made.weights.read(self.family.adapter.tower)
         for task in TASKS:
             inputs = [self.trial.padded_inputs(task)]
+            if (own := task_weights(made.weights, task)) is not made.weights:
+                found |= {f"{name} of {task}": one for name, one in own.read(family.adapter.tower).items()}
             features = final_features(family.adapter, family.base, {}, inputs, family.compute)
             found[f"features of {task}"] = map_features(made.weights, task, features)
         return found

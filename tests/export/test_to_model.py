@@ -63,7 +63,7 @@ def test_fitted(tmp_path: Path) -> None:
     fitted = session.fit.baseline("regmean:samples=8")
     fitted.save(tmp_path / "out")
     assert_same_model(fitted.to_model(), _loaded(tmp_path / "out"))
-    with pytest.raises(InputError, match=r"its maps and heads of .* have no place in a checkpoint"):
+    with pytest.raises(InputError, match=r"its adapters, maps or heads of .* have no place in a checkpoint"):
         session.fit.baseline("surgery:samples=8,steps=1").to_model()
 
 

@@ -257,7 +257,7 @@ def test_what_a_decision_is_depends_on_the_head(tiny: Family, tmp_path_factory: 
 def test_maps_and_heads_are_not_lost_in_writing(tiny: Family, tmp_path: Path) -> None:
     """A checkpoint has no place for them: nothing is written, and the message says what can be."""
     result = calibrate(replace(tiny, merged=Model(tiny.merged, maps={PETS: torch.relu})), config_for(tiny, samples=4))
-    with pytest.raises(InputError, match=r"its maps and heads of 'pets' have no place in a checkpoint"):
+    with pytest.raises(InputError, match=r"its adapters, maps or heads of 'pets' have no place in a checkpoint"):
         result.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

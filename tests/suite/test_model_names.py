@@ -206,7 +206,7 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
         commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
     )
     assert failed.exit_code == 1
-    assert "its maps and heads of" in str(failed.exception)
+    assert "its adapters, maps or heads of" in str(failed.exception)
 
 
 def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.baselines.common.baseline import Baseline
 from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
+from featcal.baselines.common.task_adapters import adapted_by_task, describe_adapters, write_adapters
 from featcal.export.card import Making, model_card
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
-from featcal.export.write import HEADS, require_weights_alone, write_model
+from featcal.export.write import ADAPTERS, HEADS, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
@@ -67,7 +68,7 @@ class Fitted:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
 
         Maps of final features that are affine are multiplied into the heads behind them (`folded`): of all tasks, in
-        files of their own.
+        files of their own. Adapters per task are folders of their own (`adapters`).
 
         Args:
             task: write the model with this task's head alone, in a folder like that of the task's expert.
@@ -78,8 +79,9 @@ class Fitted:
                 with a head of its own.
             NumericalError: the folder does not load back to the same model.
         """
-        mapped = foldable(self.weights)
-        weights = self.weights if mapped is None else mapped.under
+        mapped, adapted = foldable(self.weights), adapted_by_task(self.weights)
+        beside = mapped or adapted
+        weights = self.weights if beside is None else beside.under
         require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
         container = self._container
@@ -103,6 +105,9 @@ class Fitted:
             if mapped is not None and task is None:
                 record[HEADS] = write_heads(folder.model, family, mapped, _NAMED)
                 what = f"{what} {describe_heads(family)}"
+            if adapted is not None:
+                record[ADAPTERS] = write_adapters(folder.model, family, container, adapted)
+                what = f"{what} {describe_adapters()}"
             card = model_card(family, record, Making(title, what, settings, self._command(task)))
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}

@@ -113,6 +113,10 @@ class Encoder(Adapter):
                 f"the installed transformers builds '{facts.model_type}' from other modules ({error}); upgrade it"
             ) from error
         self.stages = (stage,)
+        self._stored_paths: dict[str, str] = {}
+        for block in stage.blocks:
+            assert isinstance(block, NamedBlock)
+            self._stored_paths |= block.renamed_paths()
         self._shapes = self._stored_shapes(stage)
         behind = [_join_names(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
         self.closing = tuple(name for name in self._shapes if any(_is_inside(name, one) for one in behind))
@@ -261,6 +265,10 @@ class Encoder(Adapter):
         named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
         # Files of the stack alone lack its prefix.
         inside = _join_names(_prefix(self.facts), named)
+        # Adapters name modules as the library's class does, which in version 5 is not as files do.
+        found = self._stored_paths.get(named) or self._stored_paths.get(inside)
+        if found is not None:
+            return found
         bare = inside in self._shapes or inside.startswith(self.facts.heads)
         return inside if bare and named not in self._shapes else named
 

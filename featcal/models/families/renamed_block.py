@@ -31,6 +31,16 @@ class NamedBlock(Block):
     def stored_name(self, module: str) -> str:
         return f"{self.name}.{self.renamed.get(module, module)}"
 
+    def renamed_paths(self) -> dict[str, str]:
+        """Return the names in files of the parameters of all modules that are stored under another name, by their
+        paths in the library's whole model."""
+        found = {}
+        for stored, parts in self._own().items():
+            for name in parts:
+                if f"{self.path}.{name}" != f"{self.name}.{stored}":
+                    found[f"{self.path}.{name}"] = f"{self.name}.{stored}"
+        return found
+
     def _own(self) -> dict[str, dict[str, int]]:
         """Return name in files, without the block's → the parameters in it, with their numbers of rows."""
         found: dict[str, dict[str, int]] = {}

@@ -1,0 +1,105 @@
+"""Measure what adapters of a low rank keep of a calibration: `python benchmarks/adapters.py` writes the record.
+
+Of every embedded suite: the repair by the recipe "refined" as an adapter over the merge; the same rank cut by the plain
+singular values of the weights' change; the whole merge as an adapter over the base; and an adapter per task over the
+calibrated model. Scores are of the whole test split, relative drift of the final features of 200 of its samples.
+`python docs/results.py` puts the tables into docs/results.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal import open_session
+from featcal.calibration.low_rank import Limits
+from featcal.calibration.repair import RepairAdapter
+from featcal.formats.low_rank import Adapted
+from featcal.formats.weights import Weights
+from featcal.session.model_ref import ModelId
+from featcal.session.session import Session
+from featcal.suite.views import EvaluationSamples
+
+RECORD = Path(__file__).parents[1] / "docs" / "adapters.json"
+SUITES = ("clip-mini", "t5-mini", "lm-mini")
+RANKS = (1, 2, 4, 8, 16, None)
+"""None is the full rank."""
+CALIBRATED = "calibrated:recipe=refined,samples=64,seed=42"
+WHOLE = 10**6
+
+
+def measure(suite: str) -> list[dict[str, Any]]:
+    """Return one row per rank, behind one of the merged and one of the calibrated model."""
+    session = open_session(suite)
+    rows = [{"suite": suite, "rank": name, **_values(session, model)} for name, model in _ENDS.items()]
+    for rank in RANKS:
+        limits = Limits(rank or WHOLE)
+        repair, whole = (session.fit.repair(CALIBRATED, over, limits) for over in ("merged", "base"))
+        models: Mapping[str, ModelId] = {
+            "repair": repair.weights,
+            "plain": cut_plainly(repair, rank or WHOLE),
+            "base": whole.weights,
+            "adapters": f"adapters:rank={rank or WHOLE},samples=64,seed=42@{CALIBRATED}",
+        }
+        row: dict[str, Any] = {"suite": suite, "rank": rank or "full", "left_out": repair.lost_share}
+        row["bytes"] = sum(one.numel() * one.element_size() for pair in repair.products.values() for one in pair)
+        rows.append(row | {name: _values(session, model) for name, model in models.items()})
+    return rows
+
+
+_ENDS: Mapping[str, ModelId] = {"merged": "merged", "calibrated": CALIBRATED}
+
+
+def cut_plainly(repair: RepairAdapter, rank: int) -> Weights:
+    """Return the model of a repair whose maps are cut by the singular values of their change alone."""
+    start, adapter = repair.start.read(repair.products), repair.family.adapter
+    assert isinstance(repair.weights, Adapted)
+    end = repair.end.read(repair.products)
+    products = {}
+    for name in repair.products:
+        left, values, right = torch.linalg.svd((end[name] - start[name]).double(), full_matrices=False)
+        up, down = left[:, :rank] * values[:rank], right[:rank]
+        products[name] = (down.mT, up.mT) if name in adapter.transposed_weights else (up, down)
+    return Adapted("plain", repair.weights.under, products, adapter.transposed_weights)
+
+
+def _values(session: Session, model: ModelId) -> dict[str, float]:
+    """Return the average score and the mean relative drift of the final features."""
+    scores = session.measure.scores(model, EvaluationSamples(None, "test"))
+    tasks = session.measure.features(model, EvaluationSamples(200, "test")).tasks.values()
+    return {"score": scores.average, "drift": sum(one.layers[-1].relative_drift for one in tasks) / len(tasks)}
+
+
+def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
+    """Return the table of one suite in Markdown; scores in %, drift behind them."""
+    own = [row for row in rows if row["suite"] == suite]
+    head = ["rank", "kB", "left out, %", "repair over the merge", "the same rank by plain SVD"]
+    head += ["whole merge over the base", "adapter per task over the calibrated"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---:|' * len(head)}"]
+
+    def pair(one: Mapping[str, float]) -> str:
+        return f"{100 * one['score']:.1f} ({one['drift']:.2f})"
+
+    for row in own:
+        if "left_out" in row:
+            sizes = [str(row["rank"]), f"{row['bytes'] / 1000:.0f}", f"{100 * row['left_out']:.1f}"]
+            lines.append(
+                f"| {' | '.join([*sizes, *(pair(row[one]) for one in ('repair', 'plain', 'base', 'adapters'))])} |"
+            )
+    ends = ", ".join(f"{row['rank']} {pair(row)}" for row in own if "left_out" not in row)
+    return "\n".join([f"{suite}: {ends}.", "", *lines])
+
+
+def main() -> None:
+    """Measure all suites and write the record."""
+    rows = [row for suite in SUITES for row in measure(suite)]
+    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print("\n\n".join(table(rows, suite) for suite in SUITES))
+
+
+if __name__ == "__main__":
+    main()

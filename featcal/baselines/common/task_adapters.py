@@ -1,0 +1,45 @@
+"""Write the adapters of a model that has one per task, each a folder that peft loads over the model beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featcal.baselines.common.fold_heads import file_name
+from featcal.export.adapter_files import Difference, write_adapter
+from featcal.export.write import ADAPTERS
+from featcal.family.opening import Family
+from featcal.formats.located_model import Located
+from featcal.formats.low_rank import Adapted
+from featcal.formats.weights import Weights
+from featcal.models.model import Model
+
+
+def adapted_by_task(model: Weights) -> Model | None:
+    """Return the model if all that it has beside its weights are products of low rank per task, else None."""
+    if not isinstance(model, Model) or model.maps or model.heads or not model.adapted:
+        return None
+    return model if all(isinstance(one, Adapted) for one in model.adapted.values()) else None
+
+
+def write_adapters(folder: Path, family: Family, container: Located, model: Model) -> dict[str, str]:
+    """Write the adapter of every task below `folder`; returns their places in it by task.
+
+    Raises:
+        InputError: an architecture that peft cannot adapt, or the disk refuses.
+    """
+    places: dict[str, str] = {}
+    for task, one in model.adapted.items():
+        assert isinstance(one, Adapted)
+        place = folder / ADAPTERS / file_name(task)
+        place.mkdir(parents=True)
+        write_adapter(place, family.adapter, container, Difference(model.under, one, one.products, ()), None)
+        places[task] = place.relative_to(folder).as_posix()
+    return places
+
+
+def describe_adapters() -> str:
+    """Say in a card what the folders of adapters are and how they are loaded."""
+    return (
+        f"Every folder in `{ADAPTERS}` is a LoRA for samples of one task, over this model: "
+        "`PeftModel.from_pretrained(model, FOLDER)`, and for featcal `MODEL+FOLDER`."
+    )

@@ -1,0 +1,242 @@
+"""Write the difference of two models as a LoRA adapter in peft's layout, and read it back.
+
+Linear maps get a product B A of scale 1. Their biases come with it (`lora_bias`) where all adapted maps have one, so
+that the adapter can be switched off; peft has no such place for some of the maps alone, so there biases are stored
+whole beside the maps (`bias: all`). Every other tensor goes with the module that it belongs to (`modules_to_save`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from featcal.formats.located_model import Located, explain_model_errors
+from featcal.formats.lora import LoraWeights
+from featcal.formats.low_rank import Factors
+from featcal.formats.output import save_tensors, save_text
+from featcal.formats.peft import CONFIG_FILE, MODEL_PREFIX, WEIGHT_FILE
+from featcal.formats.weights import Stored, Weights
+from featcal.models.adapter import Adapter
+from featcal.models.linear_maps import KINDS, LinearMap
+from featcal.system.errors import InputError, NumericalError
+from featcal.system.formatting import some
+
+_TASK_TYPES = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+"""Ends of names of transformers' classes → what peft calls their task; it needs none for others."""
+
+_PUBLISH = "publish the calibrated folder"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two models of one architecture, maps of it cut down to a low rank."""
+
+    start: Weights
+    """The model that the adapter is loaded over."""
+    end: Weights
+    """The model that it gives."""
+    products: Mapping[str, Factors]
+    """By canonical name of the weight of a linear map: B A, which is all of its difference."""
+    whole: Collection[str]
+    """Names of all other tensors that differ."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The content of an adapter's files beside products of low rank."""
+
+    whole: list[str]
+    """Paths of the modules that are saved whole."""
+    switchable: bool
+    """False where biases are stored whole beside the maps, which peft keeps when it switches the adapter off."""
+
+
+class Layout:
+    """The modules of the library's class that a model is loaded as, found by the canonical names of their tensors.
+
+    Raises:
+        InputError: not a model of transformers, or a configuration that makes no model.
+    """
+
+    def __init__(self, adapter: Adapter, located: Located) -> None:
+        require_adaptable(adapter)
+        self.named = adapter.loader(located.config)
+        self._modules = _library_modules(self.named, located)
+        self._adapter = adapter
+        found = {adapter.canonical(path): path for path, _ in self._modules.named_parameters()}
+        self._paths = {name: path for name, path in found.items() if name is not None}
+
+    @property
+    def task_type(self) -> str | None:
+        """Return peft's name for what the class is for."""
+        return next((kind for end, kind in _TASK_TYPES.items() if self.named.endswith(end)), None)
+
+    def map_at(self, weight: str) -> tuple[str, LinearMap]:
+        """Return path and module of the linear map that has a weight.
+
+        Raises:
+            InputError: it belongs to no linear map of its own.
+        """
+        path = self._path(weight).removesuffix(".weight")
+        module = self._modules.get_submodule(path) if path != self._path(weight) else None
+        if not isinstance(module, KINDS):
+            raise InputError(f"{self.named}: '{weight}' is no linear map of its own there, so peft cannot adapt it")
+        return path, module
+
+    def owners(self, names: Collection[str], adapted: Collection[str]) -> list[str]:
+        """Return the paths of the modules that hold some tensors, none inside another one.
+
+        Args:
+            adapted: paths of maps that are adapted, which such a module cannot hold.
+
+        Raises:
+            InputError: a tensor that several modules share, that is the model's own, or beside an adapted map.
+        """
+        if shared := sorted({*names} & {*self._adapter.aliases.values()}):
+            raise InputError(
+                f"{self.named}: {some(shared)} is shared by several modules, and an adapter can change it for one "
+                "alone; give the repair of the merge instead (--of merged), which leaves it as it is"
+            )
+        found = sorted({self._path(name).rpartition(".")[0] for name in names})
+        own = [one for one in found if not any(one.startswith(f"{other}.") for other in found)]
+        if bad := [one for one in own if not one or any(path.startswith(f"{one}.") for path in adapted)]:
+            raise InputError(f"{self.named}: the tensors of {some([one or 'the model' for one in bad])} lie beside "
+                             "linear maps, so peft cannot save that module whole")  # fmt: skip
+        return own
+
+    def tensors_in(self, module: str) -> dict[str, str]:
+        """Return the canonical names of all tensors of a module by their paths."""
+        return {path: name for name, path in self._paths.items() if path.startswith(f"{module}.")}
+
+    def _path(self, name: str) -> str:
+        if name not in self._paths:
+            raise InputError(f"{self.named} has no tensor '{name}', so no adapter can change it there")
+        return self._paths[name]
+
+
+def require_adaptable(adapter: Adapter) -> None:
+    """Raise InputError for an architecture whose modules peft cannot adapt."""
+    if adapter.library != "transformers":
+        convert = "convert its models first (featcal export --format hf)"
+        raise InputError(
+            f"peft adapts models of transformers, and this is one of {adapter.library}, whose attention keeps query, "
+            f"key and value in one packed weight; {convert if adapter.library == 'open_clip' else _PUBLISH}"
+        )
+    if any(block.mixtures for block in adapter.blocks()):
+        raise InputError(
+            f"a {adapter.family} model is a mixture, whose experts' weights are fused into tensors that no linear map "
+            f"owns, so peft cannot adapt them; {_PUBLISH}"
+        )
+
+
+def write_adapter(target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None) -> Written:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start.
+
+    Args:
+        container: files of the start, whose class the adapter is for.
+        over: reference of the start, if it has one.
+
+    Raises:
+        InputError: an architecture that peft cannot adapt, or a tensor that it has no place for.
+        NumericalError: read back, the adapter does not give the end.
+    """
+    layout = Layout(adapter, container)
+    maps = {name: layout.map_at(name) for name in change.products}
+    biases = [name for name in change.whole if f"{name.removesuffix('.bias')}.weight" in maps]
+    paths = [path for path, _ in maps.values()]
+    owners = layout.owners([name for name in change.whole if name not in biases], paths)
+    biased = {name for name, (_, module) in maps.items() if module.bias is not None}
+    beside = bool(biases) and len(biased) == len(maps)
+    tensors: dict[str, Tensor] = {}
+    for name, (path, _) in maps.items():
+        up, down = change.products[name]
+        tensors |= {f"{path}.lora_A.weight": down, f"{path}.lora_B.weight": up}
+        bias = f"{name.removesuffix('.weight')}.bias"
+        if beside:
+            tensors[f"{path}.lora_B.bias"] = _read(change.end, bias) - _read(change.start, bias)
+        elif bias in biases:
+            tensors[f"{path}.base_layer.bias"] = _read(change.end, bias)
+    for path, name in (pair for owner in owners for pair in layout.tensors_in(owner).items()):
+        tensors[path] = _read(change.end, name)
+    ranks = {path: len(change.products[name][1]) for name, (path, _) in maps.items()}
+    config = _config(ranks, owners, over, layout.task_type) | {
+        "bias": "all" if biases and not beside else "none",
+        "lora_bias": beside,
+        "fan_in_fan_out": bool(adapter.transposed_weights & change.products.keys()),
+    }
+    save_text(json.dumps(config, indent=2) + "\n", target / CONFIG_FILE)
+    save_tensors({f"{MODEL_PREFIX}{path}": one.contiguous() for path, one in tensors.items()}, target / WEIGHT_FILE)
+    _verify(target, adapter, change)
+    return Written(owners, switchable=config["bias"] == "none")
+
+
+def _config(ranks: Mapping[str, int], owners: list[str], over: str | None, task_type: str | None) -> dict[str, Any]:
+    """Return peft's description of an adapter in which every product counts once.
+
+    Args:
+        ranks: by path of the adapted map.
+    """
+    most = max(ranks.values(), default=1)
+    fewer = {path: rank for path, rank in ranks.items() if rank != most}
+    return {
+        "peft_type": "LORA",
+        "task_type": task_type,
+        "base_model_name_or_path": over,
+        "inference_mode": True,
+        "r": most,
+        # alpha = r is scale 1, for every map.
+        "lora_alpha": most,
+        "rank_pattern": fewer,
+        "alpha_pattern": fewer,
+        "lora_dropout": 0.0,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "target_modules": [*ranks],
+        "modules_to_save": owners or None,
+    }
+
+
+def _library_modules(named: str, located: Located) -> nn.Module:
+    """Return the library's own model without weights."""
+    import transformers
+
+    config = dict(located.config)
+    with explain_model_errors(located.label, located.config_source), torch.device("meta"):
+        if named == "AutoModel":
+            model: nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+            return model
+        kind = getattr(transformers, named)
+        found: nn.Module = kind(kind.config_class.from_dict(config))
+    return found
+
+
+def _read(weights: Weights, name: str) -> Tensor:
+    return weights.read([name])[name]
+
+
+def _verify(folder: Path, adapter: Adapter, change: Difference) -> None:
+    """Read an adapter back over the start, block by block, and compare every tensor with the end's."""
+    # A merge on the fly has no files; nothing here asks for them.
+    back = LoraWeights(cast(Stored, change.start), folder, "written adapter", adapter.canonical, adapter.aliases)
+    for names in _parts(adapter):
+        found, wanted = back.read(names), change.end.read(names)
+        for name in names:
+            apart = float((found[name].double() - wanted[name].double()).abs().max())
+            limit = 4 * torch.finfo(wanted[name].dtype).eps * float(wanted[name].abs().max())
+            # Written so that NaN fails too.
+            if not apart <= limit:
+                raise NumericalError(f"{folder}: over its start the adapter gives another '{name}', by {apart:.1e}")
+
+
+def _parts(adapter: Adapter) -> Iterator[list[str]]:
+    """Yield the names of the tensors of every block, then those of the rest of the tower."""
+    blocks = [list(block.names) for block in adapter.blocks()]
+    inside = {name for names in blocks for name in names}
+    yield from blocks
+    yield [name for name in adapter.tower if name not in inside]
