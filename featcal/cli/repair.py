@@ -10,6 +10,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.groups import OF_STUDIES, Command, name_models
+from featcal.cli.hand_over import say_where_to
 from featcal.cli.options import (
     DEVICE,
     JSON,
@@ -95,6 +96,7 @@ def calibrate(
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+        say_where_to(document["out"])
     # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):
         raise SystemExit(1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from featcal.cli import opening
+from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
 from featcal.cli.terminal import say, show
 from featcal.system.formatting import readable
@@ -42,13 +43,23 @@ def list_suites(as_json: bool) -> None:
 @click.command()
 @SUITE
 @click.option("--probe/--no-probe", default=None, help="Score every expert on every task.  [if it takes seconds]")
+@target_options("Check the folder of a model, named in place of a suite,", "a suite is checked")
 @JSON
-def check(suite: str, probe: bool | None, as_json: bool) -> int:
+def check(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | None, as_json: bool) -> int:
     """Find every problem of a suite at once; estimate the cost.
 
     The cost of a calibration is in memory, disk and time, and what would be fetched. Exit status 1 if there is a
     problem.
+
+    With --for it is the folder of a model that is looked at: every obstacle between it and another program, and the
+    next commands to the letter. Nothing is fetched or written.
     """
+    if targets:
+        if probe is not None:
+            raise click.UsageError("--probe is for suites; --for looks at one model's folder")
+        return check_folder(Path(suite), targets, base, as_json)
+    if base is not None:
+        raise click.UsageError("--base is for --for; a suite names its own base")
     from featcal.preflight.check import check as preflight
 
     found = preflight(opening.load(suite), probe)

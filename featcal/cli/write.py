@@ -10,6 +10,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
+from featcal.cli.hand_over import export_folder, say_where_to, target_options
 from featcal.cli.options import JSON, OUT, SUITE, Size, note_folders
 from featcal.cli.terminal import bar, require_new, say, say_notes, show
 from featcal.suite import methods
@@ -97,6 +98,7 @@ def merge(
     type=click.Choice(["hf", "open_clip"]),
     help="Library that is to load it: transformers or open_clip.  [hf]",
 )
+@target_options("Add what the base has beside its weights and the folder lacks,", "nothing is added")
 @click.option("--as", "kind", type=click.Choice(["model", "adapter"]), default="model", show_default=True,
               help="What is written: the model, or a LoRA of peft that makes it of another one.")  # fmt: skip
 @click.option("--of", "over", type=click.Choice(["merged", "base"]),
@@ -121,15 +123,28 @@ def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool,
     --as adapter takes a folder that `featcal calibrate` wrote, runs it once over its calibration samples, and writes
     what was changed of the merged model, or of the base, as a LoRA: of every linear map the part that does most to the
     map's own inputs. What every layer leaves out is printed.
+
+    --for gives a folder of transformers with what another program wants beside the weights (tokenizer.model, chat
+    template, generation options; for ollama a Modelfile), then checks it. Converting is that program's own affair.
     """
     if kind == "adapter":
         if layout is not None:
             raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
+        if said["targets"] or said["base"] is not None:
+            raise click.UsageError("--for and --base are for whole models; an adapter has --base-model")
         _export_adapter(folder, out, as_json, said)
         return
+    targets, base = said.pop("targets"), said.pop("base")
     if given := [name for name, value in said.items() if value is not None]:
         flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
         raise click.UsageError(f"{flags}: for --as adapter alone")
+    if targets:
+        if layout == "open_clip":
+            raise click.UsageError("--for gives a folder of transformers; leave --format out")
+        export_folder(folder, targets, base, out, as_json)
+        return
+    if base is not None:
+        raise click.UsageError("--base is for --for")
     from featcal.export.change_layout import convert
 
     document = convert(folder, out, layout or "hf")
@@ -139,6 +154,7 @@ def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool,
         show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
         say(f"written to {document['out']}")
+        say_where_to(document["out"])
 
 
 def _export_adapter(

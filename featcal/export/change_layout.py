@@ -18,7 +18,7 @@ from featcal.export.write import (
     RELOAD_TOLERANCE,
     carried_text,
     carry_companions,
-    companions_in,
+    files_in,
     rewrite,
 )
 from featcal.formats.checkpoint import SINGLE_FILE
@@ -67,7 +67,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         written, notes = write(located, folder.model)
         parity = _parity(located, folder.model, layout)
         save_text(text, folder.model / CARD_FILE)
-        written = sorted([*written, *companions_in(folder.model), CARD_FILE, RECORD_FILE])
+        written = sorted({*written, *files_in(folder.model), CARD_FILE, RECORD_FILE})
         record.pop("tensors", None)  # hashes of the other layout's tensors
         record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
         save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)

@@ -66,7 +66,7 @@ def write_model(
     already are not written again.
 
     Args:
-        folder: may hold `HEADS`, `ADAPTERS` and `PICTURE_FILE` already.
+        folder: may hold files already, such as `HEADS` and `PICTURE_FILE`, which stay.
         record: asked once everything is written and verified, so that it can say how long that took.
         whole: verify by loading the folder through its own library, which takes the memory of the whole model;
             otherwise from the headers, and by outputs with one block in memory at a time.
@@ -82,7 +82,7 @@ def write_model(
     """
     require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
-    beside = companions_in(folder.model)
+    beside = files_in(folder.model)
     written, notes = _write_files(folder, adapter, container, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = _adapter_of(back, adapter)
@@ -120,12 +120,15 @@ def require_weights_alone(model: Weights) -> None:
         )
 
 
-def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
+def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | None = None) -> dict[str, Any]:
     """Rewrite a model in its own layout as one verified folder of safetensors.
 
     A vision tower that transformers 5 saved from scratch lacks a prefix without which version 4 silently
     re-initialises every tensor; the rewritten folder loads in both. An `open_clip:ARCH:FILE` becomes a folder that
     open_clip loads by `local-dir:`.
+
+    Args:
+        added: content of files that are to lie beside the weights too, by their paths in the folder.
 
     Returns:
         The document of `featcal export --json`.
@@ -140,6 +143,7 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
         record["exported"] = layout
     with OutputFolder(out) as folder:
         carry_companions(container.folder, folder.model, record)
+        _add_files(folder.model, added or {})
         content = write_model(folder, adapter, container, model, lambda: record, text)
     return {
         "out": str(folder.out),
@@ -156,11 +160,19 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     return text, read_json(record_file) if record_file.is_file() else {}
 
 
-def companions_in(folder: Path) -> list[str]:
-    """List files of what belongs to single tasks, and the picture in the card, by their paths in a model's folder."""
-    picture = [PICTURE_FILE] if (folder / PICTURE_FILE).is_file() else []
-    own = (file for part in (HEADS, ADAPTERS) for file in (folder / part).rglob("*.*") if file.is_file())
-    return [*picture, *(file.relative_to(folder).as_posix() for file in own)]
+def files_in(folder: Path) -> list[str]:
+    """List all files in a folder and in those below it, by their paths in it."""
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def _add_files(folder: Path, added: Mapping[str, bytes]) -> None:
+    """Write files into a model's folder; InputError if the disk refuses."""
+    for name, content in added.items():
+        try:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+        except OSError as error:
+            raise InputError(f"cannot write {folder / name}: {error.strerror}") from error
 
 
 def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> None:
@@ -340,7 +352,7 @@ def _copy_files(container: Path, target: Path) -> list[str]:
     sentence-transformers folder."""
     inside = [f"{one}/config.json" for one in module_folders(container)]
     for name in inside:
-        (target / name).parent.mkdir()
+        (target / name).parent.mkdir(exist_ok=True)
         _copy((target / name).parent, [container / name])
     return inside + _copy(
         target,

@@ -14,8 +14,9 @@ from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
+from featcal.preflight.handover.folder import Folder
 from featcal.preflight.models import CPU
-from featcal.preflight.tokenizers import PIECES, read_tokenizer, read_vocabulary, tokenizer_disagreement
+from featcal.preflight.tokenizers import PIECES, read_tokenizer, read_vocabulary, token_text, tokenizer_disagreement
 from featcal.system.errors import InputError
 from featcal.system.formatting import join_words, shorten
 from featcal.system.json_files import read_json
@@ -99,11 +100,7 @@ class Side:
     @cached_property
     def template(self) -> Any:
         """Return its chat template, one text or one per use; None without one."""
-        file = self.folder / _TEMPLATE
-        if file.is_file():
-            return file.read_text(encoding="utf-8", errors="replace")
-        stated = self.read("chat_template.json").get("chat_template")
-        return self.read(_OPTIONS).get("chat_template") if stated is None else stated
+        return Folder(self.folder).template
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -241,10 +238,10 @@ class Trio:
         stated, found = self.base.read(_OPTIONS), self.merged.read(_OPTIONS)
         for name in _ENDS:
             # What one of the files leaves out is left to the library, and versions of it differ in what they leave out.
-            if name in stated and name in found and _content(stated[name]) != _content(found[name]):
-                alike = [_content(one.read(_OPTIONS).get(name)) for one in self.experts]
+            if name in stated and name in found and token_text(stated[name]) != token_text(found[name]):
+                alike = [token_text(one.read(_OPTIONS).get(name)) for one in self.experts]
                 text = f"{_OPTIONS}: {name} is {_short(found[name])}, in the base {_short(stated[name])}."
-                is_fault = _content(found[name]) not in alike
+                is_fault = token_text(found[name]) not in alike
                 yield Difference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
 
     def _compare_dtypes(self) -> Iterator[Difference]:
@@ -270,11 +267,6 @@ def _tell_apart(own: Any, theirs: Any) -> str:
     return "; ".join(f"{name} is {_short(b.get(name))}, in the base {_short(a.get(name))}" for name in names)
 
 
-def _content(token: Any) -> Any:
-    """Return a special token as its text, however a file holds it."""
-    return token.get("content") if isinstance(token, Mapping) else token
-
-
 def _dtypes(side: Side) -> set[str]:
     return {str(one.dtype).removeprefix("torch.") for one in side.info.values()}
 
@@ -284,4 +276,4 @@ def _ids(ids: set[int]) -> str:
 
 
 def _short(value: Any) -> str:
-    return shorten(str(_content(value)), 60)
+    return shorten(str(token_text(value)), 60)

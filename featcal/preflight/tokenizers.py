@@ -80,6 +80,11 @@ def _pieces(base: Path, other: Path) -> Disagreement | None:
     return Disagreement(f"its {some(differ)} is another file than the base's; {remedy}", False)
 
 
+def token_text(token: Any) -> Any:
+    """Return a special token as its text, however a file holds it."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
 def _read(file: Path) -> dict[str, Any] | None:
     try:
         return read_json(file)

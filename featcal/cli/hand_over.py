@@ -1,0 +1,107 @@
+"""Check and complete a folder for another program, for `featcal check --for` and `featcal export --for`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from featcal.cli.options import block
+from featcal.cli.terminal import say, say_notes
+from featcal.preflight.handover.runtimes import SUPPORT, TARGETS
+from featcal.system.formatting import some
+from featcal.system.json_files import read_json
+
+if TYPE_CHECKING:
+    from featcal.preflight.handover.check import Checked, Handover
+
+T = TypeVar("T")
+
+
+def target_options(what: str, left_out: str) -> Callable[[T], T]:
+    """Return `--for` and `--base` of a command.
+
+    Args:
+        what: what the command does for the program that is named.
+        left_out: what it does without one.
+    """
+    return block(
+        click.option(
+            "--for",
+            "targets",
+            multiple=True,
+            type=click.Choice(TARGETS),
+            help=f"{what} for this program; may be repeated.  [{left_out}]",
+        ),
+        click.option(
+            "--base",
+            metavar="REF",
+            help="With --for: the base, a folder or an id in the Hub's local cache.  [the record's or the card's]",
+        ),
+    )
+
+
+def check_folder(path: Path, targets: Sequence[str], base: str | None, as_json: bool) -> int:
+    """Print everything that stands between a folder and some programs; return the exit status."""
+    from featcal.preflight.handover.check import check_for
+
+    found = check_for(path, targets, base)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
+    else:
+        show_handovers(found)
+    return 0 if found.is_ready else 1
+
+
+def show_handovers(found: Checked) -> None:
+    """Print problems on stderr; notes, files and the next commands on stdout."""
+    for one in found.handovers:
+        _show(one, found)
+
+
+def _show(one: Handover, found: Checked) -> None:
+    place = f"{found.folder.path} for {one.target}"
+    if one.problems:
+        lines = [f"{place}: {len(one.problems)} problem(s)", *(f"  - {own.sentence}" for own in one.problems)]
+        for line in lines:
+            say(line, err=True)
+    else:
+        say(f"{place}: no problems found")
+    for note in one.notes:
+        say(f"  note: {note}")
+    for name, content in one.files.items():
+        # To the letter: blanks in front of a line would be part of a template.
+        say(f"  {name}, as featcal export {found.folder.path} --for {one.target} --out DIR writes it:\n\n{content}")
+    if one.commands:
+        say("  next:")
+    for command in one.commands:
+        say(f"    {command}")
+
+
+def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Path, as_json: bool) -> None:
+    """Write a model with everything beside it that its base has and some programs want; check what was written."""
+    from featcal.export.write import rewrite
+    from featcal.formats.locate import checkpoint_folder
+    from featcal.preflight.handover.check import check_for, complete
+
+    path = checkpoint_folder(folder, Path.cwd(), "model to export")
+    added, origin = complete(path, targets, out, base)
+    document = rewrite(path, out, added)
+    found = check_for(out, targets, origin)
+    document |= {"added": sorted(added), **found.to_json()}
+    say_notes({"notes": document["notes"]})
+    if as_json:
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    say(f"written to {document['out']}; added: {some(sorted(added)) if added else 'nothing, for nothing was missing'}")
+    show_handovers(found)
+
+
+def say_where_to(out: str) -> None:
+    """Print the command that checks a written folder for other programs, if any is known to run its class."""
+    named = read_json(Path(out) / "config.json").get("architectures") if (Path(out) / "config.json").is_file() else None
+    if isinstance(named, list) and named and named[0] in SUPPORT:
+        say(f"to hand it on: featcal check {out} --for {' --for '.join(TARGETS[:3])}")

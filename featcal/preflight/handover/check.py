@@ -1,0 +1,261 @@
+"""Find everything that stands between a written folder and another program, and say the next commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from featcal.preflight.handover.base import Base, find_base, missing_files
+from featcal.preflight.handover.folder import CONFIG, Folder, Obstacle, find_strays, require_model
+from featcal.preflight.handover.generation import check_generation, check_template, end_tokens, find_turns
+from featcal.preflight.handover.runtimes import OLLAMA_SPLITS, OUT_TYPES, READ, TARGETS, note_unknown
+from featcal.preflight.handover.sentence_modules import check_modules
+from featcal.preflight.handover.tokenizer import check_against_base, check_tokenizer, ollama_reads
+from featcal.preflight.handover.weights import check_dtypes, check_head, check_names, note_unmapped
+from featcal.system.errors import InputError
+
+MODELFILE = "Modelfile"
+_CONVERTER = "llama.cpp/convert_hf_to_gguf.py"
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Findings about a folder for one program."""
+
+    target: str
+    """One of `TARGETS`."""
+    problems: tuple[Obstacle, ...]
+    notes: tuple[str, ...]
+    """Things that may be meant so, and what nobody here can know."""
+    commands: tuple[str, ...]
+    """What to type next: a repair if there are problems, else what the program is given."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Content of files that the program wants beside the weights, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it for a document."""
+        return {
+            "ok": not self.problems,
+            "problems": [asdict(one) for one in self.problems],
+            "notes": list(self.notes),
+            "commands": list(self.commands),
+            "files": dict(self.files),
+        }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A folder, its base and what every program says of it."""
+
+    folder: Folder
+    base: Base
+    handovers: tuple[Handover, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether no program has a problem."""
+        return not any(one.problems for one in self.handovers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `featcal check DIR --for … --json`."""
+        return {
+            "folder": str(self.folder.path),
+            "base": self.base.ref or None,
+            "compared": self.base.folder is not None,
+            "ok": self.is_ready,
+            "targets": {one.target: one.to_json() for one in self.handovers},
+        }
+
+
+def check_for(path: Path, targets: Sequence[str], base: str | Base | None = None) -> Checked:
+    """Look at a folder for every program; nothing is written or fetched, and of weights only headers are read, but for
+    a head that is stored beside the embedding it is tied to.
+
+    Args:
+        targets: some of `TARGETS`.
+        base: the base, found already or by its reference; None takes the one that record or card name.
+
+    Raises:
+        InputError: no model's folder, or a base that was named and is not on this machine.
+    """
+    require_model(path)
+    folder, found = Folder(path), base if isinstance(base, Base) else find_base(path, base)
+    return Checked(folder, found, tuple(_check(folder, found, one) for one in dict.fromkeys(targets)))
+
+
+def complete(path: Path, targets: Sequence[str], out: Path, base: str | None = None) -> tuple[dict[str, bytes], Base]:
+    """Return the content of the files that a folder lacks and its base has, and for Ollama the Modelfile.
+
+    Args:
+        out: the folder that all of it will be written to.
+
+    Raises:
+        InputError: as `check_for`; or no base is known or on this machine.
+    """
+    require_model(path)
+    found = find_base(path, base)
+    if found.folder is None:
+        raise InputError(*found.notes)
+    added = missing_files(Folder(path), found.folder)
+    if "ollama" in targets:
+        added[MODELFILE] = write_modelfile(Folder(path, added), ".", _name(out)).encode()
+    return added, found
+
+
+def _check(folder: Folder, base: Base, target: str) -> Handover:
+    checks: Mapping[str, Callable[[], Iterator[Obstacle]]] = {
+        "sentence-transformers": lambda: check_modules(folder),
+    }
+    problems = [
+        *_check_whole(folder, target),
+        *(checks[target]() if target in checks else _check_text(folder, base, target)),
+    ]
+    if base.folder is not None and target in checks and any(folder.has(one) for one in ("tokenizer.json", "vocab.txt")):
+        problems += check_against_base(folder, base.folder)
+    notes = [*_note(folder, target), *base.notes]
+    files = {}
+    if target == "ollama" and not problems and not folder.has(MODELFILE):
+        files[MODELFILE] = write_modelfile(folder, str(folder.path), _name(folder.path))
+    commands = _repair(folder, base, target, problems) if problems else _NEXT[target](folder)
+    return Handover(target, tuple(problems), tuple(notes), tuple(commands), files)
+
+
+def _check_whole(folder: Folder, target: str) -> Iterator[Obstacle]:
+    """Yield what is wrong for any program."""
+    yield from find_strays(folder.path)
+    yield from folder.headers[1]
+    if not folder.model_class:
+        yield Obstacle(
+            "configuration",
+            f"{CONFIG} is missing, cannot be read or names no 'architectures', by which programs choose the model's "
+            "code; copy the list from the base's",
+        )
+    yield from check_names(folder)
+    if target != "sentence-transformers":
+        yield from check_dtypes(folder, target)
+        yield from check_head(folder)
+
+
+def _check_text(folder: Folder, base: Base, target: str) -> Iterator[Obstacle]:
+    """Yield what is wrong with the files by which a program reads and writes text."""
+    yield from check_tokenizer(folder, target)
+    if base.folder is not None:
+        yield from check_against_base(folder, base.folder)
+    yield from check_generation(folder, base.folder)
+    yield from check_template(folder, base.folder)
+
+
+def _note(folder: Folder, target: str) -> Iterator[str]:
+    """Yield what should be known of a folder for a program."""
+    own, named = folder.support, folder.model_class
+    if target == "gguf":
+        if named and not own.gguf:
+            yield note_unknown(target, named)
+        yield from note_unmapped(folder)
+    if target == "vllm":
+        if named and not own.vllm:
+            more = "it may run through vLLM's Transformers backend: --model-impl transformers"
+            yield f"{note_unknown(target, named)}; {more}"
+        if folder.dtype == "F32":
+            yield "the weights are float32, which vLLM by itself rounds to half precision; --dtype float32 keeps them"
+    if target == "ollama" and named and not own.ollama:
+        yield f"{note_unknown(target, named)}, so the way leads over GGUF"
+    elif target == "ollama" and named and not ollama_reads(folder):
+        yield (
+            "ollama create would take its default rules for cutting text, since it knows those of "
+            f"{', '.join(OLLAMA_SPLITS.values())} alone (as read in {READ}), so the way leads over GGUF"
+        )
+    if target != "sentence-transformers" and folder.template is None:
+        yield "there is no chat template: the model continues texts, and chat has no turns"
+
+
+def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle]) -> list[str]:
+    """Return the command that copies what is missing, where that is known to help."""
+    copies = {name for one in problems for name in one.copies}
+    if base.folder is None or not copies & missing_files(folder, base.folder).keys():
+        return []
+    path = str(folder.path).rstrip("/")
+    return [shlex.join(["featcal", "export", path, "--for", target, "--out", f"{path}-{target}"])]
+
+
+def _name(path: Path) -> str:
+    """Return a name for a file or a model of another program, made of a folder's."""
+    return re.sub(r"[^a-z0-9.-]+", "-", path.resolve().name.lower()).strip("-.") or "model"
+
+
+def _convert(folder: Folder, out: str) -> list[str]:
+    kind = OUT_TYPES.get(folder.dtype, "auto")
+    return [
+        "git clone --depth 1 https://github.com/ggml-org/llama.cpp",
+        "pip install -r llama.cpp/requirements/requirements-convert_hf_to_gguf.txt",
+        shlex.join(["python", _CONVERTER, str(folder.path), "--outtype", kind, "--outfile", out]),
+    ]
+
+
+def _next_gguf(folder: Folder) -> list[str]:
+    name = _name(folder.path)
+    whole = f"{name}-{OUT_TYPES.get(folder.dtype, 'f16')}.gguf"
+    return [
+        *_convert(folder, whole),
+        shlex.join(["llama-quantize", whole, f"{name}-Q4_K_M.gguf", "Q4_K_M"]),
+        shlex.join(["llama-cli", "-m", f"{name}-Q4_K_M.gguf"]),
+    ]
+
+
+def _next_vllm(folder: Folder) -> list[str]:
+    embeds = not folder.model_class.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+    return [shlex.join(["vllm", "serve", str(folder.path), *(("--runner", "pooling") if embeds else ())])]
+
+
+def _next_ollama(folder: Folder) -> list[str]:
+    """Return the commands behind which the model answers; `featcal export --for ollama` writes the Modelfile."""
+    name, file = _name(folder.path), folder.path / MODELFILE
+    first = [] if _reads_folder(folder) else _convert(folder, str(folder.path / f"{name}.gguf"))
+    return [*first, shlex.join(["ollama", "create", name, "-f", str(file)]), shlex.join(["ollama", "run", name])]
+
+
+def _next_sentences(folder: Folder) -> list[str]:
+    code = (
+        f"from sentence_transformers import SentenceTransformer as S; print(S({str(folder.path)!r}).encode('A text.'))"
+    )
+    return [shlex.join(["python", "-c", code])]
+
+
+_NEXT: Mapping[str, Callable[[Folder], list[str]]] = dict(
+    zip(TARGETS, (_next_gguf, _next_vllm, _next_ollama, _next_sentences), strict=True)
+)
+"""Commands for a folder without problems, by target."""
+
+
+def _reads_folder(folder: Folder) -> bool:
+    """Say whether `ollama create` is known to convert the folder by itself."""
+    return folder.support.ollama and ollama_reads(folder)
+
+
+def write_modelfile(folder: Folder, source: str, name: str) -> str:
+    """Return the Modelfile for a folder: the weights, the chat template in Go's syntax and where answers stop.
+
+    A template that is not plain turns is not guessed: a comment says so, and what to do.
+
+    Args:
+        source: the folder as the Modelfile names it.
+        name: name of a GGUF file in it, without its ending.
+    """
+    weights = source if _reads_folder(folder) else f"{source}/{name}.gguf"
+    lines = [f"FROM {weights}"]
+    turns = find_turns(folder)
+    template = None if turns is None else turns.to_go()
+    if template is not None:
+        lines.append(f'TEMPLATE """{template}"""')
+    elif folder.template is not None:
+        lines += [
+            "# The chat template does more than mark turns, so it was not turned into Go's syntax. Ollama finds that",
+            "# of a known model by itself (see ollama show --template); else write TEMPLATE by hand.",
+        ]
+    stops = (one.replace("\\", "\\\\").replace('"', '\\"') for one in end_tokens(folder))
+    lines += [f'PARAMETER stop "{one}"' for one in stops]
+    return "\n".join(lines) + "\n"
