@@ -33,7 +33,8 @@ class Blocks(Protocol):
         """Return what `put` was told of a finished block beside its tensors."""
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
-        """Take a solved block: its tensors by canonical name, in the dtype they are stored in, and what that costs."""
+        """Take a solved block: its tensors by canonical name, in the dtype they are stored in, with the scales of those
+        that lie on a grid, and what that costs."""
 
 
 class InMemoryBlocks:
@@ -114,7 +115,7 @@ class ForwardOrder:
             4, 5        for each linear map, with W_mer, W_base and the experts' W_i
             6 - 8           X_tgt (Eq. 10), then G_i and C_i (Eq. 13), then the weight of the task omega_i (Eq. 14)
             9               W_anc (Eq. 11), then the weight in closed form (Eq. 17)
-            10 - 12         its bias, if it has one (Eq. 55)
+            10 - 12         its bias, if it has one (Eq. 55), to the weight as stored where that is quantised
             13 - 15     for each LayerNorm scale and shift from its normalised inputs (Eq. 59)
             17          load what was solved into M_cal, all at once
 
@@ -136,7 +137,7 @@ class ForwardOrder:
                     student_is_behind = False
                     if finished is not None:  # by the interrupted run that this one resumes
                         streams.pass_experts(stage, block)
-                        solved = Solved(_changes(finished, merged), blocks.facts(block))
+                        solved = Solved.from_finished(finished, merged, blocks.facts(block))
                     elif self.pieces is not None and block.name in self.chosen:
                         solved, student_is_behind = self.pieces.calibrate(stage, index), True
                     else:
@@ -145,7 +146,7 @@ class ForwardOrder:
                         solved = solve_block(run, statistics, merged)  # lines 9 to 15
                     calibrated = merged | solved.tensors
                     if finished is None:
-                        blocks.put(block, calibrated, solved.rounding)
+                        blocks.put(block, calibrated | solved.scales, solved.rounding)
                     gaps = streams.deploy(stage, block, None if student_is_behind else calibrated)  # line 17
                     self._note(stage, block, solved, gaps)
             final = self._baseline.measure(streams.experts, streams.student)
@@ -213,9 +214,3 @@ class ForwardOrder:
             self._starved,
             self._rounding,
         )
-
-
-def _changes(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a finished block that are not as merged."""
-    # The others stay where a run without interruption has them in memory: this can show in the last bit.
-    return {name: tensor for name, tensor in finished.items() if not tensor.equal(merged[name])}

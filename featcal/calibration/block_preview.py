@@ -16,7 +16,9 @@ from torch import Tensor
 
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import BlockStatistics, corners
+from featcal.calibration.column_rounding import rounder_of
 from featcal.calibration.config import resolve
+from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.store import to_stored
 from featcal.calibration.streams import Streams
@@ -98,7 +100,8 @@ class Preview:
             for counted in self.statistics:
                 # Targets are affine in alpha and beta, so those of any values follow from the corners.
                 for group in BlockStatistics.combine(counted, config).groups:
-                    solved |= group.solve(*models, config)
+                    more = (rounder_of(config),) if isinstance(group, LinearGroup) else ()
+                    solved |= group.solve(*models, config, *more)
             tensors = merged | to_stored(block, merged, solved)
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 

@@ -13,6 +13,7 @@ from featcal.calibration.account import account_of, describe_text
 from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
+from featcal.calibration.column_rounding import calibrated_weights, require_packable
 from featcal.calibration.config import config_of, resolve, select_tasks
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import state_budget
@@ -31,7 +32,7 @@ from featcal.family.opening import Family, ensure_family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
-from featcal.formats.weights import Overlay, Weights
+from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.context import Run
@@ -148,7 +149,7 @@ def calibrate(
     account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
-    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
+    return CalibrationResult(family, config, calibrated_weights(family.merged, config, blocks.tensors), record)
 
 
 def calibrate_to_folder(
@@ -182,6 +183,7 @@ def calibrate_to_folder(
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
     config = resolve(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
+    require_packable(family, config)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
     # Before the work: a model that does not come from the base must not cost a calibration first.
@@ -206,7 +208,7 @@ def calibrate_to_folder(
             return {"total": now - started, "samples": loaded, **run.seconds, "writing": now - solved}
 
         done = folder.finished_tensors(family.adapter.blocks())
-        made = CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
+        made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)
         content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, max_memory))
     return {"out": str(folder.out), **content}
 

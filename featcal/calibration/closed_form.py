@@ -57,14 +57,30 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
+    return weight_by_factor(left_factor(gram_sum, lam, eps), target_sum, anchor, lam)
+
+
+def left_factor(gram_sum: Float[Tensor, "d d"], lam: float, eps: float) -> Float[Tensor, "d d"]:
+    """Return L, lower triangular, of the left matrix of Eq. (17): L L^T = sum of omega_i G_i + (lam + eps) I.
+
+    Raises:
+        SolveError: the left matrix is not positive definite.
+    """
     left = gram_sum.clone()
     del gram_sum  # the largest matrices there are: none stays longer than it must
     left.diagonal().add_(lam + eps)
     # `_ex` reports failure as a number, so that the error can say which lam would do.
-    factor, info = torch.linalg.cholesky_ex(left)
+    factored: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(left)
+    factor, info = factored
     if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
         raise SolveError(f"not positive definite with lam={lam:g}, eps={eps:g}: {_spectrum(left, lam)}")
-    del left
+    return factor
+
+
+def weight_by_factor(
+    factor: Float[Tensor, "d d"], target_sum: Float[Tensor, "m d"], anchor: Float[Tensor, "m d"], lam: float
+) -> Float[Tensor, "m d"]:
+    """Return the solution of Eq. (17), given the `left_factor`."""
     # Eq. (17) multiplies by the inverse from the right, so the transposed system is solved.
     return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from featcal.models.adapter import Adapter, Block, Stage
-from featcal.models.linear_maps import LinearMap
+from featcal.models.linear_maps import LinearMap, widths
 from featcal.suite.calibration_options import (
     CAUTIOUS,
     OF_A_RECIPE,
@@ -21,6 +21,8 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
 T = TypeVar("T")
+_UNREAD = ("dinov2",)
+"""Architectures whose files transformers converts while it loads them, by a rule that fails on packed weights."""
 
 
 def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
@@ -66,7 +68,35 @@ def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> Calibratio
     if not isinstance(config, CalibrationConfig):
         given = type(config).__name__
         raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {given}")
+    if config.is_quantized:
+        _check_grid(config, adapter)
     return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
+
+
+def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
+    """Check that the linear maps of an architecture can be packed, and that groups of columns fit their inputs.
+
+    Raises:
+        InputError: says what is in the way.
+    """
+    kind = f"quantize: a {adapter.family} model"
+    if adapter.library != "transformers":
+        raise InputError(f"{kind} is one of {adapter.library}, which reads no packed weights; leave quantize out")
+    if adapter.family in _UNREAD:
+        raise InputError(f"{kind} with packed weights is one that transformers does not load; leave quantize out")
+    maps = [(block.stored_name(name), module) for block in adapter.blocks() for name, module in block.maps.items()]
+    if any(block.mixtures for block in adapter.blocks()):
+        raise InputError(f"{kind} has experts of a mixture, which featcal does not quantise; leave quantize out")
+    # Of one stored tensor several maps have a part, or a class other than Linear stores its transpose.
+    if adapter.transposed_weights or len({name for name, _ in maps}) < len(maps):
+        raise InputError(f"{kind} does not store a matrix [outputs, inputs] per linear map; leave quantize out")
+    inputs = sorted({widths(module)[0] for _, module in maps})
+    if config.group_size and any(width % config.group_size for width in inputs):
+        fitting = max(size for size in range(1, config.group_size + 1) if not any(width % size for width in inputs))
+        raise InputError(
+            f"group_size {config.group_size} does not divide the inputs of all maps ({', '.join(map(str, inputs))}), "
+            f"as the layout needs; {fitting} does, and 0 gives every row one scale"
+        )
 
 
 def _fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:

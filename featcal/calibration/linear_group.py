@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,6 +12,7 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
+from featcal.calibration.column_rounding import Rounder
 from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
@@ -267,11 +269,14 @@ class LinearGroup:
     def __str__(self) -> str:
         return ", ".join(self.names)
 
-    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+    def solve(
+        self, merged: Named, base: Named, config: CalibrationConfig, rounder: Rounder | None = None
+    ) -> dict[str, Tensor]:
         """Solve the weights of all maps and, where asked for, their biases; this group gives up its sums.
 
         Args:
             merged, base: tensors of the block, by name inside it, that the anchor is made of.
+            rounder: rounds every weight as soon as it is solved; biases are fitted to the rounded ones.
 
         Returns:
             W* `[m, d]` and b* `[m]` of every map in the precision of the solve, by name inside the block.
@@ -283,18 +288,19 @@ class LinearGroup:
         sums, self._sums = self.sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
-        dtype = solve_dtype(self._products)
+        dtype, weights = solve_dtype(self._products), list[Tensor]()
+        lam, eps = sums.scale * config.lam, sums.scale * config.eps
         start = self.stack(base, "weight", dtype)
         anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
         try:
-            if sums.priors:
-                weight = self._solve_with_priors(sums, anchor, start, config)
-            else:  # all maps at once: they share the left matrix, and their rows do not see each other
-                lam, eps = sums.scale * config.lam, sums.scale * config.eps
-                weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
+            for names, left, target, pulled in self._find_systems(sums, anchor, start, config):
+                factor = closed_form.left_factor(left(), lam, eps)
+                weight = closed_form.weight_by_factor(factor, target, pulled, lam)
+                weights += [weight] if rounder is None else self._round_rows(names, weight, factor, merged, rounder)
         except SolveError as error:
             unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
             raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         solved = self.split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
@@ -302,20 +308,33 @@ class LinearGroup:
             solved |= self.split(bias, "bias")
         return solved
 
-    def _solve_with_priors(
+    def _find_systems(
         self, sums: LinearSums, anchor: Float[Tensor, "m d"], base: Float[Tensor, "m d"], config: CalibrationConfig
-    ) -> Float[Tensor, "m d"]:
-        """Solve Eq. (17) map by map, each with a prior of its own on both sides (`calibration.prior`), whose W_0 is
-        `base`."""
-        lam, eps, mu = (sums.scale * one for one in (config.lam, config.eps, config.mu))
+    ) -> Iterator[tuple[tuple[str, ...], Callable[[], Tensor], Tensor, Tensor]]:
+        """Find the systems of Eq. (17): one of all maps, or one per map where each has a prior of its own on both sides
+        (`calibration.prior`), whose W_0 is `base`.
+
+        Yields:
+            Names of maps, what makes their left matrix without its ridge, their stacked targets and anchors.
+        """
+        dtype, mu = anchor.dtype, sums.scale * config.mu
+        if not sums.priors:  # they share the left matrix, and their rows do not see each other
+            yield self.names, partial(sums.gram.lower, dtype), sums.target, anchor
         targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, base))
-        found = []
         for place, prior in enumerate(sums.priors):
             pull = prior.target(starts[place].to(self._exact_products), config.rho)
             target = torch.add(targets[place], pull, alpha=mu)
-            left = sums.left_matrix(place, anchor.dtype, mu)
-            found.append(closed_form.linear_weight(left, target, anchors[place], lam, eps))
-        return torch.cat(found)
+            yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
+
+    def _round_rows(
+        self, names: Sequence[str], stacked: Tensor, factor: Tensor, merged: Named, rounder: Rounder
+    ) -> list[Tensor]:
+        """Return the weights of maps, whose rows are stacked, as `rounder` rounds them."""
+        parts = torch.split(stacked, [self._rows[self.names.index(name)] for name in names])
+        return [
+            rounder.round(f"{name}.weight", part, factor, merged[f"{name}.weight"])
+            for name, part in zip(names, parts, strict=True)
+        ]
 
     def systems(self, config: CalibrationConfig) -> Iterator[tuple[str, Float[Tensor, "d d"]]]:
         """Yield the left matrix of every system that is solved, without its ridge, as `Gram.lower` has it in float64,

@@ -58,7 +58,8 @@ def working_bytes(
     weights += 2 * features * parameters if config.weigh_tokens else 0  # task vectors beside the base's
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
-    solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
+    # Rounding takes errors and rounded weights beside the solution.
+    solve = 8 * (3 * max(squares) + (7 if config.is_quantized else 5) * max(rectangles) + parameters)
     in_flight = features * tokens * block.features
     # A task is folded into the sums before they are solved, so the two do not add up.
     return int(weights + sums + max(one_task + in_flight, solve))

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from featcal.calibration.column_rounding import Rounder
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.linear_statistics import CurrentTask
 from featcal.calibration.precision import product_dtype
@@ -133,12 +134,14 @@ class RoutedGroup(LinearGroup):
         # A prior knows more of such directions than the anchor does.
         return self.sums.tokens < self.floor and not self.sums.priors
 
-    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+    def solve(
+        self, merged: Named, base: Named, config: CalibrationConfig, rounder: Rounder | None = None
+    ) -> dict[str, Tensor]:
         """Solve the maps; nothing of a starved member."""
         if self.is_starved:
             self.let_go()
             return {}
-        return super().solve(merged, base, config)
+        return super().solve(merged, base, config, rounder)
 
 
 def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RoutedGroup]:

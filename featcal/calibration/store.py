@@ -12,11 +12,13 @@ from torch import Tensor
 
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import BlockStatistics
+from featcal.calibration.column_rounding import rounder_of
 from featcal.calibration.distributed import collect_sums, share_solutions
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.rounding import Rounding, dtype_name, rounding, sum_parts
 from featcal.calibration.token_rows import Named
+from featcal.formats.grid import SCALE
 from featcal.models.adapter import Block
 from featcal.models.context import Run
 from featcal.system.errors import NumericalError
@@ -32,10 +34,20 @@ class Solved:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """Tensors by canonical name, in the dtype they are stored in."""
     rounding: Rounding = field(default_factory=dict)
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    """Scales of weights that lie on a grid, by the name of the weight with `SCALE`."""
 
     def __or__(self, other: Solved) -> Solved:
         """Add other tensors of the same block."""
-        return Solved(self.tensors | other.tensors, sum_parts([self.rounding, other.rounding]))
+        lost = sum_parts([self.rounding, other.rounding])
+        return Solved(self.tensors | other.tensors, lost, self.scales | other.scales)
+
+    @classmethod
+    def from_finished(cls, finished: Mapping[str, Tensor], merged: Mapping[str, Tensor], lost: Rounding) -> Solved:
+        """Return what was solved of a block that an earlier run finished: its tensors that are not as merged."""
+        # The others stay where a run without interruption has them in memory: this can show in the last bit.
+        own = {name: tensor for name, tensor in finished.items() if name in merged and not tensor.equal(merged[name])}
+        return cls(own, lost, {name: tensor for name, tensor in finished.items() if name not in merged})
 
 
 def watch_nothing(statistics: BlockStatistics) -> None:
@@ -54,17 +66,27 @@ def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tens
     Raises:
         NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
     """
-    block, solved = statistics.block, dict[str, Tensor]()
+    block, solved, rounder = statistics.block, dict[str, Tensor](), rounder_of(statistics.config)
     with run.seconds("solve"), prefix_errors(run.adapter.name_of(block)):
         owned: list[LinearGroup | NormGroup] = collect_sums(run.ranks, statistics.groups)
         models = read_merged_and_base(run, block, merged) if owned else ({}, {})
         for group in owned:  # W* and b* of linear maps that share their input, or scale and shift of a norm
-            solved |= group.solve(*models, statistics.config)
+            more = (rounder,) if isinstance(group, LinearGroup) else ()
+            solved |= group.solve(*models, statistics.config, *more)
         old = block.local(merged)
         stored = round_to_stored(block, old, solved)
-        lost = rounding(old, solved, stored)
-        stored, lost = share_solutions(run.ranks, statistics.groups, stored, lost)
-        return Solved(block.canonical(stored), lost)
+        scales = {} if rounder is None else rounder.scales
+        free = {name: tensor for name, tensor in solved.items() if f"{name}{SCALE}" not in scales}
+        lost = sum_parts([rounding(old, free, stored), {} if rounder is None else rounder.lost])
+        stored, lost = share_solutions(run.ranks, statistics.groups, stored | scales, lost)
+        tensors = {name: tensor for name, tensor in stored.items() if name in old}
+        return Solved(block.canonical(tensors), lost, _name_scales(block, stored))
+
+
+def _name_scales(block: Block, stored: Named) -> dict[str, Tensor]:
+    """Return the scales among tensors by name inside the block, under the canonical name of their weight."""
+    names = {f"{name}.weight{SCALE}": f"{block.stored_name(name)}.weight{SCALE}" for name in block.linears}
+    return {names[name]: tensor.cpu() for name, tensor in stored.items() if name in names}
 
 
 @contextmanager

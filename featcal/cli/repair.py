@@ -26,6 +26,7 @@ from featcal.cli.options import (
 from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems, show, write_new
 from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
+from featcal.system.formatting import percent, readable
 from featcal.system.progress import keep_memory, silent
 
 
@@ -96,6 +97,9 @@ def calibrate(
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+        if "bytes" in document:
+            packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
+            say(f"packed weights: {readable(packed)}B, {percent(packed / dense)} % of {readable(dense)}B as calibrated")
         say_where_to(document["out"])
     # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):

@@ -7,16 +7,19 @@ or cannot read at all (its tokenizer classes). Where no file means the same to b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from featcal.formats.checkpoint import read_config
+from featcal.formats.grid import SETTINGS, OnGrid
 from featcal.formats.output import save_text
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Adapter
+from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 
 TOKENIZER_FILE = "tokenizer_config.json"
@@ -37,6 +40,53 @@ def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
     if said != config:
         save_text(json.dumps(said, indent=2) + "\n", target / "config.json")
     return notes
+
+
+def say_packed(target: Path, adapter: Adapter, model: OnGrid) -> None:
+    """Say in the `config.json` of a written model which of its linear maps are packed, and how.
+
+    Raises:
+        InputError: transformers calls the maps otherwise.
+    """
+    config = read_config(target, "written model")
+    said = {**config, SETTINGS: model.grid.settings(unpacked_maps(adapter, config, model.scales))}
+    save_text(json.dumps(said, indent=2) + "\n", target / "config.json")
+
+
+def unpacked_maps(adapter: Adapter, config: Mapping[str, Any], packed: Collection[str]) -> list[str]:
+    """Return the linear maps that are not packed, by their names in the class of transformers that loads the model.
+
+    Args:
+        config: content of its `config.json`.
+        packed: canonical names of weights.
+
+    Raises:
+        InputError: packed ones that the class has not, or not under one name.
+    """
+    import transformers
+
+    named = adapter.loader(config)
+    options = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(
+        {k: v for k, v in config.items() if k != SETTINGS}
+    )
+    kind = getattr(transformers, named)
+    with torch.device("meta"):
+        model = kind.from_config(options) if named.startswith("Auto") else kind(options)
+    own = {f"{b.path}.{n}" for b in adapter.blocks() for n in b.maps if f"{b.stored_name(n)}.weight" in packed}
+    left, found = [], set[str]()
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        # A class may hold the stack that featcal runs inside another one, or be a part of it.
+        same = {one for one in own if f".{one}".endswith(f".{name}") or f".{name}".endswith(f".{one}")}
+        found |= same
+        left += [] if same else [name]
+    if found != own or len(own) != sum(1 for m in model.modules() if isinstance(m, torch.nn.Linear)) - len(left):
+        raise InputError(
+            f"quantize: {named} of transformers calls the linear maps of a {adapter.family} model otherwise than its "
+            "files; leave quantize out"
+        )
+    return left
 
 
 def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype:

@@ -6,12 +6,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from featcal.export.content import content_of
 from featcal.export.record_facts import require_unchanged
-from featcal.export.write import content_of, require_weights_alone, write_beside
+from featcal.export.write import require_weights_alone, write_beside
 from featcal.family.opening import Family
 from featcal.formats.load_pretrained import model_of
 from featcal.formats.located_model import Located
-from featcal.formats.weights import Weights
+from featcal.formats.weights import Overlay, Weights
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def library_model(family: Family, container: Located, model: Weights) -> PreTrainedModel:
-    """Return what `from_pretrained` makes of the folder that `write_model` writes of the same, bit for bit.
+    """Return what `from_pretrained` makes of the folder that `write_model` writes of the same, bit for bit; weights
+    that lie on a grid are dense here.
 
     Args:
         family: the suite that it was made of.
@@ -40,5 +42,6 @@ def library_model(family: Family, container: Located, model: Weights) -> PreTrai
     source = container.open(adapter.canonical, adapter.aliases)
     tensors = content_of(adapter, source, model, list(source.info))
     with TemporaryDirectory(prefix="featcal-model-") as place:
-        write_beside(container, Path(place), adapter, model)
+        # Without its grid: what is handed over is dense.
+        write_beside(container, Path(place), adapter, Overlay(model.label, model, {}))
         return model_of(Path(place), {name: tensor.clone() for name, tensor in tensors.items()})

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from featcal.export.config_files import say_model, say_processor, say_tokenizer
+from featcal.export.config_files import say_model, say_packed, say_processor, say_tokenizer
+from featcal.export.content import Content
 from featcal.export.drift_picture import PICTURE_FILE
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
+from featcal.formats.grid import OnGrid
 from featcal.formats.hub import CARD_FILE
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
@@ -73,7 +74,8 @@ def write_model(
 
     Returns:
         The content of `featcal.json`: the record, its notes and those on what transformers 4 cannot be told, how the
-        folder was verified ("reloaded" or "streamed"), the names of all files and `tensor_digests` of the weights.
+        folder was verified ("reloaded" or "streamed"), the names of all files, `tensor_digests` of the weights and,
+        where these are packed, their bytes and those of the dense ones.
 
     Raises:
         NumericalError: the written model is not the one in memory.
@@ -81,28 +83,33 @@ def write_model(
             architecture holds.
     """
     require_weights_alone(model)
-    source = container.open(adapter.canonical, adapter.aliases)
+    content = Content(adapter, container.open(adapter.canonical, adapter.aliases), model)
     beside = files_in(folder.model)
-    written, notes = _write_files(folder, adapter, container, source, model, whole)
-    back = locate(str(folder.model), Path.cwd(), "written model")
+    written, notes = _write_files(folder, adapter, container, content, model, whole)
+    back = locate(str(folder.model), Path.cwd(), "written model", unpack=True)
     own = _adapter_of(back, adapter)
     if whole:
         verify_reload(folder.model, own, model)
     else:
-        verify_streamed(back.open(own.canonical, own.aliases), own, _written_info(adapter, source, model), model)
+        verify_streamed(back.open(own.canonical, own.aliases), own, content.dense, model)
     hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
     # Asked now, so that the record can say how long writing and verifying took.
-    content = dict(record())
-    content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
-    save_text(with_notes(card, content["notes"]), folder.model / CARD_FILE)
-    content |= {
+    account = dict(record())
+    account["notes"] = list(dict.fromkeys([*account.get("notes", ()), *notes]))
+    save_text(with_notes(card, account["notes"]), folder.model / CARD_FILE)
+    account |= {
         "verified": "reloaded" if whole else "streamed",
         "written": sorted({*written, *beside, CARD_FILE, RECORD_FILE}),
         "tensors": hashes,
     }
-    save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
+    if content.is_packed:
+        account["bytes"] = {
+            "packed": sum(content.sizes().values()),
+            "dense": sum(one.nbytes for one in content.dense.values()),
+        }
+    save_text(json.dumps(account, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
     folder.commit()
-    return content
+    return account
 
 
 def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
@@ -239,16 +246,16 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
 
 
 def _write_files(
-    folder: OutputFolder, adapter: Adapter, container: Located, source: Stored, model: Weights, whole: bool
+    folder: OutputFolder, adapter: Adapter, container: Located, content: Content, model: Weights, whole: bool
 ) -> tuple[list[str], list[str]]:
     """Write everything but card and record; return names and notes."""
     if container.layout == "open_clip":
         # Weights first: open_clip makes random ones where it finds a configuration without any.
-        written = [_write_single(folder, adapter, source, model, whole)]
+        written = [_write_single(folder, content, whole)]
         return [*written, *_write_open_clip_config(container, folder.model)], []
     # Weights last: a process that is killed leaves a folder that no library takes for a model, or this one.
     written, notes = write_beside(container, folder.model, adapter, model)
-    return [*written, *_write_shards(folder, adapter, source, model, whole)], notes
+    return [*written, *_write_shards(folder, adapter, content, whole)], notes
 
 
 def write_beside(container: Located, target: Path, adapter: Adapter, model: Weights) -> tuple[list[str], list[str]]:
@@ -260,7 +267,10 @@ def write_beside(container: Located, target: Path, adapter: Adapter, model: Weig
     written = _copy_files(container.folder, target)
     written += say_processor(target)
     say_tokenizer(target)
-    return written, say_model(target, adapter, model)
+    notes = say_model(target, adapter, model)
+    if isinstance(model, OnGrid):
+        say_packed(target, adapter, model)
+    return written, notes
 
 
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
@@ -276,53 +286,39 @@ def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
         raise NumericalError(f"{place}: reloaded outputs differ by {difference:.1e} of their largest value")
 
 
-def _written_info(adapter: Adapter, source: Stored, model: Weights) -> dict[str, TensorInfo]:
-    """Return every tensor that is written: the container's, with those of the tower as the model has them."""
-    own = model.info
-    return {name: own[name] if name in adapter.tower else info for name, info in source.info.items()}
-
-
-def content_of(adapter: Adapter, source: Stored, model: Weights, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return tensors of a written model: the container's (`source`), those of the tower as the model has them."""
-    tower = set(adapter.tower)
-    rest = source.read(name for name in names if name not in tower)
-    return {**rest, **model.read(name for name in names if name in tower)}
-
-
-def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: Sequence[str], whole: bool) -> None:
-    """Write one file of these tensors, which are in memory together only if `whole`."""
+def _save(file: Path, content: Content, names: Sequence[str], whole: bool) -> None:
+    """Write one file of these stored tensors, which are in memory together only if `whole`."""
     if whole:
-        save_tensors(content_of(adapter, source, model, names), file)
+        save_tensors(content.read(names), file)
         return
-    info = _written_info(adapter, source, model)
-    stream_tensors({name: info[name] for name in names}, partial(content_of, adapter, source, model), file)
+    stream_tensors({name: content.info[name] for name in names}, content.read, file)
 
 
-def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
+def _write_single(folder: OutputFolder, content: Content, whole: bool) -> str:
     """Write one file with everything: open_clip reads no shards."""
-    _save(folder.model / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
+    _save(folder.model / WEIGHT_FILE, content, list(content.info), whole)
     return WEIGHT_FILE
 
 
-def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> list[str]:
+def _write_shards(folder: OutputFolder, adapter: Adapter, content: Content, whole: bool) -> list[str]:
     """Write one file, or one per block and as many as needed for the rest with the index last; return their names.
 
     A model that may not be in memory whole is written by blocks whatever its size.
     """
-    info = _written_info(adapter, source, model)
-    sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
+    sizes = content.sizes()
     if whole and sum(sizes.values()) <= SHARD_BYTES:
-        save_tensors(content_of(adapter, source, model, list(info)), folder.model / SINGLE_FILE)
+        save_tensors(content.read(list(sizes)), folder.model / SINGLE_FILE)
         return [SINGLE_FILE]
-    blocks = adapter.blocks()
-    inside = {name for block in blocks for name in block.names}
+    blocks = [(content.stored_names(block.names), block) for block in adapter.blocks()]
+    inside = {name for names, _ in blocks for name in names}
     outside = {name: size for name, size in sizes.items() if name not in inside}
     shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in group_by_size(outside, SHARD_BYTES)]
-    shards += [(block.names, block) for block in blocks]
+    shards += blocks
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, (names, block) in zip(files, shards, strict=True):
-        if block is None or not folder.adopt(block, file):
-            _save(folder.model / file, adapter, source, model, names, whole or block is not None)
+        # A finished block is the file that is wanted, unless that is to be packed.
+        if block is None or content.is_packed or not folder.adopt(block, file):
+            _save(folder.model / file, content, names, whole or block is not None)
     places = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
     # The index names every shard, so it appears only when all of them are there.

@@ -89,7 +89,7 @@ class Family:
             return name
         if name in ("base", "merged"):
             return self.base if name == "base" else self.merged
-        located = locate(name, Path.cwd(), f"model '{name}'")
+        located = locate(name, Path.cwd(), f"model '{name}'", unpack=True)
         return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from featcal.formats.checkpoint import read_config
+from featcal.formats.grid import SETTINGS
 from featcal.formats.in_memory import model_beside
 from featcal.formats.located_model import explain_model_errors
 from featcal.system.errors import InputError, NumericalError
@@ -21,17 +22,29 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
     """Return the model (float32, eval mode) and transformers' loading report; nothing else goes to stderr.
 
     Tensors of another shape are in the report as `mismatched_keys`. The folder of a model in memory has no weights:
-    they are the model's own.
+    they are the model's own. Packed weights are unpacked.
     """
     held = model_beside(folder)
     options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _quietly(folder):
         if held is None:
-            model, report = model_class.from_pretrained(folder, **options)
+            model, report = model_class.from_pretrained(folder, **options, **_unpacking(model_class, folder))
         else:
             tensors = {name: tensor.cpu() for name, tensor in held.tensors.items()}
             model, report = model_class.from_pretrained(None, config=str(folder), state_dict=tensors, **options)
     return model.eval(), report
+
+
+def _unpacking(model_class: Any, folder: Path) -> dict[str, Any]:
+    """Return the option that unpacks packed weights while they are loaded; none for a folder without."""
+    if SETTINGS not in read_config(folder, "model"):
+        return {}
+    # Else they are unpacked at the first call of the whole model, which a caller of one of its parts never makes.
+    from transformers import AutoConfig
+
+    config = (getattr(model_class, "config_class", None) or AutoConfig).from_pretrained(folder)
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    return {"config": config}
 
 
 def model_of(folder: Path, tensors: Mapping[str, Tensor]) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.formats.grid import SETTINGS, Grid, PackedCheckpoint, dense_names
 from featcal.formats.in_memory import locate_held
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
@@ -43,15 +44,16 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
     return resolve(ref, root, label)
 
 
-def locate(ref: str, root: Path, label: str) -> Located:
+def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located:
     """Find the model behind a reference without reading more than headers.
 
     Args:
         ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`;
             open_clip's `local-dir:FOLDER` and `hf-hub:ID`; or what stands for a model in memory.
+        unpack: find a folder of packed weights as the model of dense weights that they stand for.
 
     Raises:
-        InputError: nothing is there, or its headers cannot be read.
+        InputError: nothing is there, its headers cannot be read, or packed weights that featcal does not read.
     """
     if is_held(ref):
         return locate_held(ref, label)
@@ -66,12 +68,25 @@ def locate(ref: str, root: Path, label: str) -> Located:
     _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)
     lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
+    if unpack and lora is None and SETTINGS in config:
+        return _locate_packed(folder, label, config, names)
 
     def open_tensors(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:
         whole = Checkpoint(folder, label, canonical)
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
     return Located(label, folder, config, names, open_tensors, "" if lora is None else task_type(lora))
+
+
+def _locate_packed(folder: Path, label: str, config: Mapping[str, Any], names: Sequence[str]) -> Located:
+    """Find a folder of packed weights as a model of dense ones, whose configuration says nothing of packing."""
+    grid = Grid.read(config[SETTINGS], f"{label}: {folder / 'config.json'}")
+
+    def open_packed(canonical: Canonical, aliases: Mapping[str, str]) -> PackedCheckpoint:
+        return PackedCheckpoint(folder, label, canonical, grid)
+
+    dense = {name: value for name, value in config.items() if name != SETTINGS}
+    return Located(label, folder, dense, dense_names(names), open_packed)
 
 
 def _check_sizes(config: Mapping[str, Any], where: str) -> None:

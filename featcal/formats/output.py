@@ -148,7 +148,8 @@ class OutputFolder:
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
         """Return all tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
-        return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
+        files = {name: self._file(block) for block in blocks for name in block.names}
+        return _BlockFiles(files | {name: file for file in set(files.values()) for name in _names_in(file)})
 
     def put(self, block: Named, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
         """Keep a finished block on disk.
@@ -232,6 +233,16 @@ class OutputFolder:
         self._held.close()
         if kind is not None and self.partial.exists() and not (self._keep or self._has_finished_blocks()):
             shutil.rmtree(self.partial)
+
+
+def _names_in(file: Path) -> list[str]:
+    """Return the names of all tensors in the file of a block, which may have some beside the block's own; none of a
+    file that cannot be read, as whoever looks one up is told."""
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return list(handle.keys())
+    except (OSError, SafetensorError):
+        return []
 
 
 class _BlockFiles(Mapping[str, Tensor]):

@@ -27,6 +27,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its values."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
 
 @runtime_checkable
 class Weights(Protocol):

@@ -208,11 +208,15 @@ def calibration_from(family: Family, config: CalibrationConfig, document: Mappin
         InputError: the folder is not there any more, or not of this suite.
     """
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.formats.weights import OnDemand, Overlay
+    from featcal.calibration.column_rounding import calibrated_weights
+    from featcal.formats.grid import PackedCheckpoint
+    from featcal.formats.weights import OnDemand
 
     written = family.model(str(document["out"]))
-    blocks = OnDemand(written, (name for block in family.adapter.blocks() for name in block.names))
-    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks), dict(document))
+    scales = written.scales if isinstance(written, PackedCheckpoint) else ()
+    blocks = OnDemand(written, (*(name for block in family.adapter.blocks() for name in block.names), *scales))
+    weights = calibrated_weights(family.merged, config, blocks)
+    return CalibrationResult(family, config, weights, dict(document))
 
 
 def is_gone(result: CalibrationResult) -> bool:

@@ -20,6 +20,8 @@ PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
 """Ways to calibrate a block: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
 with what the experts' weights know as a prior."""
 PRECISIONS = ("exact", "fast")
+QUANTIZED = ("off", "int8", "int4", "int8-nearest", "int4-nearest")
+"""Values of `quantize`."""
 _OWN = (REFINED, INFORMED)
 
 
@@ -206,6 +208,15 @@ class CalibrationConfig:
         0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
         label="Copies", least=0, later=True,
     )
+    quantize: str = _option(
+        "off", "Round the solved linear maps to whole numbers of 8 or 4 bits, column by column so that the calibrated "
+        "outputs change least, and write them packed; int8-nearest and int4-nearest round every weight for itself, for "
+        "comparison.", choices=QUANTIZED, later=True,
+    )
+    group_size: int = _option(
+        128, "With quantize: input columns of a row that share a scale; 0 gives every row one scale.", least=0,
+        later=True,
+    )
     batch_size: int = _option(
         64, "Samples per forward pass; changes nothing but time and memory.", least=1, idle=True,
     )
@@ -247,6 +258,11 @@ class CalibrationConfig:
                 raise InputError(f"{said} belongs to the recipe {theirs}")
         if self.beta and self.alpha == 0:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Say whether solved linear maps are rounded to a grid and packed."""
+        return self.quantize != QUANTIZED[0]
 
     def settings(self) -> dict[str, Any]:
         """Return every option by name as tables and model cards show it: chosen parts as one text, if there are any."""

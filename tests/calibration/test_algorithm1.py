@@ -88,9 +88,9 @@ def test_the_command_comes_to_the_equation_by_the_calls_of_the_architecture_page
             frame = frame.f_back
         raise KeyboardInterrupt  # what comes after is not asked for
 
-    monkeypatch.setattr(closed_form, "linear_weight", look)
+    monkeypatch.setattr(closed_form, "weight_by_factor", look)
     assert run("calibrate", tiny_suite_file, "--samples", 2, "--out", tmp_path / "out")[0] == 130
-    assert equation == "featcal.calibration.closed_form.linear_weight"
+    assert equation == "featcal.calibration.closed_form.weight_by_factor"
     assert [name for name in stack if name.startswith("featcal.")] == steps[1:]
     assert steps[1] == "featcal.calibration.calibrate.calibrate_to_folder"
     assert len(steps[1:]) == 4

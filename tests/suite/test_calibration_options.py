@@ -48,6 +48,8 @@ def draw(rng: random.Random, family: Family) -> CalibrationConfig:
             continue
         if rng.random() < 0.5:
             asked[name] = value_of(rng, one, known.get(name, ()))
+    if {"quantize", "group_size"} & asked.keys():
+        asked["group_size"] = rng.choice((0, 8, 16))  # of 16 and 32 inputs
     if asked.get("alpha") == 0:
         asked |= {"beta": 0.0} if recipe in OPTIONS["beta"].recipes else {}
     return config_for(family, **asked)
