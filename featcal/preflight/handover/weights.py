@@ -121,7 +121,7 @@ def repeats_embedding(folder: Folder, head: str) -> bool:
 def note_unmapped(folder: Folder) -> Iterator[str]:
     """Yield what the installed package `gguf` says of the names, if it is installed."""
     own = folder.support.gguf
-    if not own or find_spec("gguf") is None:
+    if not own or "quantization_config" in folder.config or find_spec("gguf") is None:
         return
     import gguf
 
