@@ -166,6 +166,14 @@ def test_damaged_files_are_problems_and_nothing_worse(folder: Path, base: Path, 
         (folder / name).unlink() if before is None else (folder / name).write_bytes(before)
 
 
+def test_an_encoder_is_asked_for_embeddings(folder: Path) -> None:
+    edit(folder / "config.json", architectures=["Qwen3Model"])
+    found = {one.target: one for one in check_for(folder, TARGETS[:3]).handovers}
+    (folder / "chat_template.jinja").unlink()
+    assert [one.commands[-1].split()[0] for one in found.values()] == ["llama-embedding", "vllm", "curl"]
+    assert not [note for one in found.values() for note in one.notes if "chat template" in note]
+
+
 def test_what_nobody_can_know_is_said_and_is_no_problem(folder: Path) -> None:
     edit(folder / "config.json", architectures=["BrandNewForCausalLM"])
     found = check_for(folder, TARGETS[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,7 +170,7 @@ def _note(folder: Folder, target: str) -> Iterator[str]:
             "ollama create would take its default rules for cutting text, since it knows those of "
             f"{', '.join(OLLAMA_SPLITS.values())} alone (as read in {READ}), so the way leads over GGUF"
         )
-    if target != "sentence-transformers" and folder.template is None:
+    if target != "sentence-transformers" and folder.generates and folder.template is None:
         yield "there is no chat template: the model continues texts, and chat has no turns"
 
 
@@ -198,24 +199,27 @@ def _convert(folder: Folder, out: str) -> list[str]:
 
 def _next_gguf(folder: Folder) -> list[str]:
     name = _name(folder.path)
-    whole = f"{name}-{OUT_TYPES.get(folder.dtype, 'f16')}.gguf"
+    whole, packed = f"{name}-{OUT_TYPES.get(folder.dtype, 'f16')}.gguf", f"{name}-Q4_K_M.gguf"
     return [
         *_convert(folder, whole),
-        shlex.join(["llama-quantize", whole, f"{name}-Q4_K_M.gguf", "Q4_K_M"]),
-        shlex.join(["llama-cli", "-m", f"{name}-Q4_K_M.gguf"]),
+        shlex.join(["llama-quantize", whole, packed, "Q4_K_M"]),
+        shlex.join(
+            ["llama-cli", "-m", packed] if folder.generates else ["llama-embedding", "-m", packed, "-p", "A text."]
+        ),
     ]
 
 
 def _next_vllm(folder: Folder) -> list[str]:
-    embeds = not folder.model_class.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
-    return [shlex.join(["vllm", "serve", str(folder.path), *(("--runner", "pooling") if embeds else ())])]
+    return [shlex.join(["vllm", "serve", str(folder.path), *(() if folder.generates else ("--runner", "pooling"))])]
 
 
 def _next_ollama(folder: Folder) -> list[str]:
     """Return the commands behind which the model answers; `featcal export --for ollama` writes the Modelfile."""
     name, file = _name(folder.path), folder.path / MODELFILE
     first = [] if _reads_folder(folder) else _convert(folder, str(folder.path / f"{name}.gguf"))
-    return [*first, shlex.join(["ollama", "create", name, "-f", str(file)]), shlex.join(["ollama", "run", name])]
+    asked = json.dumps({"model": name, "input": "A text."})
+    last = ["ollama", "run", name] if folder.generates else ["curl", "http://localhost:11434/api/embed", "-d", asked]
+    return [*first, shlex.join(["ollama", "create", name, "-f", str(file)]), shlex.join(last)]
 
 
 def _next_sentences(folder: Folder) -> list[str]:

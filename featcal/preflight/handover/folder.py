@@ -80,6 +80,11 @@ class Folder:
         return str(stated[0]) if isinstance(stated, list) and stated else ""
 
     @property
+    def generates(self) -> bool:
+        """Say whether its class writes text."""
+        return self.model_class.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+
+    @property
     def support(self) -> Support:
         """Return what is known of its class in other programs."""
         return SUPPORT.get(self.model_class, Support())

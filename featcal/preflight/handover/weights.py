@@ -15,7 +15,6 @@ from featcal.preflight.handover.runtimes import OUT_TYPES
 from featcal.system.formatting import some
 
 HEAD = "lm_head.weight"
-_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _BUFFERS = ("position_ids", "inv_freq", "attn.bias", "masked_bias")
 """Endings of stored buffers that carry no information, which converters leave out."""
 _LEFTOVERS = {
@@ -44,7 +43,8 @@ def check_names(folder: Folder) -> Iterator[Obstacle]:
             f"{CONFIG} names {folder.model_class}, a model of text alone, but {len(found)} tensors are called as in a "
             f"model of pictures and text ({some(found, 1)}): save the text model by itself, or name its whole class",
         )
-    if "vision_config" in folder.config and names and not any("vis" in name for name in names):
+    pictured = any(part in name for name in names for part in ("vision", "visual", "image"))
+    if "vision_config" in folder.config and names and not pictured:
         yield Obstacle(
             "names",
             f"{CONFIG} has a vision tower, the weights have none; take the text model's own configuration "
@@ -72,7 +72,7 @@ def check_dtypes(folder: Folder, target: str) -> Iterator[Obstacle]:
 
 def check_head(folder: Folder) -> Iterator[Obstacle]:
     """Yield where the head and `tie_word_embeddings` do not agree; programs take the one or the other."""
-    if not folder.model_class.endswith(_GENERATES) or not folder.rows:
+    if not folder.generates or not folder.rows:
         return
     tied, stored = is_tied(folder), [name for name in folder.tensors if name.endswith(HEAD)]
     if not tied and not stored:
@@ -121,7 +121,7 @@ def repeats_embedding(folder: Folder, head: str) -> bool:
 def note_unmapped(folder: Folder) -> Iterator[str]:
     """Yield what the installed package `gguf` says of the names, if it is installed."""
     own = folder.support.gguf
-    if not own or find_spec("gguf") is None:
+    if not own or "quantization_config" in folder.config or find_spec("gguf") is None:
         return
     import gguf
 
