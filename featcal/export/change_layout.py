@@ -22,6 +22,7 @@ from featcal.export.write import (
     rewrite,
 )
 from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.grid import require_dense
 from featcal.formats.hub import CARD_FILE
 from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
@@ -58,6 +59,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
     located = locate(str(source), Path.cwd(), "model to convert")
     if layout == located.layout:
         return rewrite(source, out)
+    require_dense(located.config, located.label)
     text, record = carried_text(located, layout)
     other = LIBRARIES[located.layout]
     text = text.replace(f"library_name: {other}", f"library_name: {LIBRARIES[layout]}", 1)

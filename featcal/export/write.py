@@ -15,7 +15,7 @@ from featcal.export.content import Content
 from featcal.export.drift_picture import PICTURE_FILE
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
-from featcal.formats.grid import OnGrid
+from featcal.formats.grid import OnGrid, require_dense
 from featcal.formats.hub import CARD_FILE
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
@@ -141,6 +141,7 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
         The document of `featcal export --json`.
     """
     container = locate(str(source), Path.cwd(), "model to export")
+    require_dense(container.config, container.label)
     cpu, classifies = torch.device("cpu"), container.classifies
     adapter = adapter_for(container.config, container.names, cpu, container.label, classifies=classifies)
     model = container.open(adapter.canonical, adapter.aliases)

@@ -145,6 +145,12 @@ def _library() -> Any:
     return BaseCompressor.get_value_from_registry(_FORMAT)
 
 
+def require_dense(config: Mapping[str, Any], label: str) -> None:
+    """Raise InputError for a model whose `config.json` says that its weights are quantised."""
+    if SETTINGS in config:
+        raise InputError(f"{label}: its weights are quantised; give the model that it was quantised from")
+
+
 def require_library() -> None:
     """Raise InputError if compressed-tensors is not installed."""
     from importlib.util import find_spec

@@ -20,6 +20,7 @@ from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
 from featcal.calibration.column_rounding import round_to_nearest
 from featcal.calibration.streams import Streams
+from featcal.export.write import rewrite
 from featcal.family.opening import Family, open_family
 from featcal.formats.grid import SETTINGS, Grid, PackedCheckpoint
 from featcal.formats.weights import Weights
@@ -150,6 +151,8 @@ def test_a_packed_folder_is_a_model_and_not_a_part_of_a_suite(llama: Family, wri
     assert {task: one["final"] for task, one in drift.items()} == {task: one["final"] for task, one in made.items()}
     with pytest.raises(InputError, match=r"base: quantised weights.*give the checkpoint that it was quantised from"):
         open_family(llama.suite.model_copy(update={"base": folder}), "cpu")
+    with pytest.raises(InputError, match="its weights are quantised; give the model that it was quantised from"):
+        rewrite(folder, "elsewhere")
 
 
 @pytest.mark.parametrize(
