@@ -317,9 +317,11 @@ class LinearGroup:
         Yields:
             Names of maps, what makes their left matrix without its ridge, their stacked targets and anchors.
         """
-        dtype, mu = anchor.dtype, sums.scale * config.mu
+        dtype = anchor.dtype
         if not sums.priors:  # they share the left matrix, and their rows do not see each other
             yield self.names, partial(sums.gram.lower, dtype), sums.target, anchor
+            return
+        mu = sums.scale * config.mu
         targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, base))
         for place, prior in enumerate(sums.priors):
             pull = prior.target(starts[place].to(self._exact_products), config.rho)

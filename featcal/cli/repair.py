@@ -99,7 +99,7 @@ def calibrate(
         say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
         if "bytes" in document:
             packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
-            say(f"packed weights: {readable(packed)}B, {percent(packed / dense)} % of {readable(dense)}B as calibrated")
+            say(f"packed weights: {readable(packed)}, {percent(packed / dense)} % of {readable(dense)} as calibrated")
         say_where_to(document["out"])
     # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):

@@ -133,9 +133,17 @@ def changed(family: Family, name: str) -> CalibrationConfig:
     """The options of a suite but for one."""
     own = config_for(family, recipe={"beta": "refined", "mu": "informed", "weigh_tokens": "refined"}.get(name))
     value = getattr(own, name)
-    named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
+    named = {
+        "blocks": ("block 1",),
+        "maps": ("mlp",),
+        "tasks": ("pets",),
+        "recipe": "refined",
+        "beta": 0.0,
+        "quantize": "int8",
+    }
     of_kind = {bool: not value, int: 16, float: 0.5, str: "fast"}
-    return replace(own, **{name: named.get(name, of_kind.get(type(value)))})
+    fitting = {"group_size": 16} if name == "quantize" else {}  # which divides the widths of these models
+    return replace(own, **fitting, **{name: named.get(name, of_kind.get(type(value)))})
 
 
 CHANGING = pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
