@@ -136,6 +136,7 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 3
 
 
+@pytest.mark.slow
 def test_lists_of_models_know_scores_and_models_change_places(tiny_suite_file: Path, tiny: Family) -> None:
     study = study_of_tiny(tiny, "merged", "ties", "tsv-m")
     library.keep(study)

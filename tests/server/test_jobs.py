@@ -458,6 +458,7 @@ def done(line: Queue, job: Job) -> None:
     assert worker.work(line, job.id) == 0
 
 
+@pytest.mark.slow
 def test_a_failed_calibration_says_it_in_the_librarys_words_and_leaves_nothing(
     tiny_suite_file: Path, line: Queue, tmp_path: Path
 ) -> None:

@@ -387,6 +387,7 @@ def test_the_suite_that_nobody_looked_at_for_longest_makes_room() -> None:
     assert len(held) == 2  # whom nobody made go
 
 
+@pytest.mark.slow
 def test_no_more_than_a_few_are_open_even_where_memory_has_no_limit() -> None:
     held, clock, get = holding(None)
     first = get("0", 2**60)
@@ -490,6 +491,7 @@ def test_a_visitor_has_few_jobs_in_line_and_so_have_all(serve: Serve, long: list
     assert healthy(asks("1.4"))
 
 
+@pytest.mark.slow
 def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: list[str]) -> None:
     asks("1.1")
     (job,) = Queue().jobs()

@@ -242,6 +242,7 @@ def forwards() -> Iterator[Callable[[Callable[[], object]], int]]:
         yield cost
 
 
+@pytest.mark.slow
 def test_expert_passes_have_their_own_room(tiny: Family, forwards: Callable[[Callable[[], object]], int]) -> None:
     own = Session(tiny, budget=0)
     views = [EvaluationSamples(n) for n in range(4, 10)]

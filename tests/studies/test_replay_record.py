@@ -64,6 +64,7 @@ def ask(*words: object) -> Result:
     return CliRunner().invoke(commands, ["replay", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_bits(own_suite_file: Path, made: Path, tmp_path: Path) -> None:
     family = open_family(load_suite(own_suite_file), "cpu")
     config = config_for(family, samples=8, lam=0.1)
@@ -84,6 +85,7 @@ def test_same(own_suite_file: Path, made: Path, tmp_path: Path) -> None:
     assert (told["same"], told["tensors"], told["held_against"]) == (True, count, "files")
 
 
+@pytest.mark.slow
 def test_a_record_alone_is_held_against_its_hashes(own_suite_file: Path, made: Path, edit: Any) -> None:
     (made / WEIGHTS).unlink()
     found = replay(made, own_suite_file)

@@ -486,6 +486,7 @@ def test_a_choice_whose_process_was_killed_goes_on(
     assert _scores(select(many, ASKED)) == _scores(resumed)
 
 
+@pytest.mark.slow
 def test_processes_share_the_cells(many: Family, monkeypatch: pytest.MonkeyPatch, scored: Any) -> None:
     """Nobody computes what another computes; who finds nothing else to do waits for it."""
     seen = scored(lambda tried: 0.5, 0.05)
@@ -559,6 +560,7 @@ def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path
     assert folder_of(contest_of(with_heads)) is None
 
 
+@pytest.mark.slow
 def test_varied_copies_are_fitted_on_and_never_held_out() -> None:
     """Pictures in front, then as many of every copy; a copy lies where its picture does."""
     family = open_family(load_suite("clip-mini"), "cpu")
@@ -573,6 +575,7 @@ def test_varied_copies_are_fitted_on_and_never_held_out() -> None:
         assert not {*fitted} & {*held}
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_is_named_and_never_chosen(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = Fold.values, {"informed"}
 

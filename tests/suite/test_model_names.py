@@ -199,6 +199,7 @@ def interrupted(family: Family, out: Path) -> None:
         calibrate_to_folder(family, FEW, out, progress=stop)
 
 
+@pytest.mark.slow
 def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     given = ["--model", "wudi-optimum", "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
     done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
