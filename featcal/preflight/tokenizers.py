@@ -32,13 +32,20 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
 
     It reads `tokenizer.json`, else `vocab.json` with `added_tokens.json`; files of sentencepiece alone are compared
     byte by byte.
+
+    Raises:
+        InputError: the base's own is not laid out as a tokenizer.
     """
     if base == other:
         return None
     own, theirs = read_tokenizer(base), read_tokenizer(other)
     if own is None or theirs is None:
         return _pieces(base, other)
-    a, b = read_vocabulary(own), read_vocabulary(theirs)
+    a = read_vocabulary(own)
+    try:
+        b = read_vocabulary(theirs)
+    except InputError as error:
+        return Disagreement(str(error), True)
     changed = [token for token in a if b.get(token) != a[token]]
     added = sorted(b.keys() - a.keys(), key=b.__getitem__)
     if changed:
@@ -93,9 +100,18 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def read_vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return token → id, for every kind of model that a `tokenizer.json` may hold."""
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    # Unigram models hold a list of [token, score], whose place is the id.
-    if isinstance(vocabulary, list):
-        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}
+    """Return token → id, for every kind of model that a `tokenizer.json` may hold.
+
+    Raises:
+        InputError: it is not laid out as a tokenizer.
+    """
+    try:
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        # Unigram models hold a list of [token, score], whose place is the id.
+        if isinstance(vocabulary, list):
+            vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+        return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            "the vocabulary in its tokenizer.json cannot be read; copy the file from its model again"
+        ) from error

@@ -607,6 +607,19 @@ def test_tokenizers_that_disagree(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("content", [{"model": [1]}, {"model": {"vocab": [1]}}, {"added_tokens": [{"id": 1}]}])
+def test_a_tokenizer_that_is_none_is_a_problem(tmp_path: Path, content: dict[str, Any]) -> None:
+    for name, written in (("base", {"model": {"vocab": {"a": 0}}}), ("damaged", content)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(written))
+    found = tokenizer_disagreement(tmp_path / "base", tmp_path / "damaged")
+    assert found is not None
+    assert found.changed
+    assert found.sentence.startswith("the vocabulary in its tokenizer.json cannot be read")
+    with pytest.raises(InputError, match="cannot be read"):
+        tokenizer_disagreement(tmp_path / "damaged", tmp_path / "base")
+
+
 def test_files_of_sentencepiece_are_compared_as_they_are(tmp_path: Path) -> None:
     for name, content in (("base", b"pieces"), ("same", b"pieces"), ("other", b"more pieces")):
         (tmp_path / name).mkdir()

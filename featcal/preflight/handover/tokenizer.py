@@ -10,6 +10,7 @@ from typing import Any
 from featcal.preflight.handover.folder import CONFIG, OPTIONS, TOKENIZER, Folder, Obstacle
 from featcal.preflight.handover.runtimes import OLLAMA_SPLITS, VOCABULARIES
 from featcal.preflight.tokenizers import Disagreement, read_vocabulary, token_text, tokenizer_disagreement
+from featcal.system.errors import InputError
 from featcal.system.formatting import shorten, some
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -118,7 +119,7 @@ def _is_sound(tokenizer: Mapping[str, Any]) -> bool:
     try:
         ids = read_vocabulary(tokenizer).values()
         _find_splits(tokenizer)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (InputError, AttributeError, KeyError, TypeError, ValueError):
         return False
     return bool(ids) and all(isinstance(one, int) for one in ids)
 
