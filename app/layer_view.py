@@ -37,7 +37,7 @@ _PARTS = {
     "decoder": "Decoder: start token and answer, as it reads them",
     "prompt": "Prompt",
 }
-"""What stands above the parts of an encoder-decoder's states, and above prompts."""
+"""Headings above the parts of an encoder-decoder's states, and above prompts."""
 _SIDE = 256
 """Pixels of a picture's longer side under the patches, at most."""
 _DARKEST = 150

@@ -1,4 +1,4 @@
-"""What rounding to 8 and 4 bits costs, in one pass and afterwards: ``python benchmarks/quantised.py [SUITE]``.
+"""Measure the cost of rounding to 8 and 4 bits, in one pass and afterwards: ``python benchmarks/quantised.py [SUITE]``.
 
 Rows are one calibration each: as it is, rounded while it is solved (`quantize`), and rounded afterwards, every weight
 for itself or by GPTQ (its published order of columns and damping, written here on hooks alone) on the calibrated model

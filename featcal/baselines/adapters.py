@@ -23,7 +23,7 @@ from featcal.baselines.common.baseline import Given, Made, Sampled
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.deployed_inputs import DeployedInputs
 from featcal.calibration.low_rank import Limits
-from featcal.calibration.repair import MapCut, cut_changes
+from featcal.calibration.repair import MapCut, cut_changes, left_out_share
 from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import lane_rows
 from featcal.export.adapter_files import require_adaptable
@@ -81,7 +81,7 @@ def adapters(
         for task, one in experts.items():
             found, cuts = _fit(run, one, model, config, options)
             adapted[task] = Adapted(f"{model.label}, {task}", model, found, run.adapter.transposed_weights)
-            left_out[task] = sum(cut.left_out for cut in cuts) / (sum(cut.total for cut in cuts) or 1.0)
+            left_out[task] = left_out_share(cuts)
     return Model(model, adapted=adapted), {"left_out": left_out}
 
 

@@ -21,8 +21,6 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
 T = TypeVar("T")
-_UNREAD = ("dinov2",)
-"""Architectures whose files transformers converts while it loads them, by a rule that fails on packed weights."""
 
 
 def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
@@ -80,10 +78,8 @@ def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
         InputError: says what is in the way.
     """
     kind = f"quantize: a {adapter.family} model"
-    if adapter.library != "transformers":
-        raise InputError(f"{kind} is one of {adapter.library}, which reads no packed weights; leave quantize out")
-    if adapter.family in _UNREAD:
-        raise InputError(f"{kind} with packed weights is one that transformers does not load; leave quantize out")
+    if not adapter.reads_packed:
+        raise InputError(f"{kind} with packed weights is one that {adapter.library} does not load; leave quantize out")
     maps = [(block.stored_name(name), module) for block in adapter.blocks() for name, module in block.maps.items()]
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(f"{kind} has experts of a mixture, which featcal does not quantise; leave quantize out")

@@ -80,7 +80,7 @@ class RepairAdapter:
     whole: Mapping[str, Tensor]
     """All other tensors that differ, as the calibrated model has them."""
     cuts: Sequence[MapCut]
-    """Of every map that differs, blocks in forward order."""
+    """Cuts of every map that differs, blocks in forward order."""
     config: CalibrationConfig
     """Options of the calibration."""
     limits: Limits
@@ -106,7 +106,7 @@ class RepairAdapter:
     @property
     def lost_share(self) -> float:
         """Return the share of the change that all maps leave out together."""
-        return _share(self.cuts)
+        return left_out_share(self.cuts)
 
     def save(self, out: str | Path, base_model: str | None = None) -> dict[str, Any]:
         """Write a folder that peft loads over the start, with card and `featcal.json`; returns the record with `out`.
@@ -264,12 +264,13 @@ def _summary(layer: str, own: Sequence[MapCut]) -> dict[str, Any]:
     return {
         "layer": layer,
         "rank": [min(ranks), max(ranks)],
-        "left_out": _share(own),
+        "left_out": left_out_share(own),
         "maps": [one.to_json() for one in own],
     }
 
 
-def _share(cuts: Sequence[MapCut]) -> float:
+def left_out_share(cuts: Sequence[MapCut]) -> float:
+    """Return the share of the change, in what it does to the inputs, that some maps leave out together, 0-1."""
     total = sum(one.total for one in cuts)
     return sum(one.left_out for one in cuts) / total if total else 0.0
 

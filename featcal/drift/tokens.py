@@ -29,8 +29,8 @@ class Token(NamedTuple):
     """One token of a sample's state."""
 
     part: str
-    """What it is of: "class token", "picture", "text", "prompt", of an encoder-decoder "encoder" or "decoder", and
-    behind the head "final feature"."""
+    """Its part of the sample: "class token", "picture", "text", "prompt", of an encoder-decoder "encoder" or
+    "decoder", and behind the head "final feature"."""
     position: int
     """Its place within that part, from 0; patches are counted row by row."""
     word: str | None

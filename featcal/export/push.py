@@ -36,7 +36,7 @@ class Parcel:
     card: str
     """The card as it will be; the folder's own, but for a licence that was given."""
     changed: bool
-    """Whether that is another card than the folder's."""
+    """True if that is another card than the folder's."""
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:

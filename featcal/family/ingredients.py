@@ -48,7 +48,7 @@ class LayerContents:
     zeros: tuple[str, ...]
     """Tensors of zeros that are none in the base."""
     is_zero: bool
-    """Whether all its matrices are."""
+    """True if all its matrices are zeros."""
 
 
 @dataclass(frozen=True)

@@ -465,6 +465,11 @@ class Adapter(ABC):
         return {first: layers for first, layers in found.items() if first in own}
 
     @property
+    def reads_packed(self) -> bool:
+        """Say whether the model's library loads linear maps in the layout "pack-quantized"."""
+        return self.library == "transformers"
+
+    @property
     def transposed_weights(self) -> frozenset[str]:
         """Return the names of weights of linear maps that are stored `[inputs, outputs]`."""
         return frozenset(

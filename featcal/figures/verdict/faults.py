@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from featcal.preflight.beside_weights import Difference
 
 FILES = "files"
-"""What to do next where the weights are sound, beside those of `sentences`."""
+"""Next steps where the weights are sound, beside those of `sentences`."""
 STEEP = 2.0
 """Length of a merge's way from the base, in ways of the plain sum of all task vectors, from which its scale is wrong:
 every expert weighs twice what it was trained for."""

@@ -130,6 +130,10 @@ class Encoder(Adapter):
             self._patch = checked.patch_size
             self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
 
+    @property
+    def reads_packed(self) -> bool:
+        return super().reads_packed and self.facts.reads_packed
+
     def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
         """Return the library's whole model with parameters on meta, and its options."""
         checked = self.config_class(**config.get("vision_config", config) if self.facts.pooler else config)

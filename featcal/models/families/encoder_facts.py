@@ -77,6 +77,8 @@ class EncoderFacts:
     """Beginnings of the names of a head's tensors, which are written unchanged."""
     repeated: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Names under which files repeat a tensor of the stack → that tensor."""
+    reads_packed: bool = True
+    """False if transformers converts its files while it loads them, by a rule that fails on packed weights."""
     settings: tuple[str, ...] = ()
     """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("embeddings.position_ids",)
@@ -183,6 +185,7 @@ ENCODERS = (
         norm="layernorm",
         pooling="first and mean",
         any_size=True,
+        reads_packed=False,
         settings=_OF_PICTURES,
         defaults=VISION_DEFAULTS,
     ),
