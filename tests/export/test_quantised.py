@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from command_line import Run
-from tiny_decoders import ROWS, fresh, tiny_decoder
+from tiny_decoders import ROWS, fresh
 from tiny_encoders import VARIANTS, tiny_encoder
 from tiny_text import write_text_suite
 from torch import Tensor
@@ -56,6 +56,16 @@ def written(llama: Family, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for kind in KINDS:
         calibrate_to_folder(llama, options(llama, kind), root / kind)
     return {kind: root / kind for kind in KINDS}
+
+
+def open_tiny(kind: str, root: Path) -> Family:
+    """Write a suite of tiny models of an architecture, and open it."""
+    if kind == "t5":
+        return open_family(load_suite(write_text_suite(root, kind)), "cpu")
+    if kind in ROWS:
+        return fresh(kind, root).family
+    facts, own = VARIANTS[kind]
+    return write_trial(tiny_encoder(facts, **own), facts, root).family
 
 
 def tensors(family: Family, model: Any) -> dict[str, Tensor]:
@@ -197,10 +207,11 @@ def test_packing_loses_nothing(grid: Grid, dtype: torch.dtype) -> None:
         ("llama", 7, r"group_size 7 does not divide the inputs of all maps \(16, 24\).*4 does"),
         ("gpt2", 8, "does not store a matrix"),
         ("olmoe", 8, "experts of a mixture"),
+        ("dinov2", 8, "with packed weights is one that transformers does not load"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_before_the_work(kind: str, group: int, why: str, tmp_path: Path) -> None:
-    family = fresh(kind, tmp_path).family
+    family = open_tiny(kind, tmp_path / "suite")
     with pytest.raises(InputError, match=why):
         calibrate_to_folder(family, CalibrationConfig(quantize="int4", group_size=group), tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
@@ -228,13 +239,7 @@ def test_the_command_says_how_large_the_weights_are(run: Run, tiny_suite_file: P
     "kind", ["qwen3", "gemma2", "phi3", "glm", "bert", "roberta", "vit", "siglip_vision_model", "t5"]
 )
 def test_other_architectures(kind: str, tmp_path: Path) -> None:
-    if kind == "t5":
-        family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")
-    elif kind in ROWS:
-        family = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path / "suite").family
-    else:
-        facts, own = VARIANTS[kind]
-        family = write_trial(tiny_encoder(facts, **own), facts, tmp_path / "suite").family
+    family = open_tiny(kind, tmp_path / "suite")
     config = options(family, "int8", recipe="refined")
     record = calibrate_to_folder(family, config, tmp_path / "out")
     assert record["verified"] == "reloaded"
