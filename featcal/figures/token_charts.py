@@ -16,6 +16,8 @@ _HEAT = tuple(int(COLOUR["merged"][place : place + 2], 16) for place in (1, 3, 5
 """The colour of much drift, red, green and blue; little drift lets through what lies under it."""
 _MOST = {"picture": 0.8, "text": 0.6}
 """Opacity of the largest drift; on text less, so that words are read in both themes."""
+_PICTURE = 225
+"""Grey, of 255, that stands for the picture under the patches."""
 _NUMBERED = 8
 """Largest number of columns of patches that have their number written on them."""
 
@@ -51,7 +53,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
             zmin=0,
             zmax=top,
             colorscale=[[0, _shade(0)], [1, _shade(_MOST["picture"])]],
-            colorbar={"title": {"text": column, "side": "right"}, "thickness": 14},
+            showscale=False,
             xgap=1,
             ygap=1,
             # Black is read on the light picture and on every shade over it; more columns leave no room for numbers.
@@ -61,6 +63,11 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
             "<extra></extra>",
         )
     )
+    # The bar of the heat map itself would show the theme's ground through little drift, not the picture's.
+    bar = {"title": {"text": column, "side": "right"}, "thickness": 14}
+    scale = [[0, _over_picture(0)], [1, _over_picture(_MOST["picture"])]]
+    shown = {"colorscale": scale, "cmin": 0, "cmax": top, "color": [0], "showscale": True, "colorbar": bar}
+    figure.add_scatter(x=[None], y=[None], mode="markers", marker=shown, hoverinfo="skip", showlegend=False)
     at = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows}
     figure.add_layout_image(source=picture, sizing="stretch", layer="below", **at)
     finish(figure, 320)
@@ -112,3 +119,9 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
 
 def _shade(opacity: float) -> str:
     return f"rgba({', '.join(map(str, _HEAT))}, {opacity:.3f})"
+
+
+def _over_picture(opacity: float) -> str:
+    """Return what the colour of much drift looks like over a picture."""
+    mixed = (round(opacity * one + (1 - opacity) * _PICTURE) for one in _HEAT)
+    return f"rgb({', '.join(map(str, mixed))})"

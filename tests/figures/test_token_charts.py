@@ -22,9 +22,11 @@ def test_a_patch_lies_over_its_part_of_the_picture() -> None:
     """Row by row from above, all models on the scale of the largest drift."""
     frame = pd.DataFrame({"drift": [1.0, 2, 3, 4, 5, 6], "share": [0.0, 0.1, 0.2, 0.2, 0.2, 0.3]})
     figure = token_charts.patches(frame, "drift", 8.0, (2, 3), "data:image/png;base64,", ".2f")
-    (heat,) = figure.data
+    heat, bar = figure.data
     assert [list(row) for row in heat.z] == [[1, 2, 3], [4, 5, 6]]
-    assert (heat.zmin, heat.zmax) == (0, 8)
+    assert (heat.zmin, heat.zmax) == (bar.marker.cmin, bar.marker.cmax) == (0, 8)
+    # Red, green and blue of the full colour at the opacity of the heat map, over the grey of the picture.
+    assert bar.marker.colorscale == ((0, "rgb(225, 225, 225)"), (1, "rgb(215, 120, 45)"))
     (under,) = figure.layout.images
     assert (under.x, under.y, under.sizex, under.sizey) == (-0.5, -0.5, 3, 2)
     assert (figure.layout.xaxis.range, figure.layout.yaxis.range) == ((-0.5, 2.5), (1.5, -0.5))
