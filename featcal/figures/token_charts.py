@@ -65,7 +65,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
     )
     # The bar of the heat map itself would show the theme's ground through little drift, not the picture's.
     bar = {"title": {"text": column, "side": "right"}, "thickness": 14}
-    scale = [[0, _over_picture(0)], [1, _over_picture(_MOST["picture"])]]
+    scale = [[0, _mix_with_picture(0)], [1, _mix_with_picture(_MOST["picture"])]]
     shown = {"colorscale": scale, "cmin": 0, "cmax": top, "color": [0], "showscale": True, "colorbar": bar}
     figure.add_scatter(x=[None], y=[None], mode="markers", marker=shown, hoverinfo="skip", showlegend=False)
     at = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows}
@@ -121,7 +121,7 @@ def _shade(opacity: float) -> str:
     return f"rgba({', '.join(map(str, _HEAT))}, {opacity:.3f})"
 
 
-def _over_picture(opacity: float) -> str:
+def _mix_with_picture(opacity: float) -> str:
     """Return what the colour of much drift looks like over a picture."""
     mixed = (round(opacity * one + (1 - opacity) * _PICTURE) for one in _HEAT)
     return f"rgb({', '.join(map(str, mixed))})"
