@@ -281,6 +281,9 @@ def join_process_group(device: str) -> Iterator[Ranks]:
     if world_size() == 1:
         yield ALONE
         return
+    # Imported later, as transformers does, its functions take this group as their default and keep it: Gloo's threads
+    # then outlive the group, and one that lets a tensor go while Python shuts down aborts the process.
+    import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous  # not in every build of torch
 
     # NCCL refuses two ranks on one GPU, so processes that outnumber the GPUs exchange through the CPU.

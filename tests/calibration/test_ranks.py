@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -88,6 +89,35 @@ def test_owners_have_about_the_same_to_do() -> None:
         ]
         assert max(load) - min(load) <= max(costs) / 2
         assert max(load) <= max(sum(costs) / size * 4 / 3, max(costs))  # the bound of longest-first
+
+
+LEAVE_GROUP = """
+import os
+from pathlib import Path
+from featcal.system.distributed import join_process_group
+with join_process_group("cpu"):
+    import torch.distributed.nn.functional
+print([task.read_text() for task in Path("/proc/self/task").glob("*/comm") if "gloo" in task.read_text()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read from /proc")
+def test_no_thread_outlives_the_group() -> None:
+    """One that lets a tensor go while Python shuts down would abort the process, and with it the run."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVE_GROUP],
+            env=os.environ | shared | {"RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["[]\n", "[]\n"]
 
 
 @pytest.mark.parametrize("recipe", rows(RECIPES, quick=(), slow=("paper", "informed")))
