@@ -27,6 +27,7 @@ from featcal.calibration.column_rounding import round_to_nearest
 from featcal.formats.grid import Grid
 
 SEEDS = (42, 43, 44)
+READ = ("input_ids", "attention_mask", "token_type_ids")
 DAMPING = 0.01
 """Share of the mean diagonal that GPTQ adds to its matrix (Frantar et al., section 3.3)."""
 
@@ -60,9 +61,20 @@ def inputs_of(maps: dict[str, nn.Linear], model: Any, batch: dict[str, Tensor]) 
     return seen
 
 
+def blocks_of(model: Any) -> Any:
+    """Return the blocks of a decoder, or of an encoder such as BERT's."""
+    return model.encoder.layer if hasattr(model, "encoder") else model.model.layers
+
+
+def load(folder: Path) -> Any:
+    """Load a written model in float32, by the class that its configuration names."""
+    kind = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def round_afterwards(model: Any, batches: list[dict[str, Tensor]], grid: Grid) -> None:
-    """Round the linear maps of a decoder by GPTQ, block by block; what a map is given comes from rounded blocks."""
-    for block in model.model.layers:
+    """Round the linear maps by GPTQ, block by block; what a map is given comes from rounded blocks."""
+    for block in blocks_of(model):
         maps = {name: one for name, one in block.named_modules() if isinstance(one, nn.Linear)}
         moments = {name: torch.zeros(one.in_features, one.in_features).double() for name, one in maps.items()}
         for batch in batches:
@@ -107,23 +119,23 @@ def rows(session: featcal.Session, asked: dict[str, Any], grid: Grid, place: Pat
         made = featcal.calibrate(family, config_for(family, quantize=kind, group_size=grid.group, **asked))
         yield kind, made
     batches = [
-        {name: drawn.inputs[name] for name in ("input_ids", "attention_mask")}
+        {name: drawn.inputs[name] for name in drawn.inputs if name in READ}
         for task in family.suite.tasks
         for drawn in [family.samples(task, "calibration", config.samples, config.seed)]
     ]
     for name in ("int4 nearest afterwards", "int4 GPTQ afterwards"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+        model = load(plain)
         with torch.no_grad():
             if "GPTQ" in name:
                 round_afterwards(model, batches, grid)
             else:
-                for one in model.model.layers.modules():
+                for one in blocks_of(model).modules():
                     if isinstance(one, nn.Linear):
                         one.weight.copy_(round_to_nearest(one.weight, grid, torch.float32)[0])
         out = place / name.replace(" ", "-")
         model.save_pretrained(out)
         yield name, str(out)
-    if importlib.util.find_spec("llmcompressor"):
+    if importlib.util.find_spec("llmcompressor") and "CausalLM" in type(load(plain)).__name__:
         with torch.enable_grad():
             round_by_llmcompressor(plain, place / "llmcompressor", batches, grid)
         yield "int4 llmcompressor's GPTQ afterwards", str(place / "llmcompressor")
@@ -135,9 +147,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="informed")
     parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {}
-    for seed in SEEDS:
+    for seed in options.seeds:
         session = featcal.Session(featcal.open_family(featcal.load_suite(options.suite)))
         asked = {"recipe": options.recipe, "samples": options.samples, "seed": seed}
         with tempfile.TemporaryDirectory() as place:

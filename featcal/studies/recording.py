@@ -75,7 +75,7 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
     """Return the run that a model of the suite is, given by its name or by the options of its calibration."""
     one = session.resolve(model)
     config = {} if one.calibration is None else asdict(one.calibration)
-    # A batch size changes nothing but time and memory, so it does not make another run.
+    # A batch size changes time, memory and rounding, so it does not make another run.
     options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
     return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))

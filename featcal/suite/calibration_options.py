@@ -73,7 +73,7 @@ class Option(OptionFacts):
         recipes: those that it belongs to; of the others it is 0 or off.
         steps: values that a slider offers.
         of_recipe: whether the recipe brings a good value of its own.
-        idle: whether it changes nothing but time and memory.
+        idle: whether it changes nothing but time, memory and the order of sums.
         later: whether it came after suites were first hashed: a suite that does not say it keeps its hash.
     """
 
@@ -218,7 +218,7 @@ class CalibrationConfig:
         later=True,
     )
     batch_size: int = _option(
-        64, "Samples per forward pass; changes nothing but time and memory.", least=1, idle=True,
+        64, "Samples per forward pass; changes time and memory, and numbers within rounding.", least=1, idle=True,
     )
     precision: str = _option(
         "exact", "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
