@@ -24,6 +24,8 @@ FAINT = 0.1
 values, keep coefficients of experts alike within a factor of two."""
 FAR = 5.0
 """Length of a layer's way, in medians of all layers', from which it was not merged as the others were."""
+ALIKE = 1e-3
+"""What is left of 1 between the directions of task vectors (1 - cosine of two) that are told apart no longer."""
 PIECE = 1 << 20
 """Values of every model that are compared at a time, in float64."""
 
@@ -165,8 +167,7 @@ def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str
         zeros += [name] * (square > 0 and not bool(own.any()))
     own_gram, dots, moved = gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])
     changed = own_gram.diagonal() > 0
-    # The pseudo-inverse: experts that are the same file share what is of either.
-    found = torch.linalg.pinv(own_gram, hermitian=True) @ dots
+    found = _share_out(own_gram, dots)
     coefficients = {task: float(found[i]) for i, task in enumerate(tasks) if changed[i]}
     return LayerContents(
         layer,
@@ -179,6 +180,21 @@ def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str
         tuple(zeros),
         bool(matrices) and set(matrices) <= set(zeros),
     )
+
+
+def _share_out(gram: Tensor, dots: Tensor) -> Tensor:
+    """Return the coefficients of least squares; experts that are the same, or nearly, have equal parts of what is theirs.
+
+    Between them coefficients would be decided by rounding: a thousand of one and minus a thousand of the other.
+
+    Args:
+        gram: inner products of the task vectors, `[experts, experts]`.
+        dots: those with the merge's, `[experts]`.
+    """
+    lengths = gram.diagonal().sqrt()
+    scale = torch.where(lengths > 0, lengths, 1.0)
+    directions = gram / scale[:, None] / scale
+    return torch.linalg.pinv(directions, atol=ALIKE, rtol=0.0, hermitian=True) @ (dots / scale) / scale
 
 
 def _multiply(start: Tensor, models: Sequence[Tensor]) -> tuple[Tensor, float]:

@@ -88,6 +88,17 @@ def test_experts_that_are_missing_and_experts_that_are_alike(family: Family) -> 
     assert halves.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=1e-6)
     assert isinstance(halves, Contents)
     assert halves.scale == pytest.approx(0.5)
+    # Nearly alike: their difference must not be made to carry what rounding puts into its direction.
+    names, generator = list(family.adapter.tower), torch.Generator().manual_seed(0)
+    read = family.experts["left"].read(names)
+    near, noisy = (
+        Overlay(name, family.base, {n: t + size * torch.randn(t.shape, generator=generator) for n, t in read.items()})
+        for name, size in (("near", 1e-5), ("noisy", 1e-4))
+    )
+    close = replace(family, experts={"left": family.experts["left"], "right": near})
+    found = take_contents(close, noisy)
+    assert found.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=0.01)
+    assert not found.absent
 
 
 def test_pieces_do_not_change_the_numbers(family: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
