@@ -1,6 +1,6 @@
-"""Measure what adapters of a low rank keep of a calibration: `python benchmarks/adapters.py` writes the record.
+"""Measure what adapters of a low rank keep of a calibration: `python benchmarks/adapters.py [SUITE ...]`.
 
-Of every embedded suite: the repair by the recipe "refined" as an adapter over the merge; the same rank cut by the plain
+Of every embedded suite, or of those that are named, whose rows of the record are measured anew: the repair by the recipe "refined" as an adapter over the merge; the same rank cut by the plain
 singular values of the weights' change; the whole merge as an adapter over the base; and an adapter per task over the
 calibrated model. Scores are of the whole test split, relative drift of the final features of 200 of its samples.
 `python docs/results.py` puts the tables into docs/results.md.
@@ -9,6 +9,7 @@ calibrated model. Scores are of the whole test split, relative drift of the fina
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ WHOLE = 10**6
 def measure(suite: str) -> list[dict[str, Any]]:
     """Return one row per rank, behind one of the merged and one of the calibrated model."""
     session = open_session(suite)
+    suite = session.family.suite.name
     rows = [{"suite": suite, "rank": name, **_values(session, model)} for name, model in _ENDS.items()]
     for rank in RANKS:
         limits = Limits(rank or WHOLE)
@@ -95,10 +97,13 @@ def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
 
 
 def main() -> None:
-    """Measure all suites and write the record."""
-    rows = [row for suite in SUITES for row in measure(suite)]
-    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print("\n\n".join(table(rows, suite) for suite in SUITES))
+    """Measure the suites and write the record."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    for suite in sys.argv[1:] or SUITES:
+        own = measure(suite)
+        record = [row for row in record if row["suite"] != own[0]["suite"]] + own
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(table(record, own[0]["suite"]), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":
