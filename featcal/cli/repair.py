@@ -182,10 +182,19 @@ def sweep(
 @SUITE
 @JSON_FILE
 @models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="the merged model alone")
+@click.option("--minutes", type=float, help="Time to spend, about; tries every merger too, where no --model is named.")
 @calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE
 @JSON
-def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, as_json: bool, **chosen: Any) -> None:
+def select(
+    suite: str,
+    out: Path | None,
+    models: tuple[str, ...],
+    minutes: float | None,
+    device: str,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Choose without labels whether and how a merge is repaired.
 
     Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
@@ -194,6 +203,9 @@ def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, a
     unless another one is better by more than the paired interval; the chosen one is then calibrated on all samples.
     Only calibration samples are read. Results are kept, so an interrupted choice continues where it stopped. With
     fewer than 8 samples of a task nothing can be told, and the default stays.
+
+    With --minutes every merger that needs neither samples nor training is tried too, as it is and calibrated: a quarter
+    of the time goes to the first fold, the rest to those that are best on it.
     """
     from featcal.figures import selection_table
     from featcal.studies.selection.candidates import config_asked
@@ -202,12 +214,16 @@ def select(suite: str, out: Path | None, models: tuple[str, ...], device: str, a
     require_new(out)
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    found = choose(session, config_asked(session.family, **chosen), starts=models, progress=bar())
+    asked = config_asked(session.family, **chosen)
+    found = choose(session, asked, starts=models, minutes=minutes, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say_notes(document)
     rows, columns = selection_table.candidates(document)
     show(document, as_json, rows, columns)
     if not as_json:
-        for line in [*selection_table.describe_selection(document), f"model: {document['model']}", document["command"]]:
+        lines = [*selection_table.describe_selection(document), f"model: {document['model']}"]
+        if document["suite_lines"]:
+            lines += ["in the suite file:", *(f"  {one}" for one in document["suite_lines"].splitlines())]
+        for line in [*lines, document["command"]]:
             say(line)

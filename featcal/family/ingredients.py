@@ -183,7 +183,7 @@ def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str
 
 
 def _share_out(gram: Tensor, dots: Tensor) -> Tensor:
-    """Return the coefficients of least squares; experts that are the same, or nearly, have equal parts of what is theirs.
+    """Return the coefficients of least squares; experts that are the same, or nearly, have equal parts.
 
     Between them coefficients would be decided by rounding: a thousand of one and minus a thousand of the other.
 
@@ -194,7 +194,8 @@ def _share_out(gram: Tensor, dots: Tensor) -> Tensor:
     lengths = gram.diagonal().sqrt()
     scale = torch.where(lengths > 0, lengths, 1.0)
     directions = gram / scale[:, None] / scale
-    return torch.linalg.pinv(directions, atol=ALIKE, rtol=0.0, hermitian=True) @ (dots / scale) / scale
+    inverse: Tensor = torch.linalg.pinv(directions, atol=ALIKE, rtol=0.0, hermitian=True)
+    return inverse @ (dots / scale) / scale
 
 
 def _multiply(start: Tensor, models: Sequence[Tensor]) -> tuple[Tensor, float]:

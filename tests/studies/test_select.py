@@ -36,7 +36,7 @@ from featcal.models.model import Model
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out_samples
-from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
+from featcal.studies.selection.candidates import CHOSEN, Tried, merges_to_try, options_of, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import (
@@ -240,8 +240,8 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     ]
     assert [(one.start, one.config) for one in plan[1 + REPAIRS :]] == [
         ("tsv-m", None),
-        ("tsv-m", plan[0].config),
         ("ties:scale=1", None),
+        ("tsv-m", plan[0].config),
         ("ties:scale=1", plan[0].config),
     ]
     assert {(one.config.samples, one.config.layernorms) for one in plan if one.config} == {(COUNT, False)}
@@ -321,6 +321,38 @@ def test_a_planted_better_candidate_wins(many: Family, scored: Any) -> None:
     assert found.margin.low > 0
     assert found.margin.difference == pytest.approx(0.2, abs=0.06)
     assert found.candidates[0].model == found.model
+
+
+def test_a_short_time_goes_to_the_default_and_to_what_is_best_on_the_first_fold(
+    many: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only the candidates move, a second each; a cell's own account says two."""
+    clock, seen = [0.0], list[Tried]()
+
+    def values(fold: Fold, tried: Tried, *_: Any) -> dict[str, tuple[float, ...]]:
+        clock[0] += 1
+        seen.append(tried)
+        value = 0.9 if tried == best else 0.5 - 0.01 * plan.index(tried)
+        return {task: (value,) * len(fold.held[task]) for task in TASKS}
+
+    monkeypatch.setattr(Fold, "values", values)
+    clocks = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: 2 * clock[0])
+    monkeypatch.setattr(choose, "time", clocks)
+    plan, best = plan_candidates(many, ASKED, merges_to_try()), Tried("ties", None)
+    first = plan.index(best) + 1
+    # A quarter of the time is just enough for the first fold up to the best; half of those fit into the rest.
+    found = select(many, ASKED, minutes=FOLDS * first / 60)
+    assert (found.start, found.config) == ("ties", None)
+    assert seen[:first] == plan[:first]
+    kept = {plan[0], plan[1], best, *plan[2 : first // 2 - 1]}
+    assert {one.model for one in found.candidates} == {one.name(many) for one in kept}
+    assert len(seen) == first + (FOLDS - 1) * len(kept)
+    assert f"{len(plan) - len(kept)} candidates did not fit into {FOLDS * first / 60:g} minutes" in str(found.notes)
+    # With more time it goes on: nothing that was found is computed again.
+    assert len(select(many, ASKED, minutes=1000).candidates) == len(plan)
+    assert len(seen) == FOLDS * len(plan)
+    with pytest.raises(InputError, match="minutes is 0; give a number above 0"):
+        select(many, ASKED, minutes=0)
 
 
 def test_of_several_that_are_better_the_best_wins_and_one_within_noise_does_not() -> None:
@@ -666,6 +698,13 @@ def test_the_command_says_what_to_run_next(
     assert found.start != "merged"
     assert len(document["candidates"]) == SHORT + 4
     assert document["margin"]["low"] > 0
+
+    content = yaml.safe_load(many_file.read_text()) | yaml.safe_load(document["suite_lines"])
+    said = many_file.with_name("said.yaml")
+    said.write_text(yaml.safe_dump(content))
+    again = open_family(load_suite(said), "cpu")
+    assert again.suite.merged.method == found.start.partition(":")[0]
+    assert config_for(again) == found.config
 
     words = [*document["command"].split()[1:-1], tmp_path / "calibrated"]
     code, _, err = run(*words)

@@ -20,7 +20,7 @@ from featcal.suite.calibration_options import (
     REFINED,
     CalibrationConfig,
 )
-from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, method
+from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merger_names, method
 from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 
@@ -90,9 +90,14 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     first, *others = (Tried(MERGED, config) for config in repairs)
-    more = [Tried(_start(name, family), config) for name in starts for config in (None, default)]
+    more = [Tried(start, config) for config in (None, default) for start in (_start(name, family) for name in starts)]
     # Each once: what was asked for may be one of the others, and a cell is a name on a fold.
     return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
+
+
+def merges_to_try() -> list[str]:
+    """Return the names of the mergers that need neither samples nor training, at their defaults."""
+    return [name for name in merger_names() if not method(name).about.needs]
 
 
 def _start(name: str, family: Family) -> str:

@@ -10,18 +10,20 @@ from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import resolve
 from featcal.family.opening import Family, ensure_family
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import MERGED, Tried, plan_candidates
+from featcal.studies.selection.candidates import MERGED, Tried, merges_to_try, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
-from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples, folds
+from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples
 from featcal.studies.selection.judge import Score, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
-from featcal.system.errors import FeatcalError, NumericalError
+from featcal.system.errors import FeatcalError, InputError, NumericalError
 from featcal.system.progress import Progress, silent
 
 FEWEST = 2 * FOLDS
 """Samples per task below which held-out ones say too little."""
+ALWAYS = 2
+"""Candidates that are tried however short the time is: the default and the merged model as it is."""
 POLL = 0.2
 """Seconds between two looks at cells that other processes compute."""
 SELECT = "select"
@@ -33,6 +35,7 @@ def select(
     config: CalibrationConfig | None = None,
     *,
     starts: Sequence[str] = (),
+    minutes: float | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Selection:
@@ -48,17 +51,23 @@ def select(
         config: its samples, seed, switches and parts are those of all candidates, its recipe and numbers are one of
             them. Left out, the suite's own, else the paper's.
         starts: names of other merges, such as "tsv-m": each is tried as it is and calibrated.
+        minutes: to spend, about; every merger that needs neither samples nor training is then a start too, unless
+            starts are named. A quarter of the time goes to the first fold, and what remains to those that are best on
+            it. None tries all.
         device: "auto", "cpu" or "cuda", for a suite.
         progress: is told the cells, candidates times folds, that are done.
 
     Raises:
-        InputError: a start is not a merge, the cache folder cannot be used, or models or samples are not usable.
+        InputError: a start is not a merge, minutes are not above 0, the cache folder cannot be used, or models or
+            samples are not usable.
         NumericalError: no candidate could be scored.
     """
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"minutes is {minutes:g}; give a number above 0")
     session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
     family = session.family
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
-    plan = plan_candidates(family, asked, starts)
+    plan = plan_candidates(family, asked, starts or (merges_to_try() if minutes is not None else ()))
     default = plan[0].config
     assert default is not None
     drawn = calibration_samples(session, asked)
@@ -70,21 +79,19 @@ def select(
     criterion = criterion_of(family, drawn)
     contest = Contest(session, asked, drawn, plan, criterion)
     cells = Cells(folder_of(contest))
-    _work(contest, cells, progress)
-    candidates = _rank(contest, cells)
+    tried = _score_all(contest, cells, progress) if minutes is None else _score_best(contest, cells, minutes, progress)
+    candidates = _rank(contest, cells, tried)
     chosen = _choose(candidates, contest.names[0])
     started = time.perf_counter()
     calibrated = None
     if chosen.config is not None:
         calibrated = session.fit.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
-    notes = tuple(filter(None, (criterion.note, _ANSWERS if session.is_text else "")))
-    dealt = {
-        task: tuple(tuple(one.indices[position] for position in fold) for fold in folds(len(one), asked.seed, task))
-        for task, one in drawn.items()
-    }
+    said = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
-    return Selection(family, default, *chose, dealt, samples, notes, seconds, calibrated)
+    return Selection(
+        family, default, *chose, contest.positions, samples, tuple(filter(None, said)), seconds, calibrated
+    )
 
 
 _ANSWERS = (
@@ -93,21 +100,76 @@ _ANSWERS = (
 )
 
 
-def _work(contest: Contest, cells: Cells, progress: Progress) -> None:
-    """Compute every cell that nobody has computed, fold after fold; wait for those that others compute."""
+def _note_untried(count: int, minutes: float | None) -> str:
+    """Say how many candidates the time was too short for; empty where it was not."""
+    return "" if not count else f"{count} candidates did not fit into {minutes:g} minutes; with more, this goes on"
+
+
+def _score_all(contest: Contest, cells: Cells, progress: Progress) -> list[int]:
+    """Try every candidate on every fold, and return their numbers."""
+    numbers = list(range(len(contest.plan)))
+    _work(contest, cells, numbers, range(FOLDS), progress)
+    return numbers
+
+
+def _score_best(contest: Contest, cells: Cells, minutes: float, progress: Progress) -> list[int]:
+    """Try as many candidates on the first fold as a quarter of the time allows, and on the others the best of them, as
+    many as fit into the rest; return the numbers of those that were tried on all. The first two always are."""
+    started, numbers, names = time.monotonic(), range(len(contest.plan)), contest.names
+    _work(contest, cells, numbers, [0], progress, until=started + 60 * minutes / FOLDS)
+    found = {number: cell for number in numbers if (cell := cells.get(names[number], 0)) is not None}
+    left = started + 60 * minutes - time.monotonic()
+
+    def remaining(number: int) -> float:
+        missing = sum(cells.get(names[number], fold) is None for fold in range(1, FOLDS))
+        return missing * found[number].seconds
+
+    def value(number: int) -> float:
+        return -float("inf") if found[number].failure else Score(contest.criterion.name, found[number].values).value
+
+    kept = [number for number in found if number < ALWAYS]
+    left -= sum(map(remaining, kept))
+    for number in sorted(found.keys() - set(kept), key=value, reverse=True):
+        if (left := left - remaining(number)) < 0:
+            break
+        kept.append(number)
+    _work(contest, cells, sorted(kept), range(1, FOLDS), progress)
+    return sorted(kept)
+
+
+def _work(
+    contest: Contest,
+    cells: Cells,
+    numbers: Sequence[int],
+    folds: Sequence[int],
+    progress: Progress,
+    until: float | None = None,
+) -> None:
+    """Compute every cell that nobody has computed, fold after fold; wait for those that others compute.
+
+    Args:
+        numbers: of the candidates.
+        until: reading of the monotonic clock from which no cell is begun but of the first candidates.
+    """
     names = contest.names
     # Fold after fold, so that what experts compute on one is there for every candidate.
-    todo = [(fold, number) for fold in range(FOLDS) for number in range(len(names))]
+    todo = [(fold, number) for fold in folds for number in numbers]
     total, held = len(todo), dict[int, Fold]()
-    while todo := [(fold, number) for fold, number in todo if cells.get(names[number], fold) is None]:
+    place = {one: done for done, one in enumerate(todo)}
+
+    def is_wanted(fold: int, number: int) -> bool:
+        in_time = until is None or number < ALWAYS or time.monotonic() < until
+        return in_time and cells.get(names[number], fold) is None
+
+    while todo := [one for one in todo if is_wanted(*one)]:
         idle = True
         for fold, number in todo:
             with cells.claim(names[number], fold) as mine:
                 # Looked at again: another process may have finished it between the list and the lock.
-                if not mine or cells.get(names[number], fold) is not None:
+                if not mine or not is_wanted(fold, number):
                     continue
                 idle = False
-                done = fold * len(names) + number
+                done = place[fold, number]
                 progress(SELECT, done, total)
 
                 def report(*_: object, done: int = done) -> None:
@@ -131,11 +193,12 @@ def _cell(held: Fold, tried: Tried, progress: Progress) -> tuple[Cell, bool]:
         return Cell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
-def _rank(contest: Contest, cells: Cells) -> list[Candidate]:
-    """Put the cells of every candidate together, the best first."""
+def _rank(contest: Contest, cells: Cells, numbers: Sequence[int]) -> list[Candidate]:
+    """Put the cells of candidates together, the best first; the first of the numbers is the default's."""
     found: list[Candidate] = []
     default: Score | None = None
-    for name, tried in zip(contest.names, contest.plan, strict=True):
+    for number in numbers:
+        name, tried = contest.names[number], contest.plan[number]
         own = [cell for fold in range(FOLDS) if (cell := cells.get(name, fold)) is not None]
         failure, score, held = next((cell.failure for cell in own if cell.failure), ""), None, None
         if not failure:

@@ -63,6 +63,14 @@ class Contest:
         """Return the names of the candidates."""
         return [tried.name(self.session.family) for tried in self.plan]
 
+    @property
+    def positions(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return, by task and fold, the positions of what is held out in the source of the samples."""
+        return {
+            task: tuple(tuple(one.indices[at] for at in fold) for fold in folds(len(one), self.asked.seed, task))
+            for task, one in self.drawn.items()
+        }
+
 
 class Fold:
     """One fold held out: the experts' work on the others, and their decisions on it, kept for every candidate.

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import yaml
+
 from featcal.calibration.calibrate import CalibrationResult, config_for
+from featcal.calibration.config import config_of
+from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_of
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
-from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
+from featcal.suite.command_lines import calibrate_command, shared_options
 from featcal.suite.facts import parts_in_memory
-from featcal.suite.methods import is_baseline
+from featcal.suite.methods import is_baseline, is_merger
 from featcal.suite.name_grammar import model_name, reference_in
 from featcal.suite.recipe import MergeRecipe
 
@@ -150,6 +154,24 @@ class Selection:
             return f"featcal.merge(suite).save({out!r})" if merges else "# the merged model as it was given"
         return f"featcal.merge(suite, {self.start!r}).save({out!r})"
 
+    def suite_lines(self) -> str | None:
+        """Return the sections of a suite file that say the choice, merge and calibration; None where no file can: of a
+        suite in memory, and of a start that is not a merger's or a checkpoint."""
+        family, sections = self.family, dict[str, Any]()
+        if any(parts_in_memory(family.suite)):
+            return None
+        if self.start != MERGED:
+            reference = reference_in(self.start)
+            if reference is None and not is_merger(model_name(self.start).kind):
+                return None
+            recipe = reference or recipe_for(family.suite, self.start).model_dump(exclude_none=True)
+            sections["merged"] = recipe
+        if self.config is not None:
+            alone = config_of(family.adapter, family.suite.tasks, {"recipe": self.config.recipe})
+            numbers = {name: getattr(self.config, name) for name in ("recipe", *NUMBERS[self.config.recipe])}
+            sections["calibration"] = numbers | shared_options(self.config, alone)
+        return yaml.safe_dump(sections, sort_keys=False) if sections else None
+
     def to_json(self, suite: str | None = None) -> dict[str, Any]:
         """Return the public document of `featcal select --json`; `suite` as in `command`."""
         verdict = self.verdict
@@ -160,6 +182,7 @@ class Selection:
             "defaults": options_of(self.default),
             "model": self.model,
             "command": self.command(suite),
+            "suite_lines": self.suite_lines(),
             "criterion": self.criterion,
             "margin": _margin_json(self.margin),
             "start_wins": verdict and verdict.start_wins,
