@@ -85,8 +85,11 @@ class BlockStatistics:
         """
         if self.is_started:
             return
-        maps = {name for name, module in self._fitted.items() if isinstance(module, KINDS) or name in self.block.routers}
-        norms = {name: module for name, module in self._fitted.items() if name not in maps}
+        norms = {
+            name: module
+            for name, module in self._fitted.items()
+            if not isinstance(module, KINDS) and name not in self.block.routers
+        }
         passed = {name: inputs[name] for name in self._fitted if name in self.block.linears or name in norms}
         self._linears = linear_groups(self.stage, self._index, passed)
         for group in self._linears:

@@ -107,8 +107,8 @@ class Block:
     mixtures: Mapping[str, Mixture] = field(init=False, compare=False)
     """Every mixture of experts, by name inside the block; its linear maps get the tokens that its router sends."""
     routers: Mapping[str, LinearMap] = field(init=False, compare=False)
-    """The router of every mixture whose scores are a linear map of a token's state, by name inside the block; its module
-    puts out choices too, and is in neither `linears` nor `maps`."""
+    """The router of every mixture, by name inside the block, where its scores are a linear map of a token's state. Its
+    module puts out more than these, so it is in neither `linears` nor `maps`."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, by name inside the block."""
 

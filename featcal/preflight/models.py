@@ -112,7 +112,9 @@ def add_notes(suite: Suite, opened: Opened) -> None:
                     f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
                 )
     if opened.adapter is not None:
-        opened.reports["base"].notes += _note_uncalibrated(opened.adapter, bool(suite.calibration.routers))
+        opened.reports["base"].notes += _note_uncalibrated(
+            opened.adapter, suite.calibration.explicit_options().get("routers", False)
+        )
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
     if len(set(stored.values())) > 1:
         kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
