@@ -149,7 +149,7 @@ class RouterScores(LinearGroup):
     """The router of a mixture as a linear map, from a token's state to the scores of the experts."""
 
     def route(self, tokens: int) -> str:
-        """Choose the inputs: what the library's module puts out are choices, beside scores or instead of them."""
+        """Choose the inputs: the library's module puts out more than the scores."""
         return "inputs"
 
 
