@@ -1,9 +1,9 @@
 """Measure what calibrated routers bring: ``python benchmarks/routers.py DIR [--seeds 0,1,2]``.
 
 Trains a mixture per seed with the texts and steps of `lm-mini` (8 experts of inner width 96 in every block, of which a
-token passes 2, and a loss for an even load) into DIR, goes on where it was stopped (about ten minutes of one core each),
-and calibrates every one by every recipe, with its routers and without. Agreement is the share of the experts that the
-task's expert chooses for a token of its test texts, in all blocks, which the model chooses too.
+token passes 2, and a loss for an even load) into DIR, about seven minutes of one core each; goes on where it was
+stopped. Every one is calibrated by every recipe, with its routers and without. Agreement is the share of the experts
+that a task's expert chooses for the tokens of its test texts, in all blocks, which the model chooses too.
 """
 
 from __future__ import annotations
