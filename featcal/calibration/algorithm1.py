@@ -191,7 +191,9 @@ class ForwardOrder:
         self._gaps[block.name], self._rounding[block.name] = gaps, solved.rounding
         fitted = calibrated_maps(stage, block, self.config) if block.name in self.chosen else {}
         members = {
-            name.rpartition(".")[0]: f"{block.stored_name(name)}.weight" for name in fitted if name not in block.linears
+            name.rpartition(".")[0]: f"{block.stored_name(name)}.weight"
+            for name in fitted
+            if name in block.maps and name not in block.linears
         }
         if starved := [member for member, tensor in members.items() if tensor not in solved.tensors]:
             self._starved[block.name] = starved

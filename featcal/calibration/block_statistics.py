@@ -19,7 +19,7 @@ from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.precision import product_dtype
 from featcal.calibration.prior import TaskVectors
-from featcal.calibration.routed_group import routed_groups, routing
+from featcal.calibration.routed_group import routed_groups, router_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
@@ -53,10 +53,11 @@ class BlockStatistics:
         self._fitted: dict[str, nn.Module] = {
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
-        self.routers = routing(stage, index, self._fitted)
-        """Routers of a mixture, which decide the tokens of its experts; none where no expert's map is counted."""
-        self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
-        """All modules whose inputs are needed: those that are counted, and the routers."""
+        self.routing = routing(stage, index, self._fitted)
+        """Modules that are given what the routers of mixtures decide, which tokens an expert gets; none where no
+        expert's map is counted."""
+        self.modules: dict[str, nn.Module] = {**self._fitted, **self.routing}
+        """All modules whose inputs are needed: those that are counted, and those that say which tokens count."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
         self._task: str | None = None
@@ -84,12 +85,19 @@ class BlockStatistics:
         """
         if self.is_started:
             return
-        norms = {name: module for name, module in self._fitted.items() if not isinstance(module, KINDS)}
+        norms = {
+            name: module
+            for name, module in self._fitted.items()
+            if not isinstance(module, KINDS) and name not in self.block.routers
+        }
         passed = {name: inputs[name] for name in self._fitted if name in self.block.linears or name in norms}
         self._linears = linear_groups(self.stage, self._index, passed)
         for group in self._linears:
             group.moved = any(name in self._moved for name in group.names)
-        self._linears += routed_groups(self.stage, self._index, self._fitted)
+        self._linears += [
+            *router_groups(self.stage, self._index, self._fitted),
+            *routed_groups(self.stage, self._index, self._fitted),
+        ]
         for name, norm in norms.items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
             check_norm(f"{self.block.name}.{name}", norm, self.stage.norm_offset)
@@ -269,13 +277,18 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
     return _group_maps(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
-def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
+def likely_groups(stage: Stage, index: int, routers: bool = False) -> list[LinearGroup]:
     """Return what `linear_groups` will find in a block that was not run yet, for estimates.
 
     Unless the stage says which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs are
     taken to. Those of the experts of a mixture come last.
+
+    Args:
+        routers: whether those of mixtures are calibrated.
     """
-    return [*_dense_groups(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
+    block = stage.blocks[index]
+    choosing = router_groups(stage, index, block.routers) if routers else []
+    return [*_dense_groups(stage, index), *choosing, *routed_groups(stage, index, block.maps)]
 
 
 def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:

@@ -37,9 +37,7 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
         raise InputError(
             f"augment varies pictures, and a {adapter.family} model reads text; leave it out, or give more samples"
         )
-    idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
-    if idle:
-        raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
+    _refuse_idle(adapter, [name for name in asked if asked[name]])
     options = {name: value for name, value in adapter.defaults.items() if name not in OF_A_RECIPE} | dict(asked)
     if options.pop("cautious", False):
         recipe = options.get("recipe", PAPER)
@@ -66,9 +64,17 @@ def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> Calibratio
     if not isinstance(config, CalibrationConfig):
         given = type(config).__name__
         raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {given}")
+    _refuse_idle(adapter, ["routers"] if config.routers else [])
     if config.is_quantized:
         _check_grid(config, adapter)
     return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
+
+
+def _refuse_idle(adapter: Adapter, asked: Sequence[str]) -> None:
+    """Raise InputError if options that were asked for change nothing for an architecture; names them."""
+    idle = sorted({*asked} & idle_options(adapter)) if asked else []
+    if idle:
+        raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
 
 
 def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
@@ -151,10 +157,10 @@ def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
-    """Return the linear maps of calibrated kinds by name inside the block, those of experts of a mixture included."""
-    return {
-        name: linear for name, linear in block.maps.items() if config.maps is None or stage.part(name) in config.maps
-    }
+    """Return the linear maps of calibrated kinds by name inside the block, those of experts of a mixture included, and
+    its router where the options say so."""
+    known = {**block.maps, **(block.routers if config.routers else {})}
+    return {name: linear for name, linear in known.items() if config.maps is None or stage.part(name) in config.maps}
 
 
 def idle_options(adapter: Adapter) -> set[str]:
@@ -164,6 +170,7 @@ def idle_options(adapter: Adapter) -> set[str]:
         "biases": any(linear.bias is not None for block in blocks for linear in block.maps.values()),
         "layernorms": any(block.layernorms for block in blocks),
         "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
+        "routers": any(block.routers for block in blocks),
         "completion_only": adapter.modality == "causal",
         "patch_weight": adapter.class_token or adapter.reads_prompts,
         "image_weight": adapter.image_token is not None,

@@ -35,7 +35,7 @@ class LinearGroup:
     def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, LinearMap]) -> None:
         self.names = tuple(names)
         self.weighting = weighting
-        biased = {name for name in names if modules[name].bias is not None}
+        biased = {name for name in names if getattr(modules[name], "bias", None) is not None}
         if biased and len(biased) < len(names):
             raise InputError(f"{', '.join(names)}: maps with and without bias in one group; featcal solves them apart")
         self._biased = bool(biased)

@@ -49,8 +49,8 @@ def working_bytes(
     features, block = 4, stage.blocks[index]
     products = product_dtype(torch.float32, config)
     accumulator, summed = sum_dtype(products).itemsize, solve_dtype(products).itemsize
-    modules = block.maps
-    squares = [group.inputs**2 for group in likely_groups(stage, index)]
+    modules = {**block.maps, **(block.routers if config.routers else {})}
+    squares = [group.inputs**2 for group in likely_groups(stage, index, config.routers)]
     rectangles = [m.weight.numel() for m in modules.values()]
     parameters = sum(m.weight.numel() for m in modules.values())
     stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)

@@ -132,7 +132,7 @@ class _CountedBlock:
             counting: the statistics of all pieces.
         """
         streams, seconds = {part.entering for part in parts if part.entering}, self._run.seconds
-        own = [one for one in counting if one.config is self._config and not one.routers]
+        own = [one for one in counting if one.config is self._config and not one.routing]
         groups = [group for one in own for group in one.linears]
         for task, expert in self._experts():
             rows = self._streams.rows[task]
@@ -161,17 +161,17 @@ class _CountedBlock:
         run = self._stage.sublayers(self._block, student)[part.name]
         name = next(name for name in part.given if name in statistics.modules)
         # without a router all modules of a piece are given what the first one is given
-        watched = statistics.modules if statistics.routers else {name: statistics.modules[name]}
+        watched = statistics.modules if statistics.routing else {name: statistics.modules[name]}
         for task, expert in self._experts():
             rows, calls, weighed = self._streams.rows[task], self._streams.student[task].calls, self._weighed[task]
-            if statistics.routers and self._config.weigh_tokens:
+            if statistics.routing and self._config.weigh_tokens:
                 weighed = self._weigh_routed(statistics, run, task, expert)
             for position, (call, trace) in enumerate(zip(calls, self._traces[task], strict=True)):
                 # No further than the piece: what stands behind it is not solved yet.
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
-                    given = seen if statistics.routers else dict.fromkeys(statistics.modules, seen[name])
+                    given = seen if statistics.routing else dict.fromkeys(statistics.modules, seen[name])
                     for one in every:
                         step = _target_step(part, call, trace, one.config)
                         one.update(rows, position, given, step, expert, weighed)
@@ -221,7 +221,7 @@ class _CountedBlock:
         acting = self._begin_acting(groups, task, expert)
         calls, batches = self._streams.student[task].calls, self._streams.rows[task].batches
         for call, trace, tokens in zip(calls, self._traces[task], batches, strict=True):
-            with seconds("student forward"), capture_inputs(statistics.routers, to_the_end=False) as seen:
+            with seconds("student forward"), capture_inputs(statistics.routing, to_the_end=False) as seen:
                 run(call)
             with seconds("moments"):
                 for group, one in zip(groups, acting, strict=True):

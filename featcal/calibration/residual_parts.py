@@ -57,7 +57,7 @@ def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: C
     Raises:
         InputError: parts that together are not the block.
     """
-    modules: dict[str, nn.Module] = {**block.maps, **block.layernorms}
+    modules: dict[str, nn.Module] = {**block.maps, **block.routers, **block.layernorms}
     if stage.norm is not None:
         modules |= block.modules_of(stage.norm)
     found, before = [], call

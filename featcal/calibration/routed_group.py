@@ -1,4 +1,5 @@
-"""Count statistics of the linear maps of one expert of a mixture: on the tokens that the student's router sends to it.
+"""Count statistics of the linear maps of one expert of a mixture, on the tokens that the student's router sends to it,
+and of the router itself, which every token passes.
 
 In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The router of
 the student decides which tokens count, and with which weight: what a member makes of a token enters the sum of all
@@ -142,6 +143,20 @@ class RoutedGroup(LinearGroup):
             self.let_go()
             return {}
         return super().solve(merged, base, config, rounder)
+
+
+class RouterScores(LinearGroup):
+    """The router of a mixture as a linear map, from a token's state to the scores of the experts."""
+
+    def route(self, tokens: int) -> str:
+        """Choose the inputs: the library's module puts out more than the scores."""
+        return "inputs"
+
+
+def router_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RouterScores]:
+    """Return the groups of the routers of a block that are among `maps`, by name inside the block."""
+    routers = stage.blocks[index].routers
+    return [RouterScores([name], stage.weighting(index, name), routers) for name in routers if name in maps]
 
 
 def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RoutedGroup]:

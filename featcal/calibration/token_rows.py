@@ -106,7 +106,7 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
     used = {
         stage.weighting(i, name)
         for i, block in enumerate(stage.blocks)
-        for name in (*block.maps, *block.layernorms, *block.modules_of(norm))
+        for name in (*block.maps, *block.routers, *block.layernorms, *block.modules_of(norm))
     }
 
     def rows(call: Call, batch: Batch) -> dict[str, TokenRows]:

@@ -106,6 +106,9 @@ class Block:
     either orientation (`models.linear_maps`)."""
     mixtures: Mapping[str, Mixture] = field(init=False, compare=False)
     """Every mixture of experts, by name inside the block; its linear maps get the tokens that its router sends."""
+    routers: Mapping[str, LinearMap] = field(init=False, compare=False)
+    """The router of every mixture, by name inside the block, where its scores are a linear map of a token's state. Its
+    module puts out more than these, so it is in neither `linears` nor `maps`."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, by name inside the block."""
 
@@ -120,6 +123,8 @@ class Block:
         inside = tuple(f"{name}." for name in self.mixtures)
         passed = {name: module for name, module in self.maps.items() if not name.startswith(inside)}
         object.__setattr__(self, "linears", passed)
+        routers = {one.router: self.module.get_submodule(one.router) for one in self.mixtures.values() if one.router}
+        object.__setattr__(self, "routers", routers)
         object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
 
     @property
@@ -479,14 +484,19 @@ class Adapter(ABC):
             if is_transposed(module)
         )
 
-    def uncalibrated_names(self) -> list[str]:
+    def uncalibrated_names(self, routers: bool = False) -> list[str]:
         """Return names of tensors inside blocks that belong to no linear map and no norm (tables of positions,
-        convolutions, states), so that no calibration changes them."""
+        convolutions, states), so that no calibration changes them.
+
+        Args:
+            routers: whether those of mixtures are calibrated.
+        """
         found = []
         for stage in self.stages:
             for block in stage.blocks:
                 norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
-                known = tuple(f"{block.stored_name(name)}." for name in (*block.maps, *norms))
+                fitted = (*block.maps, *norms, *(block.routers if routers else ()))
+                known = tuple(f"{block.stored_name(name)}." for name in fitted)
                 found += [name for name in block.names if not name.startswith(known)]
         return found
 

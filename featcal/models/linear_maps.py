@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 LinearMap: TypeAlias = Any
-"""A module of one of the `KINDS`: it has a `weight`, and a `bias` that may be None."""
+"""A module of one of the `KINDS`, with a `weight` and a `bias` that may be None; or the router of a mixture, with a
+`weight` alone."""
 KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
 """Classes of modules that are linear maps of the last axis, with or without a bias."""
 

@@ -164,7 +164,7 @@ def _operations(
     """
     maps = {} if config is None else calibrated_maps(stage, stage.blocks[index], config)
     forward, products, solve = 0.0, 0.0, 0.0
-    for group in likely_groups(stage, index):
+    for group in likely_groups(stage, index, config is not None and config.routers):
         d, m = group.inputs, group.outputs
         own = [group.expected_tokens(n) for n in tokens]
         forward += 2 * d * m * sum(own)

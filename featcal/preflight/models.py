@@ -112,7 +112,9 @@ def add_notes(suite: Suite, opened: Opened) -> None:
                     f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
                 )
     if opened.adapter is not None:
-        opened.reports["base"].notes += _note_uncalibrated(opened.adapter)
+        opened.reports["base"].notes += _note_uncalibrated(
+            opened.adapter, suite.calibration.explicit_options().get("routers", False)
+        )
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
     if len(set(stored.values())) > 1:
         kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
@@ -122,9 +124,9 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         )
 
 
-def _note_uncalibrated(adapter: Adapter) -> list[str]:
-    """Note tensors of the blocks that stay as merged whatever is calibrated."""
-    names = adapter.uncalibrated_names()
+def _note_uncalibrated(adapter: Adapter, routers: bool) -> list[str]:
+    """Note tensors of the blocks that stay as merged, whatever else is calibrated beside routers or without them."""
+    names = adapter.uncalibrated_names(routers)
     if not names:
         return []
     count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"

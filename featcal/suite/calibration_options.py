@@ -174,6 +174,10 @@ class CalibrationConfig:
         False, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
         label="Calibrate RMSNorms",
     )
+    routers: bool = _option(
+        False, "Calibrate the routers of mixtures of experts too, linear maps from a token's state to the experts' "
+        "scores: featcal's extension.", label="Calibrate routers", later=True,
+    )
     completion_only: bool = _option(
         False, "Decoder-only models: count the positions that predict the answer alone, not the prompt.",
         label="Count answers alone",

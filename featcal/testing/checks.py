@@ -72,18 +72,20 @@ def paper(trial: Trial) -> Measured:
 
 
 def norms(trial: Trial) -> Measured:
-    """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms; with a ridge of 1e-5."""
-    return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
+    """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms, and with routers of mixtures; with
+    a ridge of 1e-5."""
+    return _compare_calibration(trial, trial.config(**_extensions(trial), lam=1e-5))
 
 
 def informed(trial: Trial) -> Measured:
     """Check every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does,
-    and has a prior for every map."""
-    return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), recipe=INFORMED))
+    and has a prior for every map; with routers of mixtures, so that their experts get what those as solved send."""
+    return _compare_calibration(trial, trial.config(**_extensions(trial), recipe=INFORMED))
 
 
-def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
-    return {"rmsnorms": "rmsnorms" not in idle_options(trial.family.adapter)}
+def _extensions(trial: Trial) -> dict[str, bool]:
+    """Return what is calibrated if asked for alone, as far as the architecture has it."""
+    return {name: name not in idle_options(trial.family.adapter) for name in ("rmsnorms", "routers")}
 
 
 def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
@@ -112,7 +114,7 @@ def fixed_point(trial: Trial) -> Measured:
     found = defaultdict[str, list[float]](list)
     for recipe in ({"recipe": PAPER}, {"recipe": INFORMED}):
         # eps 0: the stabiliser stands on the left side alone and would shrink even an exact solution.
-        done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
+        done = calibrate(same, trial.config(**_extensions(trial), eps=0.0, **recipe)).weights
         for name, tensor in same.base.read(family.adapter.tower).items():
             found[name].append(_relative_distance(done.read([name])[name], tensor))
     return _require(found, 1e-6, "identical models are not a fixed point")

@@ -42,6 +42,8 @@ class Options:
     norm_offset: float = 0.0
     head_axis: int = 1
     weigh_tokens: bool = False
+    routers: tuple[str, ...] = ()
+    """Names of modules that are linear maps by their only parameter, `weight`, though of a class of their own."""
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -104,7 +106,7 @@ def refine(
                 sent = {task: routes(student, name, samples[task]) for task in experts}
                 new |= {f"{name}.{kind}": solve_stacked(name, kind, features, sent, (student, models, experts), options)
                         for kind in STACKED if kind in kinds}  # fmt: skip
-            elif isinstance(module, nn.Linear | Conv1D):
+            elif isinstance(module, nn.Linear | Conv1D) or name in options.routers:
                 if options.weigh_tokens:
                     features = weigh_features(name, names, (student, models["base"], experts), (deployed, own))
                 new |= linear(name, features, models, experts, options, gaps)
@@ -176,8 +178,8 @@ def weigh_features(
         other
         for top in tops
         for other, one, _ in modules_inside(student, top)
-        if isinstance(one, nn.Linear | Conv1D)
-        and (one.bias is None) == (module.bias is None)
+        if (other == name or isinstance(one, nn.Linear | Conv1D))
+        and (getattr(one, "bias", None) is None) == (getattr(module, "bias", None) is None)
         and all(a.shape == b.shape and a.equal(b) for a, b in zip(some[other], some[name], strict=True))
     ]
     before = torch.cat([matrix(base.get_submodule(other)) for other in shared])
@@ -231,7 +233,7 @@ def linear(
     weight = torch.linalg.solve((left + o.mu * known).T, (right + o.mu * pull).T).T
     # Conv1D keeps its weight as [inputs, outputs].
     stored = weight.T if isinstance(merged, Conv1D) else weight
-    if merged.bias is None:
+    if getattr(merged, "bias", None) is None:
         return {f"{name}.weight": stored}
     top = o.lam * (o.rho * merged.bias + (1 - o.rho) * base.bias)
     for omega, mean, target_mean, expert in shifts:

@@ -158,8 +158,10 @@ class Trial:
             (stage.norm,) if config.rmsnorms and stage.norm else ()
         )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
+        routers = [f"{block.path}.{name}" for block in stage.blocks for name in block.routers] if config.routers else []
         o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta, mu=config.mu)
-        return replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
+        o = replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
+        return replace(o, routers=tuple(routers))
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
         """Return the modules that are fitted together, in order, each with the one that is given its stream."""

@@ -105,7 +105,7 @@ def test_factors_of_low_rank_act_as_their_product() -> None:
 @pytest.mark.parametrize("kind", rows(["mixtral", "qwen3_moe"], quick=(), slow=("qwen3_moe",)))
 def test_every_tensor_of_a_mixture(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = fresh(kind, tmp_path)
-    found = _compare_calibration(trial, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))
+    found = _compare_calibration(trial, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True, routers=True))
     assert max(found.values()) <= CLOSE
     plain = calibrate(trial.exact, trial.config(recipe=REFINED, beta=0.5))
     moved = calibrate(trial.exact, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))
@@ -143,7 +143,7 @@ def test_ranks_share_the_means_of_a_task(sizes: tuple[int, ...], tiny64: Family,
 def test_ranks_share_the_means_of_a_member_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
     trial = fresh("qwen3_moe", tmp_path)
-    config = trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True)
+    config = trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True, routers=True)
     check_alike(trial.exact, config, tmp_path / "ranks", (3,), most=1e-10)
 
 

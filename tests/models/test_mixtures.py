@@ -32,13 +32,16 @@ from featcal import (
 from featcal import cli as command_line
 from featcal.calibration.calibrate import expert_passes
 from featcal.calibration.closed_form import linear_weight
+from featcal.calibration.memory import working_bytes
 from featcal.calibration.routed_group import RoutedGroup, Seat
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.source import measure_sources
 from featcal.models.adapter import Call
-from featcal.models.families.mixture import SHARES, TOKENS, Mixture
+from featcal.models.families.mixture import SHARES, TOKENS, Mixture, separate_members
 from featcal.models.lane import Step
 from featcal.preflight.check import check
+from featcal.suite.schema import CalibrationDefaults
+from featcal.testing.reference import every_token, inputs
 from featcal.testing.trial import TASKS, Trial
 
 KINDS = ("mixtral", "qwen3_moe")
@@ -72,10 +75,10 @@ def tensors_of(family: Family, member: str, block: str) -> list[str]:
     return [f"{found.stored_name(name)}.weight" for name in found.maps if name.startswith(f"{member}.")]
 
 
-def routed_tokens(trial: Trial, block: str) -> dict[str, list[int]]:
-    """How many calibration tokens the merged model's router sends to every member of a block, by task: by the library
-    alone, sample by sample."""
-    model, found = trial.models["merged"], dict[str, list[int]]()
+def routed_tokens(trial: Trial, block: str, folder: str = "merged") -> dict[str, list[int]]:
+    """How many calibration tokens a model's router sends to every member of a block, by task: by the library alone,
+    sample by sample."""
+    model, found = trial.library(folder), dict[str, list[int]]()
     for task in TASKS:
         chosen: list[Tensor] = []
         experts = model.get_submodule(f"{block}.mlp.experts")
@@ -150,12 +153,73 @@ def test_only_what_is_chosen_is_calibrated_and_listed(qwen: Trial) -> None:
     merged = family.merged.read(family.adapter.tower)
     moved, starved = {}, {}
     for maps in ("attention", "mlp"):
-        made = calibrate(family, qwen.config(maps=maps, blocks="block 0"))
+        made = calibrate(family, qwen.config(maps=maps, blocks="block 0", routers=True))
         ours = made.weights.read(family.adapter.tower)
-        moved[maps] = {name.split(".")[3] for name in ours if not ours[name].equal(merged[name])}
-        starved[maps] = set(made.record.get("starved", {}))
-    assert moved == {"attention": {"self_attn"}, "mlp": {"mlp"}}
-    assert starved == {"attention": set(), "mlp": {"model.layers.0"}}
+        moved[maps] = {tuple(name.split(".")[2:5]) for name in ours if not ours[name].equal(merged[name])}
+        starved[maps] = made.record.get("starved", {})
+    assert moved["attention"] == {("0", "self_attn", f"{name}_proj") for name in "qkvo"}
+    assert moved["mlp"] == {("0", "mlp", "experts"), ("0", "mlp", "gate")}
+    assert not starved["attention"]
+    assert {one.rpartition(".")[0] for one in starved["mlp"].pop("model.layers.0")} == {"mlp.experts"}
+    assert not starved["mlp"]
+
+
+def router_objective(weight: Tensor, trial: Trial, name: str, config: CalibrationConfig) -> Tensor:
+    """sum_i 1 / ||G_i|| mean ||W x - W_i t||^2 + lam ||W - W_anc||^2 of a router in the first block of Algorithm 1,
+    whose inputs x are the merged model's; all by the library alone."""
+    base, merged = (trial.models[which].get_parameter(f"{name}.weight") for which in ("base", "merged"))
+    total = config.lam * (weight - config.rho * merged - (1 - config.rho) * base).square().sum()
+    for task, expert in trial.experts.items():
+        samples = trial.single_samples(task)
+        (x, _), (x_expert, _) = (
+            inputs(model, [name], samples, every_token)[name] for model in (trial.models["merged"], expert)
+        )
+        target = torch.lerp(x, x_expert, config.alpha) @ expert.get_parameter(f"{name}.weight").T
+        error = (x @ weight.T - target).square().sum(1).mean()
+        total = total + error / torch.linalg.matrix_norm(x.T @ x / len(x))
+    return total
+
+
+def test_a_router_minimises_the_objective_of_every_map(qwen: Trial) -> None:
+    """By the gradient; every router moves, and what it scores with is what the folder holds."""
+    config, names = qwen.config(routers=True, eps=0.0), qwen.exact.adapter.uncalibrated_names()
+    ours, merged = (model.read(names) for model in (calibrate(qwen.exact, config).weights, qwen.exact.merged))
+    assert len(names) == 2
+    assert not any(ours[name].equal(merged[name]) for name in names)
+    (first, _), router = names, names[0].removesuffix(".weight")
+    slope = []
+    for weight in (ours[first], merged[first]):
+        point = weight.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(router_objective(point, qwen, router, config), point)
+        slope.append(float(gradient.abs().max()))
+    assert slope[0] < 1e-6 * slope[1]  # the library's norms are in float32
+
+
+def test_piece_by_piece_a_router_is_solved_before_its_experts(qwen: Trial) -> None:
+    """So which of them are starved is by the tokens that the calibrated router sends, not by the merged one's."""
+    made, first = calibrate(qwen.family, qwen.config(recipe="refined", routers=True)), qwen.blocks[0]
+    made.save(qwen.root / "routed")
+    few = {}
+    for folder in ("routed", "merged"):
+        counts = [sum(own) for own in zip(*routed_tokens(qwen, first, folder).values(), strict=True)]
+        few[folder] = [f"mlp.experts.{place}" for place in range(MEMBERS) if counts[place] < 20]
+    assert made.record["starved"].get(first, []) == few["routed"] != few["merged"]
+
+
+def test_models_without_such_a_router_refuse_to_calibrate_one(tmp_path: Path) -> None:
+    """A dense model; and a router of its own kind stays as merged, whose scores are not its weight times the state."""
+    dense = fresh("llama", tmp_path)
+    for refused in (
+        lambda: dense.config(routers=True),
+        lambda: calibrate(dense.family, CalibrationConfig(routers=True)),
+    ):
+        with pytest.raises(InputError, match="routers: a llama model has nothing that this applies to"):
+            refused()
+    block = tiny_decoder(ROWS["qwen3_moe"]).model.layers[0]
+    for bias, known in ((None, "mlp.gate"), (nn.Parameter(torch.zeros(MEMBERS)), "")):
+        block.mlp.experts, block.mlp.gate.bias = Library(MEMBERS, INNER, WIDTH), bias
+        separate_members(nn.ModuleList([block]), "mlp.experts", NAMES, 2, "mlp.gate")
+        assert block.mlp.experts.router == known
 
 
 def test_an_interrupted_run_gives_the_same_bits_and_lists_what_it_left(qwen: Trial, tmp_path: Path) -> None:
@@ -163,7 +227,7 @@ def test_an_interrupted_run_gives_the_same_bits_and_lists_what_it_left(qwen: Tri
         if done == 1:
             raise KeyboardInterrupt
 
-    config = qwen.config()
+    config = qwen.config(routers=True)
     whole = calibrate(qwen.family, config)
     with pytest.raises(KeyboardInterrupt):
         calibrate_to_folder(qwen.family, config, tmp_path / "out", progress=stop)
@@ -194,8 +258,9 @@ def test_a_model_that_is_not_loaded_whole_is_written_by_blocks(
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_ranks_give_the_tensors_of_one(qwen: Trial, size: int, tmp_path: Path) -> None:
     """Two ranks have a task each; three share one, so a member may get tokens from one rank's part alone."""
-    one = calibrate_to_folder(qwen.family, qwen.config(), tmp_path / "one")
-    calibrated(qwen.family, qwen.config(), tmp_path / "several", size).check()
+    config = qwen.config(routers=True)
+    one = calibrate_to_folder(qwen.family, config, tmp_path / "one")
+    calibrated(qwen.family, config, tmp_path / "several", size).check()
     record = json.loads((tmp_path / "several" / "featcal.json").read_text())
     assert record["starved"] == one["starved"]
     names = qwen.family.adapter.tower
@@ -205,8 +270,8 @@ def test_several_ranks_give_the_tensors_of_one(qwen: Trial, size: int, tmp_path:
 
 
 def test_sources_are_measured_of_what_all_tokens_pass(qwen: Trial) -> None:
-    """The maps of members are left out: every source sends them other tokens."""
-    config = qwen.config()
+    """Maps of members are left out, since every source sends them other tokens, and so are routers."""
+    config = qwen.config(routers=True)
     passes = expert_passes(qwen.family, config)
     found = measure_sources(qwen.family, calibrate(qwen.family, config).weights, config, passes)
     names = {name for one in found for name in one.modules.split(", ")}
@@ -214,11 +279,19 @@ def test_sources_are_measured_of_what_all_tokens_pass(qwen: Trial) -> None:
     assert min(one.excess for one in found) > -1e-9
 
 
-def test_preflight_names_the_routers(qwen: Trial) -> None:
-    report = check(load_suite(qwen.root / "suite.yaml"))
-    (note,) = [note for note in report.notes if "belong to no linear map" in note]
+def test_preflight_names_the_routers_unless_they_are_calibrated(qwen: Trial) -> None:
+    suite = load_suite(qwen.root / "suite.yaml")
+    (note,) = [note for note in check(suite).notes if "belong to no linear map" in note]
     assert "2 tensors" in note
     assert "'model.layers.0.mlp.gate.weight'" in note
+    asked = suite.model_copy(update={"calibration": CalibrationDefaults(routers=True)})
+    assert not [note for note in check(asked).notes if "belong to no linear map" in note]
+
+
+def test_statistics_of_a_router_take_memory(qwen: Trial) -> None:
+    (stage,), info = qwen.family.adapter.stages, qwen.family.merged.info
+    off, on = (working_bytes(stage, 0, info, qwen.config(routers=routers), 64) for routers in (False, True))
+    assert on - off >= 8 * (16 * 16 + MEMBERS * 16)  # a Gram matrix and targets in float64
 
 
 def test_parameters_that_a_token_passes() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from app import selection
 from featcal.calibration.calibrate import calibrate, config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.config import idle_options, resolve
 from featcal.cli.repair import calibrate as calibrate_verb
 from featcal.cli.repair import select as select_verb
 from featcal.cli.repair import sweep as sweep_verb
@@ -44,7 +44,7 @@ def draw(rng: random.Random, family: Family) -> CalibrationConfig:
     known = {"blocks": family.adapter.block_layers(), "maps": family.adapter.parts(), "tasks": list(family.suite.tasks)}
     asked: dict[str, Any] = {"recipe": recipe}
     for name, one in OPTIONS.items():
-        if recipe not in one.recipes or name in ("recipe", "rmsnorms", "completion_only", "image_weight", *IDLE):
+        if recipe not in one.recipes or name in {"recipe", *IDLE, *idle_options(family.adapter)}:
             continue
         if rng.random() < 0.5:
             asked[name] = value_of(rng, one, known.get(name, ()))

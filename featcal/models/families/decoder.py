@@ -128,7 +128,9 @@ class Decoder(LanguageModel):
             # A copy: models write into their configuration, such as their kind of attention.
             model = self.model_class(copy.deepcopy(self._config))
             if experts is not None:
-                separate_members(model, experts.module, experts.maps, getattr(self._config, experts.chosen))
+                separate_members(
+                    model, experts.module, experts.maps, getattr(self._config, experts.chosen), experts.router
+                )
         if self._tied and not self.facts.classifier:
             model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedding)
         with self._device:

@@ -43,6 +43,10 @@ class ExpertFacts:
     """Names in files of the maps of one expert: gate, up, down."""
     chosen: str = "num_experts_per_tok"
     """Option of the configuration with the number of experts that a token passes."""
+    router: str = "mlp.gate"
+    """The module inside a block that chooses among them: a weight `[experts, width]` and nothing more, by which a
+    token's state gives one score per expert. `routers` calibrates it; a router that is not so, or has another name,
+    stays as merged."""
 
 
 PRE_NORM = (

@@ -81,16 +81,17 @@ class Mixture(nn.Module):
         library: the library's module, with parameters `[members, 2 inner, width]` and `[members, width, inner]`.
         names: of every member's maps in files: gate, up, down.
         chosen: number of members that a router chooses for every token.
+        router: name of the router inside the block; empty for one whose scores are not its weight times the state.
     """
 
-    def __init__(self, library: Any, names: Sequence[str], chosen: int) -> None:
+    def __init__(self, library: Any, names: Sequence[str], chosen: int, router: str = "") -> None:
         super().__init__()
         count, width, inner = library.down_proj.shape
         for place in range(count):
             self.add_module(str(place), Member(names, width, inner, library.act_fn))
         self.add_module(TOKENS, nn.Identity())
         self.add_module(SHARES, nn.Identity())
-        self.chosen = chosen
+        self.chosen, self.router = chosen, router
 
     @property
     def members(self) -> list[Member]:
@@ -127,16 +128,19 @@ def routed_tokens(shares: Float[Tensor, "tokens members"], place: int) -> Int[Te
     return shares[:, place].nonzero().squeeze(1)
 
 
-def separate_members(model: nn.Module, experts: str, names: Sequence[str], chosen: int) -> None:
+def separate_members(model: nn.Module, experts: str, names: Sequence[str], chosen: int, router: str) -> None:
     """Replace the library's modules of experts by mixtures.
 
     Args:
         model: of the library, or a part of one.
-        experts: ending of the names of these modules, such as "mlp.experts".
+        experts, router: endings of the names of these modules and of their routers, such as "mlp.experts".
         names, chosen: as for `Mixture`.
     """
-    found = [name for name, _ in model.named_modules() if name.endswith(f".{experts}")]
-    for name in found:
+    modules = dict(model.named_modules())
+    for name in [name for name in modules if name.endswith(f".{experts}")]:
         where, _, own = name.rpartition(".")
-        library = model.get_submodule(name)
-        setattr(model.get_submodule(where), own, Mixture(library, names, chosen))
+        chooser = modules.get(f"{name.removesuffix(experts)}{router}", nn.Identity())
+        # A bias, of scores or of the choice, would make them another function of the state.
+        linear_alone = [own for own, _ in chooser.named_parameters()] == ["weight"]
+        mixture = Mixture(modules[name], names, chosen, router if linear_alone else "")
+        setattr(model.get_submodule(where), own, mixture)
