@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from featcal.samples.table import Table
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.formatting import shorten, some
 
 LOOKED_AT = 64
@@ -71,12 +72,9 @@ def columns_of_hub(
     Raises:
         InputError: `datasets` is not installed, or the Hub does not say; the message says what to write instead.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(
-            f"data set '{repo}' is looked at with the package 'datasets': pip install 'featcal[hub]'"
-        ) from error
+    require_packages("datasets", label=f"data set '{repo}'")
+    import datasets
+
     try:
         # Streaming: one row tells the columns, and nothing is kept on the disk.
         opened = datasets.load_dataset(repo, name=config, revision=revision, streaming=True)

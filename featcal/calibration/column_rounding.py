@@ -23,9 +23,10 @@ from torch import Tensor
 from featcal.calibration.rounding import Rounding, sum_parts
 from featcal.export.config_files import unpacked_maps
 from featcal.family.opening import Family
-from featcal.formats.grid import SCALE, Grid, OnGrid, require_library
+from featcal.formats.grid import SCALE, Grid, OnGrid
 from featcal.formats.weights import Overlay, Weights
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.system.extras import require_packages
 
 _TOGETHER = 128
 """Columns that share one product for the errors behind them, where a scale is for whole rows."""
@@ -96,7 +97,7 @@ def require_packable(family: Family, config: CalibrationConfig) -> None:
         InputError: compressed-tensors is not installed, or transformers would not find the packed maps.
     """
     if config.is_quantized:
-        require_library()
+        require_packages("compressed_tensors", label="quantize")
         maps = [f"{b.stored_name(name)}.weight" for b in family.adapter.blocks() for name in b.maps]
         unpacked_maps(family.adapter, family.container.config, maps)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
 
@@ -56,7 +57,6 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import begin
-    from featcal.figures.report.write import free
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
     from featcal.figures.verdict.merge import Place, examine_merge
@@ -64,6 +64,9 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     from featcal.session.session import Session
 
     if asked.out is not None:
+        require_packages("plotly", "jinja2")
+        from featcal.figures.report.write import free
+
         free(asked.out, asked.file)
     origins = _find_origins(asked)
     begun = begin(_parts(asked, origins, on), asked.file)
@@ -108,6 +111,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
 
 def _write(asked: Asked, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples) -> dict[str, Any]:
     """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
+    require_packages("plotly", "jinja2")
     from featcal.figures.report.write import write_report
 
     models = ("merged", *asked.models)

@@ -10,6 +10,7 @@ from featcal.cli import opening
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MEASURED, SUITE, Size, file_to_write, models_option
 from featcal.cli.terminal import bar, say_notes, show
+from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
 from featcal.system.progress import available_bytes, keep_memory
 from featcal.system.resources import bundle_root
@@ -40,6 +41,7 @@ def report(
     report.html is one file that needs no other file and no network; report.md is Markdown, with its figures as SVG in
     a folder beside it.
     """
+    require_packages("plotly", "jinja2")
     from featcal.figures.report.write import MODELS, write_report
     from featcal.suite.views import EvaluationSamples
 

@@ -49,10 +49,11 @@ class Counts:
     def mcnemar(self) -> float:
         """Return the two-sided p of the exact McNemar test, 0-1: how often a fair coin, thrown once for every answer
         that changed, falls at least as unevenly. 1 where none changed."""
-        from scipy.stats import binomtest
-
-        turned = self.fixed + self.broken
-        return float(binomtest(self.fixed, turned).pvalue) if turned else 1.0
+        turned, ways, uneven = self.fixed + self.broken, 1, 0
+        for heads in range(min(self.fixed, self.broken) + 1):
+            uneven += ways
+            ways = ways * (turned - heads) // (heads + 1)
+        return min(1.0, 2 * uneven / 2**turned)
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,13 @@ def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator)
     drawn = rng.multinomial(n, kinds / n, size=draws)
     means: Array = first * (drawn[:, 0] - drawn[:, 1]) / n
     return means
+
+
+def rank_correlation(a: Array, b: Array) -> float:
+    """Return Spearman's correlation of `[n]` values and `[n]` others, ties at their middle rank; 0 where all values of
+    one are the same."""
+    once = np.ones((1, len(a)), dtype=np.int64)
+    return float(_correlation(_centred_ranks(a, once), _centred_ranks(b, once), once)[0])
 
 
 def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.random.Generator) -> Array:

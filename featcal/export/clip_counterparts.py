@@ -11,6 +11,7 @@ from torch import Tensor
 
 from featcal.formats.open_clip_config import check_plain, quick_gelu
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 
 _BLOCK = {
     "ln_1": "layer_norm1",
@@ -185,6 +186,7 @@ def hf_config(model_cfg: Mapping[str, Any], label: str) -> dict[str, Any]:
     Raises:
         InputError: listing what transformers' CLIP cannot express.
     """
+    require_packages("open_clip")
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
     check_plain(model_cfg)

@@ -11,6 +11,7 @@ from featcal.export.write import copy_tokenizer
 from featcal.formats.located_model import Located
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
+from featcal.system.extras import require_packages
 from featcal.system.json_files import read_json
 
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
@@ -90,6 +91,7 @@ def tokenizer_for_hf(located: Located, target: Path) -> Written:
 
 def _write_bpe(target: Path, length: int) -> list[str]:
     """Write CLIP's tokenizer for transformers, from the vocabulary inside open_clip."""
+    require_packages("open_clip")
     from open_clip import SimpleTokenizer
     from transformers import CLIPTokenizer
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from featcal.formats.checkpoint import Checkpoint
 from featcal.formats.weights import Canonical, Overlay, TensorInfo
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 
 SETTINGS = "quantization_config"
 """Key of `config.json` that says how weights are quantised."""
@@ -86,7 +87,7 @@ class Grid:
         Args:
             ignored: modules of the library's class that are linear maps and not packed.
         """
-        _library()
+        require_packages("compressed_tensors")
         import compressed_tensors
         from compressed_tensors.quantization import QuantizationConfig
 
@@ -100,6 +101,7 @@ class Grid:
         return {**said, "version": version, "quant_method": "compressed-tensors", "sparsity_config": {}}
 
     def _scheme(self) -> Any:
+        require_packages("compressed_tensors")
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
         shared = {"strategy": "group", "group_size": self.group} if self.group else {"strategy": "channel"}
@@ -139,7 +141,7 @@ def _library() -> Any:
     Raises:
         InputError: the package is not installed.
     """
-    require_library()
+    require_packages("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
 
     return BaseCompressor.get_value_from_registry(_FORMAT)
@@ -149,16 +151,6 @@ def require_dense(config: Mapping[str, Any], label: str) -> None:
     """Raise InputError for a model whose `config.json` says that its weights are quantised."""
     if SETTINGS in config:
         raise InputError(f"{label}: its weights are quantised; give the model that it was quantised from")
-
-
-def require_library() -> None:
-    """Raise InputError if compressed-tensors is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("compressed_tensors") is None:
-        raise InputError(
-            'quantised weights are packed by the package compressed-tensors: pip install "featcal[quantize]"'
-        )
 
 
 def dense_names(stored: Sequence[str]) -> list[str]:
@@ -207,7 +199,7 @@ class PackedCheckpoint:
     """
 
     def __init__(self, folder: Path, label: str, canonical: Canonical, grid: Grid) -> None:
-        require_library()
+        require_packages("compressed_tensors", label=label)
         self.folder, self.label, self._grid = folder, label, grid
 
         def name_stored(stored: str) -> str | None:

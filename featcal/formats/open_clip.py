@@ -26,6 +26,7 @@ from featcal.formats.quick_gelu import activation_note, check_activation
 from featcal.formats.state_file import StateFile, state_dict
 from featcal.formats.weights import Canonical
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
 
@@ -132,6 +133,7 @@ def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArra
     Args:
         config: of a located open_clip model; open_clip's defaults fill what `preprocess_cfg` leaves out.
     """
+    require_packages("open_clip")
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
@@ -151,6 +153,7 @@ def library_model(located: Located) -> Any:
     Raises:
         InputError: tensors are missing (an image tower alone has no text), or have other shapes.
     """
+    require_packages("open_clip")
     from open_clip.model import CLIP, CustomTextCLIP
 
     model_cfg = {key: value for key, value in located.config["model_cfg"].items() if key != "custom_text"}
@@ -171,6 +174,7 @@ def library_model(located: Located) -> Any:
 
 def load_folder(folder: Path) -> Any:
     """Return the model of a folder as open_clip's users load it, float32 and in eval mode."""
+    require_packages("open_clip")
     import open_clip
 
     return open_clip.create_model(f"{FOLDER_PREFIX}{folder}", precision="fp32").eval()
@@ -182,6 +186,7 @@ def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
     Raises:
         InputError: the model needs tokenizer files that are missing, or its vocabulary is smaller than the tokenizer's.
     """
+    require_packages("open_clip")
     from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
     text_cfg = located.config["model_cfg"]["text_cfg"]

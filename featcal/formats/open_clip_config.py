@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.formatting import did_you_mean
 from featcal.system.json_files import read_json
 
@@ -32,6 +33,7 @@ def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
 def named_architecture(arch: str, label: str) -> dict[str, Any]:
     """Return `model_cfg` of an architecture that open_clip names; raise InputError, with a suggestion, if it has
     none."""
+    require_packages("open_clip")
     import open_clip
 
     config: dict[str, Any] | None = open_clip.get_model_config(arch.replace("/", "-"))
@@ -45,6 +47,7 @@ def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return mean, std, interpolation, resize_mode and fill_color, with open_clip's defaults for missing ones."""
     from dataclasses import asdict
 
+    require_packages("open_clip")
     from open_clip.transform import PreprocessCfg
 
     given = {key: value for key, value in config["preprocess_cfg"].items() if value is not None}

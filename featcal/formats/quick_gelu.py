@@ -10,6 +10,7 @@ from functools import lru_cache
 from featcal.formats.located_model import Located
 from featcal.formats.open_clip_config import quick_gelu
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 
 _OPENAI_ONLY = "input_resolution"
 """Name of a number that only OpenAI's own state dicts hold."""
@@ -38,6 +39,7 @@ def check_activation(located: Located, source: str) -> None:
 @lru_cache(maxsize=1)
 def _registered_weights() -> dict[str, bool]:
     """Return whether open_clip's pretrained weights use QuickGELU, by file name and Hub id."""
+    require_packages("open_clip")
     import open_clip
 
     known: dict[str, bool] = {}
@@ -52,6 +54,7 @@ def _registered_weights() -> dict[str, bool]:
 
 def activation_note(located: Located) -> str | None:
     """Return a warning if the files do not say which activation the weights were trained with; else None."""
+    require_packages("open_clip")
     import open_clip
 
     model_cfg, arch = located.config["model_cfg"], located.config.get("arch")

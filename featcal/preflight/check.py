@@ -26,6 +26,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
 from featcal.system.errors import FeatcalError, InputError
+from featcal.system.extras import say_missing
 from featcal.system.formatting import readable
 
 ASSUMED_TOKENS = 128.0
@@ -284,7 +285,7 @@ def _unreachable_problems(places: Places) -> list[str]:
         )
     if places.without_package:
         names = ", ".join(f"'{name}'" for name in sorted(places.without_package))
-        problems.append(f"data sets are read with the package 'datasets' ({names}): pip install 'featcal[hub]'")
+        problems.append(say_missing("datasets", f"data sets {names}"))
     return problems
 
 

@@ -7,7 +7,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from featcal.family.opening import report_all
@@ -22,6 +21,7 @@ from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
+from featcal.system.extras import is_installed, require_packages
 from featcal.system.in_memory import MEMORY
 from featcal.system.paths import local_path
 
@@ -95,7 +95,7 @@ class Places:
         """
         if source.hub is None:
             return True
-        installed = find_spec("datasets") is not None
+        installed = is_installed("datasets")
         if not installed:
             self.without_package.add(source.hub)
         if self._is_folder(source.hub) or (installed and _is_data_cached(source.hub, source.config)):
@@ -166,6 +166,7 @@ def cached_folder(model: HubModel) -> Path | None:
 
 def _is_data_cached(name: str, config: str | None) -> bool:
     """Say whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
+    require_packages("datasets", label=name)
     import datasets
     from datasets.naming import camelcase_to_snakecase
 

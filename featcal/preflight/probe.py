@@ -12,6 +12,7 @@ from featcal.evaluation.scoring_heads import head_of, names_of, prompt_heads, ri
 from featcal.family.opening import Family
 from featcal.samples.sources import Samples
 from featcal.suite.schema import expert_role
+from featcal.system.assignment import assign_columns
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 
@@ -80,12 +81,9 @@ class Diagonal:
     def _cycles(self) -> list[dict[str, str]]:
         """Find where the assignment of experts that has most right differs from the suite's: {task: expert} of every
         set of experts that change places."""
-        from scipy.optimize import linear_sum_assignment
-
         names = list(self.accuracy)
-        gains = [[self.accuracy[expert][task] for expert in names] for task in names]
-        _, chosen = linear_sum_assignment(gains, maximize=True)
-        best = {task: names[expert] for task, expert in zip(names, chosen, strict=True)}
+        wrong = [[1 - self.accuracy[expert][task] for expert in names] for task in names]
+        best = {task: names[expert] for task, expert in zip(names, assign_columns(wrong), strict=True)}
         cycles = []
         while best:
             task = next(iter(best))

@@ -12,6 +12,7 @@ import numpy as np
 
 from featcal.samples.table import Row
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.paths import require_plain
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _belongs(file: Path, split: str) -> bool:
 
 
 def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
+    require_packages("pyarrow", label=str(path))
     import pyarrow as pa
     import pyarrow.parquet as pq
 

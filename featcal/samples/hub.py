@@ -8,6 +8,7 @@ from typing import Any
 
 from featcal.samples.arrow import ArrowTable
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside, require_no_hub
@@ -38,12 +39,9 @@ def _open(
     name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
 ) -> ArrowTable:
     refuse_saved_to_disk(folder)
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(
-            f"data set '{name}' is read with the package 'datasets': pip install 'featcal[hub]'"
-        ) from error
+    require_packages("datasets", label=f"data set '{name}'")
+    import datasets
+
     place = str(folder) if folder.is_dir() else name
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
     try:

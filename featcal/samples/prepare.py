@@ -20,6 +20,7 @@ from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_p
 from featcal.models.families.language import IGNORED
 from featcal.samples.pool import Image, Pool, TextExample
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.fingerprints import FileStamp, stamps
 
 Modality = Literal["pixels", "seq2seq", "causal", "text"]
@@ -320,6 +321,7 @@ def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
+    require_packages("torchvision", label="pictures")
     import transformers
 
     found, timm = image_processor_settings(folder), timm_settings(folder)
@@ -338,7 +340,7 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
     if backend != BACKEND:
         raise InputError(
             f"transformers prepares pictures with the backend '{backend}' here, featcal's pixels are those of "
-            f"'{BACKEND}': upgrade transformers, and install torchvision"
+            f"'{BACKEND}': upgrade transformers"
         )
     return processor
 

@@ -16,6 +16,7 @@ import torch
 
 from featcal.samples.pool import Image, Pool
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 
 DEGREES, SCALE, SHIFT, NOISE = 10.0, 0.12, 0.06, 0.12
 """Largest turn, change of size, shift as a share of the side, and standard deviation of noise on the scale 0-1."""
@@ -50,6 +51,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
 
 def vary(image: Image, seed: int, task: str, sample: int, copy: int) -> Image:
     """Return one varied copy of a picture, uint8 `[H, W, 3]`; noise is added at the stored size."""
+    require_packages("torchvision", label="augment")
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     digest = hashlib.sha256(f"{seed}:{task}:{sample}:{copy}".encode()).digest()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def report(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal report --json`.
     """
+    require_packages("plotly", "jinja2")
     from featcal.family.opening import open_family
     from featcal.figures.report.write import write_report
     from featcal.session.session import Session

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from featcal.system.extras import require_packages
 from featcal.system.sandbox import Shared
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
@@ -34,6 +35,9 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    require_packages("streamlit", "plotly", "umap", "jinja2")
+    from streamlit.web import cli
+
     address = "127.0.0.1"
     if rules is not None:
         rules.to_environment()
@@ -41,8 +45,6 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
         # Relative paths of visitors start in a folder that they may see.
         os.chdir(rules.roots[0])
         address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
-    from streamlit.web import cli
-
     sys.path.insert(0, str(main.parents[1]))
     _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
     _warming[0].start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from featcal.evaluation.comparison import LEVEL
@@ -78,11 +79,37 @@ def spread(values: Sequence[float]) -> Spread:
     mean = sum(values) / count
     if count < 2:
         return Spread(mean, None, None)
-    from scipy.stats import t
-
     deviation = math.sqrt(sum((one - mean) ** 2 for one in values) / (count - 1))
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * deviation / math.sqrt(count)
+    half = student_bound(LEVEL, count - 1) * deviation / math.sqrt(count)
     return Spread(mean, mean - half, mean + half)
+
+
+@cache
+def student_bound(level: float, freedom: int) -> float:
+    """Return the bound that Student's t stays within with this probability, 0-1, on either side of 0.
+
+    Args:
+        freedom: degrees of freedom, at least 1: then the probability of a bound is a sum of finitely many terms in its
+            angle, arctan(bound / sqrt(freedom)) (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    >>> round(student_bound(0.95, 2), 4)
+    4.3027
+    """
+    low, high = 0.0, math.pi / 2
+    while low < (angle := (low + high) / 2) < high:
+        low, high = (angle, high) if _student_share(angle, freedom) < level else (low, angle)
+    return math.sqrt(freedom) * math.tan(angle)
+
+
+def _student_share(angle: float, freedom: int) -> float:
+    """Return the probability that Student's t lies within the bound of an angle."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= (power - 1) / power * math.cos(angle) ** 2
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
 def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = (
     "featcal",
@@ -23,8 +24,12 @@ TELLING = PACKAGES[:3]
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the installed version of every package."""
-    return {name: version(name) for name in packages}
+    """Return the version of every package that is installed: extras may be left out."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def all_versions() -> dict[str, str]:

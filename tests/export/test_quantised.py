@@ -218,7 +218,7 @@ def test_what_cannot_be_packed_is_refused_before_the_work(kind: str, group: int,
 
 
 def test_without_the_library_nothing_is_calibrated(llama: Family, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
     with pytest.raises(InputError, match=r'pip install "featcal\[quantize\]"'):
         calibrate_to_folder(llama, options(llama, "int8"), tmp_path / "out")
 

@@ -385,10 +385,10 @@ def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., F
     answer = SimpleNamespace(gated=False, siblings=siblings)
     monkeypatch.setattr(fake, "dataset_info", lambda repo, **_: answer, raising=False)
     source = {"hub": "some/pictures", "config": "plain", "split": "train"}
-    monkeypatch.setattr(places_module, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     found = check(load_suite(edit_suite(lambda content: content["tasks"]["pets"].update(test=source))), probe=False)
     assert [(one.ref, one.kind, one.bytes) for one in found.downloads] == [("some/pictures (plain)", "data set", 1000)]
-    package = "data sets are read with the package 'datasets' ('some/pictures'): pip install 'featcal[hub]'"
+    package = "data sets 'some/pictures': datasets is not installed; install it with: pip install \"featcal[hub]\""
     assert found.problems == (package,)
     assert any("without a revision" in note and "some/pictures" in note for note in found.notes)
 

@@ -426,7 +426,7 @@ def test_token_ids_that_do_not_fit(tmp_path: Path, t5: Path, given: tuple[str, d
 def test_without_the_package_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = refusal(tmp_path, hub="owner/name", split="test", input="{text}")
-    assert "data set 'owner/name' is read with the package 'datasets': pip install 'featcal[hub]'" in message
+    assert "data set 'owner/name': datasets is not installed; install it with: pip install \"featcal[hub]\"" in message
 
 
 @pytest.fixture

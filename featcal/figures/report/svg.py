@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from featcal.figures.report.content import Figure
+from featcal.system.extras import install_command, is_installed, require_packages
 
 WIDTH = 1000
 """Pixels of a figure."""
 NEEDS = (
-    "there are no figures here: drawing them as SVG needs kaleido (pip install 'featcal[report]') and a Chrome or "
+    f"there are no figures here: drawing them as SVG needs kaleido ({install_command('kaleido')}) and a Chrome or "
     "Chromium, on the path or named by BROWSER_PATH; a report as HTML needs neither"
 )
 
 
 def can_draw() -> bool:
     """Say whether kaleido and a browser for it are here."""
-    if find_spec("kaleido") is None:
+    if not is_installed("kaleido"):
         return False
     from choreographer.browsers import Chromium
 
@@ -27,6 +27,7 @@ def can_draw() -> bool:
 
 def draw(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
     """Write every figure and return name → file name; the browser that draws them gets nothing but local files."""
+    require_packages("kaleido")
     import kaleido
     from kaleido import PageGenerator
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.sentences import CHECK, MERGE, NOTHING, OPTIONS, REPAIR, Sentence, Verdict, judge
+from featcal.system.assignment import assign_columns
 from featcal.system.formatting import join_words, some
 
 if TYPE_CHECKING:
@@ -171,20 +172,15 @@ def _find_swap(own: Mapping[str, float], stated: Mapping[str, float]) -> dict[st
 
     Shares are compared, since methods that trim change all coefficients alike.
     """
-    from scipy.optimize import linear_sum_assignment
-
     tasks = [task for task in stated if task in own]
     a, b = ([abs(one[task]) / (sum(abs(one[t]) for t in tasks) or 1.0) for task in tasks] for one in (own, stated))
     costs = [[abs(x - y) for y in b] for x in a]
-    rows, columns = linear_sum_assignment(costs)
-    best, straight = (
-        sum(costs[r][c] for r, c in zip(rows, columns, strict=True)),
-        sum(costs[i][i] for i in range(len(a))),
-    )
+    columns = assign_columns(costs)
+    best, straight = (sum(costs[row][column] for row, column in enumerate(of)) for of in (columns, range(len(a))))
     # Clearly better, not by the noise of coefficients that are nearly alike.
     if straight < _ALIKE or best > straight / 3:
         return {}
-    return {tasks[r]: tasks[c] for r, c in zip(rows, columns, strict=True) if b[r] != b[c]}
+    return {tasks[row]: tasks[column] for row, column in enumerate(columns) if b[row] != b[column]}
 
 
 def _measure_times(own: Mapping[str, float], stated: Mapping[str, float]) -> float | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -33,6 +32,7 @@ from featcal.models.adapter import (
 from featcal.models.attention import attention
 from featcal.models.families.clip import ClipVision, VisionStage, misfit_of_pictures
 from featcal.system.errors import InputError, NoScores
+from featcal.system.extras import require_packages
 
 _TOWER = "visual."
 _PROJECTION = "visual.proj"
@@ -224,6 +224,9 @@ class OpenClip(Adapter):
     head = (_PROJECTION,)
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        require_packages("open_clip")
+        from open_clip.model import CLIP
+
         model_cfg = config["model_cfg"]
         check_plain(model_cfg)
         vision = dict(model_cfg["vision_cfg"])

@@ -15,6 +15,7 @@ from featcal.models.families.decoder_facts import DecoderPart
 from featcal.models.families.encoder import Encoder
 from featcal.models.families.encoder_facts import VISION_DEFAULTS, EncoderFacts
 from featcal.system.errors import InputError, NumericalError
+from featcal.system.extras import require_packages
 
 
 class TimmVit(Encoder):
@@ -53,6 +54,7 @@ class TimmVit(Encoder):
         Raises:
             InputError: not a vision transformer, or one with another head than a classifier of the class token.
         """
+        require_packages("timm")
         import timm
         from timm.models.vision_transformer import VisionTransformer
 
@@ -83,6 +85,7 @@ class TimmVit(Encoder):
         return check_buffers(model), SimpleNamespace(**own, **options)
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        require_packages("timm")
         import timm
 
         try:

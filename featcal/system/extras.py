@@ -1,0 +1,65 @@
+"""Packages that `pip install featcal` leaves out: which extra brings each, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from featcal.system.errors import InputError
+
+EXTRAS: Mapping[str, str] = {
+    "streamlit": "app",
+    "umap": "app",
+    "torchvision": "clip",
+    "open_clip": "clip",
+    "timm": "clip",
+    "plotly": "report",
+    "jinja2": "report",
+    "kaleido": "report",
+    "datasets": "hub",
+    "pyarrow": "hub",
+    "compressed_tensors": "quantize",
+}
+"""Package, as it is imported → the smallest extra of featcal that brings it."""
+
+
+def is_installed(package: str) -> bool:
+    """Say whether a package is here, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return find_spec(package) is not None
+
+
+def require_packages(*packages: str, label: str = "") -> None:
+    """Check that packages are here before they are imported.
+
+    Args:
+        packages: some of `EXTRAS`, as they are imported.
+        label: what needs them.
+
+    Raises:
+        InputError: one is not here; the message is `say_missing` of the first.
+    """
+    for package in packages:
+        if not is_installed(package):
+            raise InputError(say_missing(package, label))
+
+
+def say_missing(package: str, label: str = "") -> str:
+    """Return one sentence: what is missing, and the command that installs it.
+
+    >>> say_missing("datasets", "data set 'owner/name'")
+    'data set \\'owner/name\\': datasets is not installed; install it with: pip install "featcal[hub]"'
+    """
+    front = f"{label}: " if label else ""
+    return f"{front}{package} is not installed; install it with: {install_command(package)}"
+
+
+def install_command(package: str) -> str:
+    """Return the command that installs a package with featcal.
+
+    >>> install_command("kaleido")
+    'pip install "featcal[report]"'
+    """
+    return f'pip install "featcal[{EXTRAS[package]}]"'
