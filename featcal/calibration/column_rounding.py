@@ -97,7 +97,7 @@ def require_packable(family: Family, config: CalibrationConfig) -> None:
         InputError: compressed-tensors is not installed, or transformers would not find the packed maps.
     """
     if config.is_quantized:
-        require_packages("compressed_tensors", label="quantize")
+        require_packages("compressed_tensors", label="quantised weights")
         maps = [f"{b.stored_name(name)}.weight" for b in family.adapter.blocks() for name in b.maps]
         unpacked_maps(family.adapter, family.container.config, maps)
 

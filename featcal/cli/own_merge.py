@@ -149,7 +149,7 @@ def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Parts:
 
 
 def _say_problems(checked: Preflight, missing: Sequence[str]) -> None:
-    for line in dict.fromkeys(checked.problems):  # what is wrong with every task alike is said once
+    for line in checked.problems:
         say(line, err=True)
     for line in missing:
         say(f"not given: {line}", err=True)

@@ -87,7 +87,7 @@ class Grid:
         Args:
             ignored: modules of the library's class that are linear maps and not packed.
         """
-        require_packages("compressed_tensors")
+        require_packages("compressed_tensors", label="quantised weights")
         import compressed_tensors
         from compressed_tensors.quantization import QuantizationConfig
 
@@ -101,7 +101,7 @@ class Grid:
         return {**said, "version": version, "quant_method": "compressed-tensors", "sparsity_config": {}}
 
     def _scheme(self) -> Any:
-        require_packages("compressed_tensors")
+        require_packages("compressed_tensors", label="quantised weights")
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
         shared = {"strategy": "group", "group_size": self.group} if self.group else {"strategy": "channel"}
@@ -141,7 +141,7 @@ def _library() -> Any:
     Raises:
         InputError: the package is not installed.
     """
-    require_packages("compressed_tensors")
+    require_packages("compressed_tensors", label="quantised weights")
     from compressed_tensors.compressors import BaseCompressor
 
     return BaseCompressor.get_value_from_registry(_FORMAT)
@@ -199,7 +199,7 @@ class PackedCheckpoint:
     """
 
     def __init__(self, folder: Path, label: str, canonical: Canonical, grid: Grid) -> None:
-        require_packages("compressed_tensors", label=label)
+        require_packages("compressed_tensors", label="quantised weights")
         self.folder, self.label, self._grid = folder, label, grid
 
         def name_stored(stored: str) -> str | None:

@@ -112,7 +112,8 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
             "set 'revision'"
         )
     reports = [*opened.reports.values(), *tasks.values(), general]
-    problems = tuple(problem for report in reports for problem in report.problems)
+    # What is wrong with every model or task alike, a missing package, is said once.
+    problems = tuple(dict.fromkeys(problem for report in reports for problem in report.problems))
     # `usable_family` leaves out what is broken or missing, so a family alone does not mean that all is well.
     whole = family is not None and not problems and not places.downloads
     return Preflight(

@@ -90,7 +90,7 @@ def _belongs(file: Path, split: str) -> bool:
 
 
 def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
-    require_packages("pyarrow", label=str(path))
+    require_packages("pyarrow", label="Parquet files")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

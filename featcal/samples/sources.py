@@ -40,6 +40,7 @@ from featcal.samples.vary import with_copies
 from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
+from featcal.system.extras import MissingPackage
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
@@ -363,8 +364,10 @@ def _embedded_pool(task: str, split: str) -> Pool:
 
 @contextmanager
 def _name_problems(label: str) -> Iterator[None]:
-    """Put the name of the samples in front of every problem with them."""
+    """Put the name of the samples in front of every problem with them; a missing package is none of theirs."""
     try:
         yield
+    except MissingPackage:
+        raise
     except InputError as error:
         raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error

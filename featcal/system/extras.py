@@ -24,6 +24,10 @@ EXTRAS: Mapping[str, str] = {
 """Package, as it is imported → the smallest extra of featcal that brings it."""
 
 
+class MissingPackage(InputError):
+    """A package of an extra that is not installed; the message is one sentence with the command that installs it."""
+
+
 def is_installed(package: str) -> bool:
     """Say whether a package is here, without importing it."""
     if package in sys.modules:
@@ -39,11 +43,11 @@ def require_packages(*packages: str, label: str = "") -> None:
         label: what needs them.
 
     Raises:
-        InputError: one is not here; the message is `say_missing` of the first.
+        MissingPackage: one is not here; the message is `say_missing` of the first.
     """
     for package in packages:
         if not is_installed(package):
-            raise InputError(say_missing(package, label))
+            raise MissingPackage(say_missing(package, label))
 
 
 def say_missing(package: str, label: str = "") -> str:
