@@ -53,7 +53,7 @@ class Counts:
         for heads in range(min(self.fixed, self.broken) + 1):
             uneven += ways
             ways = ways * (turned - heads) // (heads + 1)
-        return min(1.0, 2 * uneven / 2**turned)
+        return min(1.0, 2 * uneven / (1 << turned))
 
 
 @dataclass(frozen=True)

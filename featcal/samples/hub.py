@@ -39,7 +39,7 @@ def _open(
     name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
 ) -> ArrowTable:
     refuse_saved_to_disk(folder)
-    require_packages("datasets", label=f"data set '{name}'")
+    require_packages("datasets", "pyarrow", label=f"data set '{name}'")
     import datasets
 
     place = str(folder) if folder.is_dir() else name

@@ -116,6 +116,8 @@ def test_spearman_counts_what_is_no_number_as_zero() -> None:
     assert spearman(["nan", "inf", "1"], ["1", "2", "3"]) == pytest.approx(0.866025403784)
     with pytest.raises(InputError, match="needs numbers as right answers"):
         spearman(["1", "2"], ["yes", "no"])
+    with pytest.raises(InputError, match="needs finite numbers"):
+        spearman(["1", "2"], ["1", "nan"])
     with pytest.raises(InputError, match="that differ"):
         spearman(["1", "2"], ["1", "1"])
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import cases_by_message
-from scipy.stats import bootstrap, spearmanr
+from scipy.stats import binomtest, bootstrap, spearmanr
 from tiny_clip import TASKS
 
 from featcal import cli
@@ -30,6 +30,7 @@ from featcal.evaluation.comparison import (
     drawn_correlations,
     drawn_means,
     flips,
+    rank_correlation,
 )
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.evaluation.language import spearman
@@ -99,6 +100,16 @@ def test_mcnemar_is_a_sum_of_coin_throws(fixed: int, broken: int) -> None:
     turned, fewer = fixed + broken, min(fixed, broken)
     tail = sum(comb(turned, k) for k in range(fewer + 1)) / 2**turned
     assert Counts(fixed, broken, 7, 8).mcnemar == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemar_is_scipys_for_many_samples() -> None:
+    assert Counts(4_900, 5_100, 0, 0).mcnemar == pytest.approx(binomtest(4_900, 10_000).pvalue, rel=1e-9)
+
+
+def test_a_rank_correlation_is_scipys() -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(0, 5, 40).astype(float), rng.normal(size=40)
+    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))

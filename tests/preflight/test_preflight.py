@@ -38,7 +38,6 @@ from featcal.formats.weights import InMemory
 from featcal.models.features import final_features
 from featcal.preflight import check as preflight
 from featcal.preflight import estimates
-from featcal.preflight import places as places_module
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal

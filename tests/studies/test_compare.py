@@ -38,7 +38,7 @@ from featcal.studies.requirements import needs
 from featcal.studies.runner import Point, Row, measure_cost
 from featcal.studies.store import Found, Rows, Spent
 from featcal.studies.study import Study, read_study
-from featcal.studies.summary import spread, summaries
+from featcal.studies.summary import spread, student_bound, summaries
 from featcal.suite.methods import NEEDS, method, method_names
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -287,6 +287,9 @@ def test_the_interval_is_that_of_students_t() -> None:
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
     assert spread([0.3]).low is None
+    # Freedom of every kind: the one that is a plain tangent, even and odd numbers, many.
+    bounds = [student_bound(0.95, freedom) for freedom in (1, 2, 3, 4, 9, 10, 99)]
+    assert bounds == pytest.approx([stats.t.ppf(0.975, freedom) for freedom in (1, 2, 3, 4, 9, 10, 99)], rel=1e-12)
 
 
 def test_what_methods_need() -> None:
