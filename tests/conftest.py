@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import core_alone
 import cpu_seconds
 import pytest
 import torch
@@ -36,6 +37,8 @@ torch.set_num_threads(1)  # the models are tiny: threads would only wait for eac
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_seconds)
     config.pluginmanager.register(turns)
+    if core_alone.ALONE:
+        config.pluginmanager.register(core_alone)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
