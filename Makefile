@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Where bytecode is not kept, every process that a test starts would compile everything again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: app test e2e nightly check compat screenshots lock clean
+.PHONY: app test e2e nightly check compat core screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -22,7 +22,8 @@ app: $(VENV)/installed
 
 # Two processes, each with one thread of torch. Quick tests by default; `make test LANE=slow` runs those that take long:
 # every architecture and page, processes that are started and killed, commands held against charts.
-LANE ?= not slow and not e2e and not nightly
+QUICK := not slow and not e2e and not nightly
+LANE ?= $(QUICK)
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(LANE)"
 
@@ -32,7 +33,7 @@ e2e: $(VENV)/installed
 
 # Everything: every row, seed and damaged file that the other lanes take a part of, many sessions at once, and
 # kills at random moments.
-nightly: check compat
+nightly: check compat core
 	FEATCAL_NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 	$(BIN)/python -m pytest -m e2e -rs tests/e2e
 	$(BIN)/python benchmarks/kills.py --kills 200
@@ -49,6 +50,17 @@ compat: $(VENV)/installed
 	$(BIN)/uv pip install --quiet --python build/compat/venv torch pillow "transformers==4.57.*"
 	PYTHONPATH=tests:tests/fixtures $(BIN)/python tests/export/compat_transformers4.py write build/compat/model
 	build/compat/venv/bin/python tests/export/compat_transformers4.py read build/compat/model
+
+# The wheel alone, without extras: commands on suites of text, then the quick tests that need no extra.
+core: $(VENV)/installed
+	rm -rf build/core && mkdir -p build
+	$(BIN)/uv build --quiet --wheel --out-dir build/core
+	$(BIN)/uv venv --quiet --python $(BIN)/python build/core/venv
+	$(BIN)/uv pip install --quiet --python build/core/venv --constraint requirements.lock build/core/*.whl
+	FEATCAL_CORE_PYTHON=$(CURDIR)/build/core/venv/bin/python $(BIN)/python -m pytest -m "" tests/house/test_core_install.py
+	$(BIN)/uv pip install --quiet --python build/core/venv --constraint requirements.lock \
+		pytest pytest-randomly pytest-xdist hypothesis beartype
+	FEATCAL_CORE=1 build/core/venv/bin/python -m pytest -n 2 --dist worksteal -m "$(QUICK)"
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py

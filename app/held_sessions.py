@@ -95,7 +95,7 @@ class Held:
         if limit is not None and wanted > limit:
             raise InputError(
                 f"this suite needs about {readable(wanted)} of memory, and this server gives suites {readable(limit)}; "
-                "use it on a machine of your own (pip install featcal)"
+                "use it on a machine of your own (pip install 'featcal[app]')"
             )
         out: list[_Open] = []
         with self._lock:

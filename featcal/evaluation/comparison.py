@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcal.evaluation.ranks import centred_ranks, correlate
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:  # tables know the words below before torch is there
@@ -228,13 +229,6 @@ def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator)
     return means
 
 
-def rank_correlation(a: Array, b: Array) -> float:
-    """Return Spearman's correlation of `[n]` values and `[n]` others, ties at their middle rank; 0 where all values of
-    one are the same."""
-    once = np.ones((1, len(a)), dtype=np.int64)
-    return float(_correlation(_centred_ranks(a, once), _centred_ranks(b, once), once)[0])
-
-
 def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.random.Generator) -> Array:
     """Draw `[draws]` differences of two Spearman correlations with `right`, of n samples drawn with replacement.
 
@@ -246,27 +240,9 @@ def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.ran
         count = min(step, draws - start)
         picked = rng.integers(n, size=(count, n)) + n * np.arange(count)[:, None]
         times = np.bincount(picked.ravel(), minlength=count * n).reshape(count, n)
-        centred = [_centred_ranks(values, times) for values in (a, b, right)]
-        parts.append(_correlation(centred[1], centred[2], times) - _correlation(centred[0], centred[2], times))
+        centred = [centred_ranks(values, times) for values in (a, b, right)]
+        parts.append(correlate(centred[1], centred[2], times) - correlate(centred[0], centred[2], times))
     return np.concatenate(parts)
-
-
-def _centred_ranks(values: Array, times: NDArray[np.int64]) -> Array:
-    """Return `[draws, n]` ranks of the samples' values, ties at their middle, where sample i was drawn `times[., i]`
-    times; the mean over a draw is 0."""
-    _, group = np.unique(values, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    sizes = np.add.reduceat(times[:, order], np.flatnonzero(np.diff(group[order], prepend=-1)), axis=1)
-    middle = np.cumsum(sizes, axis=1) - sizes / 2
-    centred: Array = middle[:, group] - times.shape[1] / 2
-    return centred
-
-
-def _correlation(left: Array, right: Array, times: NDArray[np.int64]) -> Array:
-    spread = (times * left**2).sum(1) * (times * right**2).sum(1)
-    together = (times * left * right).sum(1)
-    correlation: Array = np.divide(together, np.sqrt(spread), out=np.zeros(len(times)), where=spread > 0)
-    return correlation
 
 
 def generator(seed: int, task: str) -> np.random.Generator:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from featcal.evaluation.comparison import rank_correlation
+from featcal.evaluation.ranks import rank_correlation
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.families.language import IGNORED, answer_position

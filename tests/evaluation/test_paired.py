@@ -30,10 +30,10 @@ from featcal.evaluation.comparison import (
     drawn_correlations,
     drawn_means,
     flips,
-    rank_correlation,
 )
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.evaluation.language import spearman
+from featcal.evaluation.ranks import rank_correlation
 from featcal.family.opening import Family
 from featcal.figures import sample_charts, sample_tables, tables, theme
 from featcal.samples.sources import Samples
