@@ -1,4 +1,4 @@
-"""Writes the tables of docs/architectures.md: what featcal says to every class of the installed transformers.
+"""Writes the tables of docs/architectures/every-class.md: what featcal says to every class of the installed transformers.
 
 python docs/architectures.py          # prints them
 python docs/architectures.py --write  # puts them into the page
@@ -20,7 +20,7 @@ from featcal.models.families.registry import architecture_for
 from featcal.models.families.vision_language_facts import VISION_LANGUAGE
 from featcal.system.errors import InputError
 
-PAGE = Path(__file__).parent / "architectures.md"
+PAGE = Path(__file__).parent / "architectures" / "every-class.md"
 START, END = "<!-- tables: python docs/architectures.py --write -->", "<!-- end of the tables -->"
 OTHERS = {
     "clip": "CLIPModel", "clip_vision_model": "CLIPVisionModelWithProjection", "siglip": "SiglipModel",

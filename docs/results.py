@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md anew from files that `featcal compare --out` made: `python docs/results.py`."""
+"""Write the tables of the pages of results anew from files that `featcal compare --out` made: `python docs/results.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from featcal.figures.study_tables import markdown
 from featcal.studies.study import read_study
 
-PAGE = Path(__file__).with_name("results.md")
-ROOT = PAGE.parents[1]
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "real")]
 from adapters import table  # noqa: E402
 from tables import tables  # noqa: E402
@@ -36,4 +36,5 @@ def _table(part: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 `python benchmarks/real/tables.py names grid` prints the options `--model NAME` for `featcal compare`;
 `python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote, which `python docs/results.py`
-puts into docs/results.md.
+puts into the pages of docs/results.
 """
 
 from __future__ import annotations

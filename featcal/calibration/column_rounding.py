@@ -9,7 +9,8 @@ so column j is rounded once the columns behind it are, at the value that would m
 t_j = w_j + sum over k > j of e_k L_kj / L_jj, and what is left is L_jj^2 |t_j - round(t_j)|^2: the error of every
 column is taken over by those that are not rounded yet. This is the rule of GPTQ (Frantar et al., arXiv:2210.17323,
 section 3) with columns in reverse order, that is Babai's nearest plane (Chen et al., arXiv:2507.18553); GPTQ takes
-2 X X^T with a damping in the place of H, the calibration's own matrix and ridge here. docs/theory.md has the formulas.
+2 X X^T with a damping in the place of H, the calibration's own matrix and ridge here. docs/theory/compact.md has the
+formulas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the recipes "refined" and "informed": calibrate a block piece by piece, each on what the pieces before it give it
-in their final form (docs/theory.md, "The refined recipe"). They are featcal's own, not the paper's. "informed" has one
-more term per linear map (`calibration.prior`).
+in their final form (docs/theory/recipes.md). They are featcal's own, not the paper's. "informed" has one more term per
+linear map (`calibration.prior`).
 
 Algorithm 1 counts all modules of a block in one snapshot of the merged block, so that an output map is fitted to inputs
 that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as

@@ -6,8 +6,8 @@ the student decides which tokens count, and with which weight: what a member mak
 members g times, g the router's share of it, so an error of the member is an error of g^2 times its square in the
 stream. The target is that of every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same
 token, also where the expert's router sends the token elsewhere. A task counts for a member by the share of its weights
-that come there, so that one token of a task does not stand against thousands of another; docs/theory.md has it as
-formulas.
+that come there, so that one token of a task does not stand against thousands of another; docs/theory/recipes.md
+has it as formulas.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from featcal.cli import commands
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "data").glob("*/README.md")})
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*/README.md")})
 PAGES += sorted([ROOT / "app" / "README.md", *(ROOT / "featcal").glob("*/README.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)

@@ -36,7 +36,7 @@ DECISION, DRIFT = CRITERIA = ("decision", "drift")
 features, at most 1. Higher is better in both."""
 SURE = 0.95
 """Mean probability of its own decisions that an expert is taken to have at least: scores are sharpened until it has.
-0.9 to 0.99 rank candidates alike (docs/theory.md)."""
+0.9 to 0.99 rank candidates alike (docs/theory/selection.md)."""
 Heads = Mapping[str, tuple[Head, Head]]
 """Of the expert and of the model, by task."""
 
