@@ -1,4 +1,4 @@
-"""Writes the tables of docs/architectures/every-class.md: what featcal says to every class of the installed transformers.
+"""Write the tables of docs/architectures/every-class.md: what featcal says to every class of transformers.
 
 python docs/architectures.py          # prints them
 python docs/architectures.py --write  # puts them into the page

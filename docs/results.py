@@ -1,4 +1,4 @@
-"""Write the tables of the pages of results anew from files that `featcal compare --out` made: `python docs/results.py`."""
+"""Write the tables of the pages of results anew from the files that they name: `python docs/results.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featcal.figures.study_tables import markdown
 from featcal.studies.study import read_study
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "real")]
 from adapters import table  # noqa: E402
 from tables import tables  # noqa: E402

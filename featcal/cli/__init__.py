@@ -42,7 +42,7 @@ _HISTORY = Group(
     help="List, name, pin and delete what was measured.",
     commands=[history.list_runs, history.rename, history.pin, history.delete],
 )
-_SECTIONS = {
+SECTIONS = {
     "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app),
     "Repair it": (write.merge, repair.calibrate, repair.select),
     "See what it gives": (score.evaluate, score.compare, show.report),
@@ -54,7 +54,7 @@ _SECTIONS = {
 
 @click.group(
     cls=Verbs,
-    sections=_SECTIONS,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="featcal")

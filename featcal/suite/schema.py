@@ -80,12 +80,17 @@ class Task(Strict):
     """One task: its expert, its samples and how its answers are scored."""
 
     expert: Reference
+    """The model that was fine-tuned on this task."""
     calibration: Source | None = None
+    """Samples to calibrate on; they need no labels."""
     validation: Source | None = None
+    """Samples to measure on and to choose options by."""
     test: Source | None = None
+    """Samples for the final table; every look at them is counted."""
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Class names in label order; left out, the source's own names are used."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
+    """Prompts of pictures; {} is where the class name goes."""
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
     """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
     with answers, `spearman` for pairs of texts with a number."""
@@ -148,11 +153,17 @@ class Suite(Strict):
     """A validated suite file. `root` is the folder that its relative paths start from."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name that tables, records and cards show."""
     description: str = ""
+    """A sentence about it, for lists of suites."""
     base: Reference
+    """The model that all experts were fine-tuned from."""
     merged: Reference | MergeRecipe
+    """The merged model, or the method that makes it of the experts."""
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
+    """Tasks by name."""
     calibration: CalibrationDefaults = CalibrationDefaults()
+    """Options that take the place of a calibration's own defaults for this suite."""
     vocabulary: Literal["exact", "base"] = "exact"
     """`base` leaves out the rows of an expert's embeddings that go beyond the base's vocabulary."""
     text_tower: Literal["base", "own"] = "base"

@@ -40,7 +40,9 @@ class Corruption(Strict):
     """A way to make pictures worse before anything else is done with them."""
 
     kind: Kind
+    """What is done to the picture."""
     severity: Annotated[int, Field(ge=1, le=5)] = 3
+    """How strongly, 5 is the most."""
 
 
 class SelfGenerated(Strict):
@@ -91,12 +93,15 @@ class Source(Strict):
     """No data: text that the task's expert writes; to calibrate on alone."""
 
     key: str | None = None
+    """Name of the tensor in the file of `tensors`."""
     labels: str | None = None
     """Tensor of class indices `[n]`, or for token ids of target token ids `[n, U]` with -100 as padding."""
     mask: str | None = None
     """Tensor `[n, T]`, 1 on tokens and 0 on padding; needed where there is padding."""
     split: str | None = None
+    """Split of the source, by its own name."""
     config: str | None = None
+    """Configuration of a Hub data set."""
     revision: str | None = None
     """Commit or tag of a Hub data set; without one the data may change under the suite."""
 

@@ -1,0 +1,40 @@
+"""Show on the pages of the site what marked blocks print, by running them while the site is built."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from marked import Runner, find_blocks
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+
+def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put behind every block that is to be shown what it printed; run the blocks that it needs."""
+    text = source[0]
+    blocks = find_blocks(text)
+    # What comes behind the last output is left to the tests, which run all blocks of all pages.
+    while blocks and not blocks[-1].shown:
+        blocks.pop()
+    if not blocks:
+        return
+    parts, start = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(Path(folder))
+        for block in blocks:
+            parts.append(text[start : block.end])
+            start = block.end
+            try:
+                printed = runner.run(block)
+            except RuntimeError as error:
+                raise ExtensionError(f"{page}: {error}") from error
+            if block.shown:
+                parts.append(f"\n```{{code-block}} text\n:class: output\n\n{printed.rstrip()}\n```\n")
+    source[0] = "".join([*parts, text[start:]])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", show_outputs)
+    return {"parallel_read_safe": False}
