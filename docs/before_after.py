@@ -60,7 +60,7 @@ def draw(drift: dict[str, pd.DataFrame], scores: dict[str, dict[str, float]], in
     figure.update_xaxes(ticksuffix=" %", row=1, col=2)
     figure.update_layout(
         font={"color": ink, "size": 15, "family": "system-ui, sans-serif"},
-        legend={"y": -0.12, "yanchor": "top", "x": 0.5, "xanchor": "center"},
+        legend={"y": -0.12, "yanchor": "top", "x": 0.77, "xanchor": "center"},
         margin={"l": 48, "r": 20, "t": 44, "b": 72},
     )
     figure.update_annotations(font={"size": 18, "color": ink})

@@ -37,9 +37,15 @@ extensions = [
     "outside",
     "plotly_figures",
 ]
-exclude_patterns = ["extensions", "gallery", "templates", "examples/*.ipynb", "examples/*.py", "sg_execution_times.rst"]
+exclude_patterns = [
+    "extensions",
+    "gallery",
+    "templates",
+    "examples/*.ipynb",
+    "examples/*.py",
+]
 templates_path = ["templates"]
-nitpicky = False
+smartquotes = False  # `--` begins an option
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -51,6 +57,7 @@ autosummary_generate = True
 default_role = "py:obj"
 python_maximum_signature_line_length = 88
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
@@ -62,21 +69,25 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "show_memory": False,
     "min_reported_time": 10_000,  # seconds of one machine say little
+    "write_computation_times": False,  # nor does their page, which loads scripts from elsewhere
     "abort_on_example_error": True,
     "capture_repr": ("_repr_html_", "__repr__"),
     "nested_sections": False,
 }
 
+html_context = {"default_mode": "auto"}
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "featcal"
 html_favicon = "../app/mark.svg"
-html_static_path = ["static"]
+html_static_path = ["static", "images/before-after-light.svg", "images/before-after-dark.svg"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_sidebars = {"**": ["whole-tree.html"]}
 html_theme_options = {
     "logo": {"text": "featcal", "image_light": "../app/mark.svg", "image_dark": "../app/mark.svg"},
+    "navbar_align": "right",
     "navbar_center": [],
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc"],
@@ -87,5 +98,3 @@ html_theme_options = {
     "show_prev_next": True,
 }
 copybutton_selector = "div:not(.output) > div.highlight > pre"
-html_context = {"default_mode": "auto"}
-html_math_renderer = "mathml"

@@ -10,6 +10,9 @@ from marked import Runner, find_blocks
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+MOST_COLUMNS = 110
+"""Characters of a line above which it is broken."""
+
 
 def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
     """Put behind every block that is to be shown what it printed; run the blocks that it needs."""
@@ -31,8 +34,14 @@ def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
             except RuntimeError as error:
                 raise ExtensionError(f"{page}: {error}") from error
             if block.shown:
-                parts.append(f"\n```{{code-block}} text\n:class: output\n\n{printed.rstrip()}\n```\n")
+                parts.append(_show(printed))
     source[0] = "".join([*parts, text[start:]])
+
+
+def _show(printed: str) -> str:
+    """Return a block of output; where lines are longer than any table's they are sentences."""
+    kind = "output words" if max(map(len, printed.splitlines()), default=0) > MOST_COLUMNS else "output"
+    return f"\n```{{code-block}} text\n:class: {kind}\n\n{printed.rstrip()}\n```\n"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import click
-from featcal.cli import SECTIONS
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
+
+from featcal.cli import SECTIONS
 
 _PLACE = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
 _SCHEMAS = {
@@ -52,7 +53,7 @@ def _write_command(command: click.Command, name: str, level: str) -> str:
     usage = command.get_usage(context).removeprefix("Usage: ")
     paragraphs = re.split(r"\n\s*\n", (command.help or "").replace("\b\n", ""))
     text = "\n\n".join(_escape(" ".join(one.split())) for one in paragraphs)
-    lines = [f"{level} {name}", "", f"```text\n{usage}\n```", "", text, "", "| option | |", "|---|---|"]
+    lines = [f"{level} {name}", "", f"```text\n{usage}\n```", "", text, "", "| option | what it does |", "|---|---|"]
     for flags, words in _options(command, context):
         shown = "<br>".join(f"`{one}`" for one in _markdown(flags).split(" / "))
         lines.append(f"| {shown} | {_escape(words)} |")
@@ -62,7 +63,7 @@ def _write_command(command: click.Command, name: str, level: str) -> str:
 def _options(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and "--help" not in record[0]:
+        if record is not None and record[1] and "--help" not in record[0]:
             yield " ".join(record[0].split()), " ".join(record[1].split())
 
 
@@ -75,7 +76,7 @@ def write_suite_file() -> str:
     for name, title in _SCHEMAS.items():
         schema = whole if name == "Suite" else whole["$defs"][name]
         about = _docs(name)
-        lines = [f"## {title}", "", "| key | type | left out | |", "|---|---|---|---|"]
+        lines = [f"## {title}", "", "| key | type | left out | what it is |", "|---|---|---|---|"]
         for key, one in schema["properties"].items():
             if key != "rows":  # samples in memory, which no file can name
                 left_out = "**required**" if key in schema.get("required", ()) else _default(one)
