@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Where bytecode is not kept, every process that a test starts would compile everything again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: app test e2e nightly check compat core screenshots lock clean
+.PHONY: app test e2e nightly check docs compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -43,6 +43,11 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The site, from nothing and without a network; every example runs, and every warning is an error.
+docs: $(VENV)/installed
+	rm -rf build/site docs/api docs/examples
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/site
+
 # Exported checkpoints of every family under the previous major version of transformers, in an environment of its own.
 compat: $(VENV)/installed
 	rm -rf build/compat && mkdir -p build
@@ -64,10 +69,11 @@ core: $(VENV)/installed
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/before_after.py
 
 lock: $(VENV)/installed
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-header \
 		--no-emit-index-url --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/api docs/examples .pytest_cache .mypy_cache .ruff_cache

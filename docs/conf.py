@@ -51,6 +51,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"
 myst_heading_anchors = 4
 
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 autosummary_generate = True
@@ -87,7 +88,6 @@ html_show_sourcelink = False
 html_sidebars = {"**": ["whole-tree.html"]}
 html_theme_options = {
     "logo": {"text": "featcal", "image_light": "../app/mark.svg", "image_dark": "../app/mark.svg"},
-    "navbar_align": "right",
     "navbar_center": [],
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc"],

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*/README.md")})
 PAGES += sorted([ROOT / "app" / "README.md", *(ROOT / "featcal").glob("*/README.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-CODE = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+CODE = re.compile(r"```[^\n]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+INCLUDED = re.compile(r"```\{include\} (\S+)\n")
 FILE = re.compile(r"(?:app|benchmarks|data|docs|featcal|pages|tests)/[\w./-]*\w\.(?:py|md|json|yaml|npz)")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -89,9 +90,11 @@ def _commands(line: str) -> Iterator[list[str]]:
 
 
 def _headings(page: Path) -> set[str]:
-    """As GitHub links to them."""
-    lines = re.findall(r"^#+ (.+)$", CODE.sub(_inline, page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+    """As GitHub links to them, those of included pages among them."""
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^#+ (.+)$", CODE.sub(_inline, text), re.MULTILINE)
+    own = {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+    return own.union(*(_headings(page.parent / name) for name in INCLUDED.findall(text)))
 
 
 def _inline(code: re.Match[str]) -> str:
