@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 _QUOTED = re.compile(r"(`[^`]+`)")
@@ -21,7 +22,14 @@ def escape(app: Sphinx, what: str, name: str, thing: object, options: object, li
             lines[i] = "".join(parts)
 
 
+def draw_dashes(app: Sphinx, page: nodes.document) -> None:
+    """Put a dash between a parameter and what it is; elsewhere two hyphens begin an option and stay."""
+    for text in [one for one in page.findall(nodes.Text) if one == " -- "]:
+        text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Escape behind napoleon, which writes the sections of arguments and errors."""
+    app.connect("doctree-read", draw_dashes)
     app.connect("autodoc-process-docstring", escape, priority=800)
     return {"parallel_read_safe": True}

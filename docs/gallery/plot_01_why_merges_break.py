@@ -11,13 +11,14 @@ import featcal
 from featcal.figures import charts, tables
 
 session = featcal.open_session("clip-mini")
+MODELS = ("base", "merged", "expert")
 
 # %%
 # What is lost
 # ------------
 # Every expert is good at its own task. The merge is hardly better than the model that they all came from.
 
-scores = {model: featcal.evaluate(session, model, split="validation", samples=64) for model in ("merged", "expert")}
+scores = {model: featcal.evaluate(session, model, split="validation", samples=32) for model in MODELS}
 tables.score_table(scores).round(1)
 
 # %%
@@ -27,7 +28,7 @@ tables.score_table(scores).round(1)
 # samples. It is the sum of two vectors (Prop. 1). The *local mismatch* is what this block does differently on the
 # expert's own input. The *propagation* is what it makes of the drift that comes in.
 
-ledger = featcal.measure_drift(session, samples=32)
+ledger = featcal.measure_drift(session, samples=16)
 drift = tables.drift_table(ledger)
 charts.drift_layers({"merged": tables.layer_rows(drift, tables.ALL_TASKS, relative=True)}, relative=True)
 
@@ -41,7 +42,7 @@ charts.drift_layers({"merged": tables.layer_rows(drift, tables.ALL_TASKS, relati
 # One ridge regression per linear map, block by block, on 32 pictures per task without labels.
 
 config = featcal.CalibrationConfig(recipe="informed", samples=32)
-after = featcal.measure_drift(session, config, samples=32)
+after = featcal.measure_drift(session, config, samples=16)
 lines = {name: tables.relative_drift(one) for name, one in (("merged", ledger), ("calibrated", after))}
 charts.compare_drift(lines)
 
