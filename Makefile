@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Where bytecode is not kept, every process that a test starts would compile everything again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: app test e2e nightly check docs compat screenshots lock clean
+.PHONY: app test e2e nightly check docs compat core screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml

@@ -1,9 +1,10 @@
 """Measure what adapters of a low rank keep of a calibration: `python benchmarks/adapters.py [SUITE ...]`.
 
-Of every embedded suite: the repair by the recipe "refined" as an adapter over the merge; the same rank cut by the plain
-singular values of the weights' change; the whole merge as an adapter over the base; and an adapter per task over the
-calibrated model. Scores are of the whole test split, relative drift of the final features of 200 of its samples.
-`python docs/results.py` puts the tables into docs/results/adapters.md.
+Of every embedded suite, or of those that are named, whose rows of the record are measured anew: the repair by the
+recipe "refined" as an adapter over the merge; the same rank cut by the plain singular values of the weights' change;
+the whole merge as an adapter over the base; and an adapter per task over the calibrated model. Scores are of the whole
+test split, relative drift of the final features of 200 of its samples. `python docs/results.py` puts the tables into
+docs/results/adapters.md.
 """
 
 from __future__ import annotations
