@@ -97,7 +97,9 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
 )
 @click.option("--allow-write", is_flag=True, help="Let agents write new folders below a root; nothing is overwritten.")
 @click.option("--allow-test", is_flag=True, help="Let agents measure on the test split; looks are counted.")
-@click.option("--allow-hub", is_flag=True, help="Let agents ask the Hub, and read its local cache; nothing is fetched.")
+@click.option(
+    "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
+)
 @click.option("--max-memory", type=Size(), help="Memory that a job may need, by the estimate.  [half of what is free]")
 @click.option("--max-minutes", default=60.0, show_default=True, help="Minutes that a job may take, by the estimate.")
 def mcp(

@@ -77,8 +77,8 @@ def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
     """
     rules = server_rules()
     if rules is not None:
-        read = () if to_write else (data_path(), *_hub_cache(rules))
-        own = [os.path.realpath(one) for one in (jobs_folder() / "results", *read)]
+        read = [] if to_write else [str(data_path()), *_hub_cache(rules)]
+        own = [os.path.realpath(one) for one in (str(jobs_folder() / "results"), *read)]
         _require_below((*rules.roots, *own), path, what)
 
 

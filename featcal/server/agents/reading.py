@@ -116,7 +116,8 @@ def describe_model(folder: Path, with_scores: bool) -> dict[str, Any]:
         "problems": [one.sentence for one in own.headers[1]],
     }
     told = {key: one for key, one in facts.items() if one not in (None, "", [], 0)}
-    return quote_strings({**told, "made_of": _origins(folder), "record": _record(folder)}) | _card(folder, with_scores)
+    quoted: dict[str, Any] = quote_strings({**told, "made_of": _origins(folder), "record": _record(folder)})
+    return quoted | _card(folder, with_scores)
 
 
 def _origins(folder: Path) -> dict[str, Any]:
@@ -165,7 +166,8 @@ def digest(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
         options = {**(document["chosen"] or {}), "samples": max(document["read"]["samples"].values())}
         ready = {"options": options, "model": document["start"]} if document["chosen"] else None
         rows = [{key: one[key] for key in ("model", "score", "margin", "failure")} for one in document["candidates"]]
-        return found | {"calibrate_with": ready, "candidates": rows}
+        made = {"calibrate_with": ready} if ready else {"made_by": document["command"]}
+        return found | made | {"candidates": rows}
     return found
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from featcal import __version__
 from featcal.server.agents.access import Access
 from featcal.server.agents.tools import Tools
-from featcal.system.errors import FeatcalError, InputError
+from featcal.system.errors import InputError
 from featcal.system.sandbox import Shared, server_rules
+from featcal.system.versions import versions
 
 INSTRUCTIONS = """\
 featcal shows where a merged neural network went wrong, layer by layer, and repairs it in closed form.
@@ -63,12 +63,14 @@ def build_server(access: Access) -> Any:
     tools = []
     for name, hints in HINTS.items():
         told = ToolAnnotations(**hints, open_world_hint=rules is not None and rules.hub and name not in _CLOSED)
-        function = _refuse_by(ToolError, getattr(own, name))
+        function = _refuse_by(ToolError, own, name)
         # Unstructured: structured content would say everything twice.
         tool = Tool.from_function(function, name=name, annotations=told, structured_output=False)
         _forbid_others(tool)
         tools.append(tool)
-    return MCPServer("featcal", instructions=INSTRUCTIONS, version=__version__, tools=tools, log_level="WARNING")
+    return MCPServer(
+        "featcal", instructions=INSTRUCTIONS, version=versions(["featcal"])["featcal"], tools=tools, log_level="WARNING"
+    )
 
 
 def _forbid_others(tool: Any) -> None:
@@ -79,14 +81,14 @@ def _forbid_others(tool: Any) -> None:
     tool.parameters["additionalProperties"] = False
 
 
-def _refuse_by(kind: type[Exception], tool: Callable[..., str]) -> Callable[..., str]:
-    """Return a tool that raises featcal's own errors as the protocol's, whose message the agent reads."""
+def _refuse_by(kind: type[Exception], tools: Tools, name: str) -> Callable[..., str]:
+    """Return a tool, with its signature and words, that refuses by an error of the package: agents read its message."""
 
-    @wraps(tool)
+    @wraps(getattr(tools, name))
     def run(**arguments: Any) -> str:
         try:
-            return tool(**arguments)
-        except FeatcalError as error:
+            return tools.call(name, arguments)
+        except InputError as error:
             raise kind(str(error)) from error
 
     return run
