@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,6 +238,12 @@ def test_a_client_starts_the_command_and_a_process_does_the_job(tmp_path: Path, 
     (queue,) = (tmp_path / "cache" / "agents").iterdir()
     assert (queue / "queue.sqlite").is_file()
     assert not (tmp_path / "cache" / "jobs").exists()  # a person's own jobs are none of theirs
+
+
+@pytest.mark.slow
+def test_the_hub_can_be_closed_before_its_client_is_imported() -> None:
+    code = "import sys; from featcal.server.agents import access, serve; sys.exit('huggingface_hub' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --------------------------------------------------------------------------------------------------- what is refused

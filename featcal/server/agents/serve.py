@@ -6,17 +6,20 @@ The package is the protocol's official SDK, of which version 2 is read; another 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from featcal.server.agents.access import Access
-from featcal.server.agents.tools import Tools
 from featcal.system.errors import InputError
 from featcal.system.sandbox import Shared, server_rules
 from featcal.system.versions import versions
+
+if TYPE_CHECKING:
+    from featcal.server.agents.access import Access
+    from featcal.server.agents.tools import Tools
 
 INSTRUCTIONS = """\
 featcal shows where a merged neural network went wrong, layer by layer, and repairs it in closed form.
@@ -59,13 +62,16 @@ def build_server(access: Access) -> Any:
         from mcp.types import ToolAnnotations
     except ImportError as error:
         raise InputError("agents are served by the package mcp, version 2: pip install 'featcal[mcp]'") from error
+    from featcal.server.agents.tools import Tools
+
     rules, own = server_rules(), Tools(access)
     tools = []
     for name, hints in HINTS.items():
         told = ToolAnnotations(**hints, open_world_hint=rules is not None and rules.hub and name not in _CLOSED)
         function = _refuse_by(ToolError, own, name)
         # Unstructured: structured content would say everything twice.
-        tool = Tool.from_function(function, name=name, annotations=told, structured_output=False)
+        about = inspect.getdoc(function)
+        tool = Tool.from_function(function, name=name, description=about, annotations=told, structured_output=False)
         _forbid_others(tool)
         tools.append(tool)
     return MCPServer(
@@ -102,7 +108,7 @@ def serve(rules: Shared, access: Access) -> None:
     """
     rules.to_environment()
     if not rules.hub:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the Hub's client is imported, which reads it then
     os.chdir(rules.roots[0])  # relative paths of agents start there
     server = build_server(access)
     server.run("stdio")
