@@ -20,7 +20,7 @@ from featcal.figures.names import plain, plain_lines
 from featcal.server import kinds
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.server.manager import ensure_manager
-from featcal.server.orders import order
+from featcal.server.orders import order, submit
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -80,7 +80,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
             _show_end(job)
         if (again or not at_once) and not _ask(wanted, seconds, again):
             return None
-        job = _submit(queue, wanted)
+        job = submit(queue, wanted, visitor())
     _follow(job.id)
     return None
 
@@ -96,28 +96,11 @@ def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
         InputError: jobs cannot be kept on this machine.
     """
     queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
-    job = _submit(queue, wanted) if start else queue.find(wanted)
+    job = submit(queue, wanted, visitor()) if start else queue.find(wanted)
     if job is not None and not job.is_over:
         _follow(job.id)
     elif job is not None and job.state != DONE:
         _show_end(job)
-
-
-def _submit(queue: Queue, wanted: Order) -> Job:
-    """Put an order in line and return the job that will do it.
-
-    Raises:
-        InputError: on a shared server, one more than a visitor, or all of them, may have in line.
-    """
-    rules, own = server_rules(), visitor()
-    known = queue.find(wanted)
-    if rules is not None and (known is None or known.is_over):
-        waiting = [job.visitor for job in queue.jobs() if not job.is_over]
-        if waiting.count(own) >= rules.jobs:
-            raise InputError(f"you have {rules.jobs} unfinished jobs, all that this server takes from one visitor")
-        if len(waiting) >= rules.all_jobs:
-            raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
-    return queue.submit(wanted, own)
 
 
 def _ask(wanted: Order, seconds: float, again: bool) -> bool:

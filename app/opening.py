@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
-
-import torch
 
 from app.preview import HOME_SUITE, SAMPLES
 from app.selection import OPTIONS
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import idle_options
 from featcal.family.opening import open_family
-from featcal.preflight.estimates import LIBRARIES, estimate
-from featcal.server.lengths import draw_sizes
+from featcal.preflight.estimates import LIBRARIES
+from featcal.server import lengths
 from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
-from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 
 
@@ -36,14 +32,7 @@ def bytes_needed(suite: Suite) -> int:
         FeatcalError: the suite cannot be used.
     """
     session = Session(open_family(suite))
-    family = session.family
-    config = defaults(session)
-    info = family.merged.info
-    tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
-    sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
-    models = 2 + len(family.experts)
-    needed = estimate(family.adapter, info, sizes, config, models, Path.cwd())
-    return models * tower + needed.memory_bytes - LIBRARIES
+    return lengths.bytes_needed(session, defaults(session), resident=True) - LIBRARIES
 
 
 def prepare(reference: str = HOME_SUITE) -> None:

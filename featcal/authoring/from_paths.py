@@ -25,6 +25,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, join_words
 from featcal.system.json_files import read_json
 from featcal.system.paths import from_folder, local_path, neighbours
+from featcal.system.sandbox import require_links_inside
 
 DEFAULT_MERGE = {"method": "task-arithmetic", "scale": 0.3}
 """Merge recipe where no other is given: the paper's."""
@@ -166,6 +167,7 @@ def _model(given: str, root: Path, label: str) -> str:
 def _folder_or_id(given: str, root: Path, label: str) -> str:
     path = local_path(given, Path.cwd(), label)
     if path.is_dir():
+        require_links_inside(path, label)
         return from_folder(path, root)
     within = Path(given).parts[0] if given else ""
     if given.startswith((".", "/", "~")) or hub_model(given) is None or Path(within).is_dir():

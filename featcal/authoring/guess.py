@@ -18,6 +18,7 @@ from featcal.suite.source import ENDINGS, SOURCE_KINDS
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.paths import from_folder, local_path, neighbours
+from featcal.system.sandbox import require_links_inside, require_no_hub
 from featcal.system.yaml_files import parse_yaml
 
 T = TypeVar("T")
@@ -117,6 +118,7 @@ def _anchor(source: Any, root: Path) -> Any:
 
 def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     refuse_saved_to_disk(path)
+    require_links_inside(path, "samples")
     if path.is_dir():
         return _guess_folder(path, root, given, reads)
     if path.name.endswith(".npz"):
@@ -207,8 +209,9 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     """Guess from a data set on the Hub: names of splits and columns are asked for, and nothing else is kept.
 
     Raises:
-        InputError: `datasets` is not installed, or the Hub does not say.
+        InputError: `datasets` is not installed, or the Hub does not say, or is not to be asked (a shared server).
     """
+    require_no_hub("samples")
     repo, _, revision = name.partition("@")
     source = {"hub": repo, **({"revision": revision} if revision else {})}
     place = {option: given[option] for option in ("config", "revision") if option in given}

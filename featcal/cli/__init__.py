@@ -43,7 +43,7 @@ _HISTORY = Group(
     commands=[history.list_runs, history.rename, history.pin, history.delete],
 )
 SECTIONS = {
-    "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app),
+    "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app, show.mcp),
     "Repair it": (write.merge, repair.calibrate, repair.select),
     "See what it gives": (score.evaluate, score.compare, show.report),
     "Hand it on": (write.export, write.push, write.replay),

@@ -1,4 +1,4 @@
-"""Show results from the command line: a report, the app."""
+"""Show results from the command line: a report, the app, tools for agents."""
 
 from __future__ import annotations
 
@@ -86,3 +86,42 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
         return start_app(main, port, context.args)
     # Where the system does not tell its memory, 4 GiB are left to suites.
     return start_app(main, port, context.args, Shared(roots, max_memory or (available_bytes() or 2**33) // 2))
+
+
+@click.command()
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="Folder whose suites, models and samples may be read; paths start from the first one. May be repeated.",
+)
+@click.option("--allow-write", is_flag=True, help="Let agents write new folders below a root; nothing is overwritten.")
+@click.option("--allow-test", is_flag=True, help="Let agents measure on the test split; looks are counted.")
+@click.option(
+    "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
+)
+@click.option("--max-memory", type=Size(), help="Memory that a job may need, by the estimate.  [half of what is free]")
+@click.option("--max-minutes", default=60.0, show_default=True, help="Minutes that a job may take, by the estimate.")
+def mcp(
+    roots: tuple[str, ...],
+    allow_write: bool,
+    allow_test: bool,
+    allow_hub: bool,
+    max_memory: int | None,
+    max_minutes: float,
+) -> None:
+    """Serve ten tools to an agent, over MCP on stdin and stdout.
+
+    A client of the Model Context Protocol starts this command itself (docs/serving.md has its configuration). Agents
+    check, diagnose, choose and compare within the folders of --root; what takes long is a job with an estimate first.
+    Needs the package mcp: pip install 'featcal[mcp]'.
+    """
+    from featcal.server.agents.access import Access
+    from featcal.server.agents.serve import queue_name, serve
+    from featcal.system.sandbox import Shared
+
+    memory = max_memory or (available_bytes() or 2**33) // 2
+    rules = Shared(roots, memory, hub=allow_hub, queue=queue_name(roots, allow_hub))
+    serve(rules, Access(allow_write, allow_test, 60 * max_minutes))

@@ -182,7 +182,7 @@ def _is_suite(named: str) -> bool:
 def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_json: bool) -> None:
     """Print the verdict on models of a suite."""
     from featcal.figures.verdict.measure import diagnose as measure
-    from featcal.figures.verdict.measure import repair_of
+    from featcal.figures.verdict.measure import repair_of, verdict_json
 
     found = {one: measure(session, one, on, repair_of(session, one), bar()) for one in models}
     for name, verdict in found.items() if not as_json else ():
@@ -190,6 +190,5 @@ def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_js
             say(f"{'' if name == models[0] else chr(10)}{name}:")
         for line in verdict.lines:
             say(line)
-    head = {"suite": session.family.suite.name, "split": on.split or session.split, "samples": on.samples}
-    documents = [{**head, "seed": on.seed, "model": name, **one.to_json()} for name, one in found.items()]
+    documents = [verdict_json(session, name, on, one) for name, one in found.items()]
     show(documents[0] if len(documents) == 1 else {"models": documents}, as_json, (), ())

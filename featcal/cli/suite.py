@@ -13,7 +13,6 @@ from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
 from featcal.cli.terminal import say, show
 from featcal.system.formatting import readable
-from featcal.system.resources import embedded_suites, ready_suites
 
 if TYPE_CHECKING:
     from featcal.preflight.check import Preflight
@@ -26,18 +25,11 @@ def list_suites(as_json: bool) -> None:
 
     Models and samples of embedded ones come with it too; those of the published benchmarks are on the Hub.
     """
-    from featcal.suite.schema import load_suite
+    from featcal.suite.facts import shipped_suites
 
-    files = {"embedded": embedded_suites(), "hub": ready_suites()}
-    loaded = [(where, load_suite(name)) for where, names in files.items() for name in names]
-    document = {
-        "suites": [
-            {"name": s.name, "where": where, "description": s.description, "tasks": list(s.tasks)}
-            for where, s in loaded
-        ]
-    }
-    rows = [(s.name, where, len(s.tasks), s.description) for where, s in loaded]
-    show(document, as_json, rows, ("suite", "where", "tasks", "what it is"))
+    found = shipped_suites()
+    rows = [(one["name"], one["where"], len(one["tasks"]), one["description"]) for one in found]
+    show({"suites": found}, as_json, rows, ("suite", "where", "tasks", "what it is"))
 
 
 @click.command()

@@ -24,6 +24,7 @@ from featcal.system.errors import InputError
 from featcal.system.extras import is_installed, require_packages
 from featcal.system.in_memory import MEMORY
 from featcal.system.paths import local_path
+from featcal.system.sandbox import require_no_hub
 
 Place = Path | RemoteModel | None
 """A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""
@@ -91,10 +92,12 @@ class Places:
         """Say whether a source can be opened without fetching it.
 
         Raises:
-            InputError: the Hub has no such data set, or it is gated.
+            InputError: the Hub has no such data set, or it is gated; on a shared server, it is on the Hub at all.
         """
         if source.hub is None:
             return True
+        if not self._is_folder(source.hub):
+            require_no_hub(label)
         installed = is_installed("datasets")
         if not installed:
             self.without_package.add(source.hub)
@@ -119,6 +122,7 @@ class Places:
             model = hub_model(part)
             if self._is_folder(part) or self._is_folder(part.split("/")[0]) or model is None:
                 return resolve(part, self._root, label)
+            require_no_hub(label)
             cached = cached_folder(model)
             if cached is not None:
                 return cached

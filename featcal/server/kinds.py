@@ -39,17 +39,20 @@ class Work:
 def calibrate(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
 
-    `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), and `out`, a
-    folder to write; without it the checkpoint stays with the job.
+    `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), `model`, the name
+    of what is calibrated (left out: the merged model), and `out`, a folder to write; without it the checkpoint stays
+    with the job.
 
     Returns:
         The document of `featcal calibrate --json`.
     """
     from featcal.calibration.calibrate import calibrate_to_folder
     from featcal.family.opening import open_family
+    from featcal.session.session import Session
     from featcal.suite.schema import load_suite
 
-    family = open_family(load_suite(work.suite))
+    session = Session(open_family(load_suite(work.suite)), one_shot=True)
+    family = session.fit.family_with(work.args.get("model", "merged"))
     config = _config(family, work.args.get("options", {}))
     kept = work.folder / CHECKPOINT
     out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
@@ -191,6 +194,48 @@ def select(work: Work) -> dict[str, Any]:
     return choose(session, config, progress=work.progress).to_json(work.suite)
 
 
+def diagnose(work: Work) -> dict[str, Any]:
+    """Say what is wrong with a model, and what a calibration with the suite's options brings.
+
+    `args`: `model`, its name, and the view that it is measured on: `samples`, `split`, `seed`.
+
+    Returns:
+        The document of `featcal diagnose --json`.
+    """
+    from featcal.family.opening import open_family
+    from featcal.figures.verdict.measure import diagnose as measure
+    from featcal.figures.verdict.measure import repair_of, verdict_json
+    from featcal.session.session import Session
+    from featcal.suite.schema import load_suite
+    from featcal.suite.views import EvaluationSamples
+
+    session, model = Session(open_family(load_suite(work.suite))), work.args["model"]
+    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
+    verdict = measure(session, model, on, repair_of(session, model), work.progress)
+    return verdict_json(session, model, on, verdict)
+
+
+def difference(work: Work) -> dict[str, Any]:
+    """Compare two models sample by sample; a look at the test split is counted.
+
+    `args`: `models`, the names of both, and the view that they are scored on: `samples`, `split`, `seed`.
+
+    Returns:
+        The document of `featcal compare --model A --model B --json`.
+    """
+    from featcal.family.opening import open_family
+    from featcal.session.session import Session
+    from featcal.studies.history import History
+    from featcal.studies.recording import count_looks
+    from featcal.suite.schema import load_suite
+    from featcal.suite.views import EvaluationSamples
+
+    session, (a, b) = Session(open_family(load_suite(work.suite)), one_shot=True), work.args["models"]
+    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
+    with count_looks(session, (a, b), on, "featcal compare", History()):
+        return session.measure.compare(a, b, on, work.progress).to_json()
+
+
 KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
     "calibrate": calibrate,
     "scores": scores,
@@ -198,6 +243,8 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
     "report": report,
     "compare": compare,
     "select": select,
+    "diagnose": diagnose,
+    "difference": difference,
 }
 """Name of a kind → the function that the worker calls."""
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import resolve
 from featcal.calibration.precision import product_dtype
 from featcal.evaluation.evaluate import BATCH_SIZE
-from featcal.preflight.estimates import calibration_seconds, scoring_seconds
+from featcal.figures.verdict.measure import repair_of
+from featcal.preflight.estimates import calibration_seconds, estimate, scoring_seconds
 from featcal.preflight.samples import Drawn
+from featcal.session.model_ref import ModelId, ModelRef
 from featcal.session.open_suite import Kind
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import plan_candidates
+from featcal.studies.selection.candidates import config_asked, plan_candidates
+from featcal.studies.selection.choose import FEWEST
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.suite.calibration_options import PARTIAL, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -63,6 +69,61 @@ def seconds_to_select(session: Session, config: CalibrationConfig) -> float:
     """
     fitted = sum(tried.config is not None for tried in plan_candidates(session.family, config))
     return ((FOLDS - 1) * fitted + 1) * seconds_to_calibrate(session, config)
+
+
+def samples_to_select(session: Session, seconds: float) -> int | None:
+    """Return the calibration samples per task that a choice of recipe and options can take in this time: as many as the
+    suite's options say, else 64 or fewer; None where even the fewest take longer.
+
+    Raises:
+        InputError: as `seconds_to_calibrate`.
+    """
+    most = config_asked(session.family).samples
+    tried = (config_asked(session.family, samples=count) for count in (most, 64, 32, 16, FEWEST) if count <= most)
+    return next((one.samples for one in tried if seconds_to_select(session, one) <= seconds), None)
+
+
+def seconds_to_make(session: Session, model: ModelId) -> float:
+    """Estimate seconds for the calibrations that a model is made by; a baseline counts as one with the suite's own
+    options, and whatever is made of weights alone as nothing.
+
+    Raises:
+        InputError: as `seconds_to_calibrate`, or no such model.
+    """
+    one: ModelRef | None = session.resolve(model)
+    seconds = 0.0
+    while one is not None:
+        if one.config is not None or one.baseline is not None:
+            seconds += seconds_to_calibrate(session, one.config or config_for(session.family))
+        one = one.of
+    return seconds
+
+
+def seconds_to_compare(session: Session, models: Iterable[ModelId], view: EvaluationSamples) -> float:
+    """Estimate seconds for making models and scoring them."""
+    return sum(seconds_to_make(session, one) + seconds_to_score(session, view) for one in models)
+
+
+def seconds_to_diagnose(session: Session, model: ModelId, view: EvaluationSamples) -> float:
+    """Estimate seconds for a verdict: base, experts, model and its repair are scored, the repair is made, and the drift
+    is booked to layers, which takes as long as a calibration on the same samples."""
+    repair = repair_of(session, model)
+    booked = seconds_to_calibrate(session, config_for(session.family, samples=view.samples, seed=view.seed))
+    return booked + seconds_to_compare(session, ("base", "expert", model, *(() if repair is None else (repair,))), view)
+
+
+def bytes_needed(session: Session, config: CalibrationConfig, *, resident: bool = False) -> int:
+    """Estimate the memory of a process that calibrates, from headers and the first samples.
+
+    Args:
+        resident: every tensor of every model stays in memory.
+    """
+    family, info = session.family, session.family.merged.info
+    sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
+    models = 2 + len(family.experts)
+    needed = estimate(family.adapter, info, sizes, config, models, Path.cwd()).memory_bytes
+    tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
+    return needed + resident * models * tower
 
 
 def seconds_to_score(session: Session, view: EvaluationSamples) -> float:

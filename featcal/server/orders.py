@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from featcal.server.kinds import KINDS
-from featcal.server.queue import Order
+from featcal.server.queue import Job, Order, Queue
 from featcal.session.fingerprint import Stamp, model_stamp, suite_stamp
 from featcal.studies.history import current_maker
 from featcal.suite.name_grammar import reference_in
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.resources import code_digest, embedded_suites, ready_suites
+from featcal.system.sandbox import server_rules
 
 
 def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
@@ -44,6 +45,22 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     told_by = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
+
+
+def submit(queue: Queue, wanted: Order, visitor: str) -> Job:
+    """Put an order in line and return the job that will do it.
+
+    Raises:
+        InputError: on a shared server, one more than a visitor, or all of them, may have in line.
+    """
+    rules, known = server_rules(), queue.find(wanted)
+    if rules is not None and (known is None or known.is_over):
+        waiting = [job.visitor for job in queue.jobs() if not job.is_over]
+        if waiting.count(visitor) >= rules.jobs:
+            raise InputError(f"you have {rules.jobs} unfinished jobs, all that this server takes from one visitor")
+        if len(waiting) >= rules.all_jobs:
+            raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
+    return queue.submit(wanted, visitor)
 
 
 def _models(args: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
-from featcal.system.resources import cache_folder
+from featcal.system.sandbox import jobs_folder
 
 QUEUED, RUNNING = "queued", "running"
 DONE, FAILED, CANCELLED, DIED = "done", "failed", "cancelled", "died"
@@ -111,14 +111,14 @@ class Queue:
     """The jobs of this user on this machine.
 
     Args:
-        folder: where they are kept; left out, in the user's cache folder.
+        folder: where they are kept; left out, in the user's cache folder, where the rules of the process say.
 
     Raises:
         InputError: from every method: the folder cannot be written, or the file in it is not a queue.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = (folder or cache_folder() / "jobs").absolute()
+        self.folder = (folder or jobs_folder()).absolute()
         self._file = self.folder / "queue.sqlite"
 
     def submit(self, order: Order, visitor: str) -> Job:

@@ -13,6 +13,17 @@ from featcal.system.in_memory import is_held
 from featcal.system.resources import embedded_suites, ready_suites
 
 
+def shipped_suites() -> list[dict[str, Any]]:
+    """Return the suites that come with featcal, as `featcal suite list --json` has them: embedded ones, whose models
+    and samples come with it too, and those of the Hub."""
+    files = {"embedded": embedded_suites(), "hub": ready_suites()}
+    loaded = [(where, load_suite(name)) for where, names in files.items() for name in names]
+    return [
+        {"name": one.name, "where": where, "description": one.description, "tasks": list(one.tasks)}
+        for where, one in loaded
+    ]
+
+
 def suite_facts(suite: Suite) -> dict[str, Any]:
     """Return `shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts;
     and `in_memory`, the models and samples that were given as Python objects, where any were.

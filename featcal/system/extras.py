@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, str] = {
     "datasets": "hub",
     "pyarrow": "hub",
     "compressed_tensors": "quantize",
+    "mcp": "mcp",
 }
 """Package, as it is imported → the smallest extra of featcal that brings it."""
 

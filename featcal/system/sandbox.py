@@ -1,4 +1,4 @@
-"""Rules for a server that strangers use (`featcal app --shared`): what it may read, write and hold.
+"""Rules for a server that others use (`featcal app --shared`, `featcal mcp`): what it may read, write and hold.
 
 They are read once, from the environment, which the processes of jobs inherit; without them nothing here applies.
 """
@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,10 @@ class Shared:
     """Seconds after which a suite that nobody looks at is removed from memory."""
     text: int = 2**20
     """Bytes of a suite file that a visitor types; `maxUploadSize` limits files."""
+    hub: bool = False
+    """Whether the Hub may be asked, and its local cache read."""
+    queue: str = "jobs"
+    """Folder of the jobs, below the user's cache folder."""
 
     def to_environment(self) -> None:
         """Put this process, and those that it starts, under these rules."""
@@ -54,8 +59,15 @@ def server_rules() -> Shared | None:
     return Shared(**{**given, "roots": tuple(given["roots"])})
 
 
+def jobs_folder() -> Path:
+    """Return the folder of the jobs of this process: the user's, or that of the server's rules."""
+    rules = server_rules()
+    return cache_folder() / ("jobs" if rules is None else rules.queue)
+
+
 def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
-    """Check, on a shared server, that a path leads into its folders or job results (to read, also featcal's data).
+    """Check, on a shared server, that a path leads into its folders or job results (to read, also featcal's data and,
+    where the Hub is allowed, its local cache).
 
     Args:
         what: names the path in the message, which does not quote it.
@@ -64,16 +76,40 @@ def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
         InputError: it leads elsewhere; the message does not tell whether something is there.
     """
     rules = server_rules()
-    if rules is None:
-        return
+    if rules is not None:
+        read = [] if to_write else [str(data_path()), *_hub_cache(rules)]
+        own = [os.path.realpath(one) for one in (str(jobs_folder() / "results"), *read)]
+        _require_below((*rules.roots, *own), path, what)
+
+
+def require_in_roots(path: Path, what: str) -> None:
+    """Check, on a shared server, that a path leads into its folders: not into job results either.
+
+    Raises:
+        InputError: as `require_inside`.
+    """
+    rules = server_rules()
+    if rules is not None:
+        _require_below(rules.roots, path, what)
+
+
+def _require_below(roots: Iterable[str], path: Path, what: str) -> None:
     try:
         # Links must be followed first: one inside a shared folder may lead anywhere.
         place = os.path.realpath(path)
     except (OSError, ValueError):  # a null character: nothing can be there
         place = ""
-    own = [os.path.realpath(one) for one in (cache_folder() / "jobs" / "results", *([] if to_write else [data_path()]))]
-    if not any(place == root or place.startswith(os.path.join(root, "")) for root in (*rules.roots, *own)):
+    if not any(place == root or place.startswith(os.path.join(root, "")) for root in roots):
         raise InputError(f"{what}: outside the folders that this server shares; name something inside them")
+
+
+def _hub_cache(rules: Shared) -> list[str]:
+    """Return the folder that models of the Hub are fetched to, where they may be read."""
+    if not rules.hub:
+        return []
+    from huggingface_hub import constants
+
+    return [constants.HF_HUB_CACHE]
 
 
 def require_links_inside(place: Path, what: str) -> None:
@@ -94,9 +130,10 @@ def require_no_hub(what: str) -> None:
     """Refuse the Hub on a shared server: anyone could fill its disk, or read what is private to its owner.
 
     Raises:
-        InputError: this is a shared server.
+        InputError: this is a shared server whose rules do not allow it.
     """
-    if server_rules() is not None:
+    rules = server_rules()
+    if rules is not None and not rules.hub:
         raise InputError(f"{what}: not in the folders that this server shares, and it fetches nothing from the Hub")
 
 

@@ -17,7 +17,7 @@ from featcal.cli.groups import _GONE, _MOVED
 from featcal.suite.calibration_options import RECIPES
 
 VERBS = (
-    *("check", "drift", "diagnose", "app", "merge", "calibrate", "select"),
+    *("check", "drift", "diagnose", "app", "mcp", "merge", "calibrate", "select"),
     *("evaluate", "compare", "report", "export", "push", "replay"),
 )
 GROUPS = ("suite", "study", "history")

@@ -645,4 +645,6 @@ def test_rules_survive_the_way_to_another_process(root: Path) -> None:
         "all_jobs": 16,
         "idle": 900.0,
         "text": 2**20,
+        "hub": False,
+        "queue": "jobs",
     }

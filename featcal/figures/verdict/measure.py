@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
@@ -37,6 +38,13 @@ def diagnose(
     """
     *_, found = examine(session, model, on, repair, progress)
     return judge(found)
+
+
+def verdict_json(session: Session, name: str, on: EvaluationSamples, verdict: Verdict) -> dict[str, Any]:
+    """Return the document of `featcal diagnose --json` for a model: what was measured, on which samples, and the
+    verdict."""
+    head = {"suite": session.family.suite.name, "split": on.split or session.split, "samples": on.samples}
+    return {**head, "seed": on.seed, "model": name, **verdict.to_json()}
 
 
 def examine(

@@ -1,0 +1,129 @@
+"""Hold what the person who started the server lets agents do, and refuse the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.suite.methods import TEST_DATA, TRAINING, is_method, method
+from featcal.suite.name_grammar import model_name
+from featcal.system.errors import InputError
+from featcal.system.formatting import duration, readable, shorten
+from featcal.system.paths import local_path
+from featcal.system.sandbox import require_in_roots, require_links_inside, server_rules
+
+TEST = "test"
+_ON_TEST = re.compile(r"\btest (split|samples|pictures|texts)\b|--split test\b", re.IGNORECASE)
+"""Words of a report about numbers on the test split."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Permissions of the agents of a server; the rules of its process (`system.sandbox`) say which folders, how much
+    memory and whether the Hub.
+
+    Args:
+        write: whether new folders may be written below the roots.
+        test: whether anything may be measured on the test split, or read of it.
+        seconds: of work that one job may take, by the estimate.
+    """
+
+    write: bool = False
+    test: bool = False
+    seconds: float = 3600.0
+
+    def require_new_folder(self, out: str) -> Path:
+        """Return the absolute path of a folder that is to be written.
+
+        Raises:
+            InputError: the server is read-only, or the folder is there already or not below a root.
+        """
+        if not self.write:
+            raise InputError(
+                "this server is read-only, so nothing is written; whoever started it can allow new folders with "
+                "featcal mcp --allow-write, and the command does the same elsewhere"
+            )
+        place = Path(out).absolute()
+        require_in_roots(place, "out")
+        if os.path.lexists(place):  # lexists: a broken link is in the way too
+            raise InputError("out exists already, and nothing is overwritten; name another folder")
+        return place
+
+    def require_split(self, split: str) -> None:
+        """Raise InputError for the test split where it is not allowed."""
+        if split == TEST and not self.test:
+            raise InputError(
+                "the test split is closed here, since whoever chooses by it finds numbers that flatter; measure on "
+                "validation. Whoever started the server can open it with featcal mcp --allow-test"
+            )
+
+    def require_model(self, name: str) -> None:
+        """Check that a model may be named.
+
+        Raises:
+            InputError: a malformed name, a method that reads the test split where that is not allowed, or one that
+                trains, whose time no estimate tells.
+        """
+        part: str | None = name
+        while part is not None:
+            parsed = model_name(part)
+            needs = method(parsed.kind).about.needs if is_method(parsed.kind) else ()
+            if TEST_DATA in needs:
+                self.require_split(TEST)
+            if TRAINING in needs:
+                raise InputError(
+                    f"model '{shorten(name)}': {parsed.kind} trains, and nothing tells beforehand how long it takes; "
+                    "the command line has it, or name a method in closed form"
+                )
+            part = parsed.of
+
+    def require_limits(self, seconds: float, memory: int, command: str) -> None:
+        """Raise InputError for a job that would take more time or memory than one may have.
+
+        Args:
+            seconds, memory: by the estimates, memory in bytes.
+            command: does the same by hand.
+        """
+        rules = server_rules()
+        problems = []
+        if seconds > self.seconds:
+            problems.append(
+                f"this takes about {duration(seconds)}, and a job may take {duration(self.seconds)} (--max-minutes)"
+            )
+        if rules is not None and memory > rules.max_memory:
+            problems.append(
+                f"this needs about {readable(memory)} of memory, and a job may need {readable(rules.max_memory)} "
+                "(--max-memory)"
+            )
+        if problems:
+            raise InputError(f"{'; '.join(problems)}: take fewer samples, or leave it to a person: {command}")
+
+    def require_open(self, content: Any) -> None:
+        """Raise InputError where a document, or a text, has numbers of the test split that are not to be read."""
+        if not self.test and _is_on_test(content):
+            self.require_split(TEST)
+
+
+def _is_on_test(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return content.get("split") == TEST or any(map(_is_on_test, content.values()))
+    if isinstance(content, list):
+        return any(map(_is_on_test, content))
+    return isinstance(content, str) and _ON_TEST.search(content) is not None
+
+
+def find_place(named: str, label: str) -> Path:
+    """Return the path of a folder or file that an agent names; of a folder, no link may leave what may be read.
+
+    Raises:
+        InputError: it leads elsewhere, or nothing is there.
+    """
+    place = local_path(named, Path.cwd(), label)
+    if not place.exists():
+        raise InputError(f"{label}: nothing is there; paths start from the first folder that this server shares")
+    require_links_inside(place, label)
+    return place
