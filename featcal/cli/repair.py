@@ -182,7 +182,9 @@ def sweep(
 @SUITE
 @JSON_FILE
 @models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="the merged model alone")
-@click.option("--minutes", type=float, help="Time to spend, about; tries every merger too, where no --model is named.")
+@click.option(
+    "--minutes", type=float, help="Time to spend, about; tries every merger too, where no --model is named.  [no limit]"
+)
 @calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE
 @JSON

@@ -338,7 +338,7 @@ def test_a_short_time_goes_to_the_default_and_to_what_is_best_on_the_first_fold(
     monkeypatch.setattr(Fold, "values", values)
     clocks = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: 2 * clock[0])
     monkeypatch.setattr(choose, "time", clocks)
-    plan, best = plan_candidates(many, ASKED, merges_to_try()), Tried("ties", None)
+    plan, best = plan_candidates(many, ASKED, merges_to_try(1)), Tried("ties", None)
     first = plan.index(best) + 1
     # A quarter of the time is just enough for the first fold up to the best; half of those fit into the rest.
     found = select(many, ASKED, minutes=FOLDS * first / 60)

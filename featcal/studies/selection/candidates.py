@@ -95,8 +95,17 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
 
 
-def merges_to_try() -> list[str]:
-    """Return the names of the mergers that need neither samples nor training, at their defaults."""
+def merges_to_try(minutes: float | None) -> list[str]:
+    """Return the names of the mergers that need neither samples nor training, at their defaults, where there are
+    minutes for them; without a limit only what is named is tried.
+
+    Raises:
+        InputError: minutes are not above 0.
+    """
+    if minutes is None:
+        return []
+    if not minutes > 0:
+        raise InputError(f"minutes is {minutes:g}; give a number above 0")
     return [name for name in merger_names() if not method(name).about.needs]
 
 

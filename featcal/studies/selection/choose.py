@@ -17,7 +17,7 @@ from featcal.studies.selection.judge import Score, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
-from featcal.system.errors import FeatcalError, InputError, NumericalError
+from featcal.system.errors import FeatcalError, NumericalError
 from featcal.system.progress import Progress, silent
 
 FEWEST = 2 * FOLDS
@@ -62,12 +62,10 @@ def select(
             samples are not usable.
         NumericalError: no candidate could be scored.
     """
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"minutes is {minutes:g}; give a number above 0")
     session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
     family = session.family
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
-    plan = plan_candidates(family, asked, starts or (merges_to_try() if minutes is not None else ()))
+    plan = plan_candidates(family, asked, starts or merges_to_try(minutes))
     default = plan[0].config
     assert default is not None
     drawn = calibration_samples(session, asked)
