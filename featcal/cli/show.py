@@ -103,7 +103,13 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
     "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
 )
 @click.option("--max-memory", type=Size(), help="Memory that a job may need, by the estimate.  [half of what is free]")
-@click.option("--max-minutes", default=60.0, show_default=True, help="Minutes that a job may take, by the estimate.")
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Minutes that a job may take, by the estimate.",
+)
 def mcp(
     roots: tuple[str, ...],
     allow_write: bool,

@@ -506,7 +506,7 @@ def test_sections_are_found_by_their_keys() -> None:
     document = {"tasks": {"a/b": {"c": 1}, "a": {"b": 2}}}
     assert find_section(document, "tasks/a/b/c") == 1
     assert find_section(document, "tasks/a/b") == {"c": 1}
-    with pytest.raises(KeyError, match="tasks"):
+    with pytest.raises(KeyError, match="nothing"):
         find_section(document, "nothing")
 
 

@@ -85,7 +85,7 @@ def find_section(document: Mapping[str, Any], section: str) -> Any:
     """Return the part of a document at a path of keys with / between; the whole key goes before its parts.
 
     Raises:
-        KeyError: there is none; its argument lists the keys that are there.
+        KeyError: there is none.
     """
     for head, rest in _splits(section):
         if head not in document:
@@ -95,7 +95,7 @@ def find_section(document: Mapping[str, Any], section: str) -> Any:
             return found
         if isinstance(found, Mapping):
             return find_section(found, rest)
-    raise KeyError(", ".join(shorten(key, NAME) for key in document))
+    raise KeyError(section)
 
 
 def _splits(section: str) -> Iterator[tuple[str, str]]:

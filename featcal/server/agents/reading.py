@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def _card(folder: Path, with_scores: bool) -> dict[str, Any]:
     text = text if with_scores else _SCORES.sub("(scores on the test split are closed)", text)
     kept = {key: data[key] for key in ("license", "base_model", "pipeline_tag", "tags", "language") if key in data}
     # YAML knows dates and more, which JSON does not.
-    plain = {key: one if isinstance(one, str | list) else str(one) for key, one in kept.items()}
+    plain = {key: [str(own) for own in one] if isinstance(one, list) else str(one) for key, one in kept.items()}
     return {"card": {**quote_strings(plain, 80), "text": quote(text.strip(), CARD)}} if text or kept else {}
 
 
@@ -201,7 +202,7 @@ class Report:
     def show(self, section: str | None) -> dict[str, Any]:
         """Return a section, or the list of all."""
         if section is None:
-            return {"sections": [key if self.is_own else quote_strings(key, 80) for key in self.sections]}
+            return {"sections": self._list()}
         found = self._find(section)
         return {"section": section, "content": found if self.is_own else quote_strings(found, SECTION)}
 
@@ -209,7 +210,11 @@ class Report:
         try:
             return find_section(self.sections, section)
         except KeyError as error:
-            raise InputError(f"section: there is none of this name here; there are {error.args[0]}") from error
+            known = ", ".join(map(str, self._list()))
+            raise InputError(f"section: there is none of this name here; there are {known}") from error
+
+    def _list(self) -> list[Any]:
+        return [key if self.is_own else quote_strings(key, 80) for key in self.sections]
 
 
 def open_run(run: str) -> Report:
@@ -224,14 +229,13 @@ def open_run(run: str) -> Report:
     place = find_place(run, "run")
     if place.is_dir():
         place /= "featcal.json"
+    command = shlex.join(["cat", from_folder(place, Path.cwd())])
     if place.suffix == ".json":
-        return Report(
-            read_json(place, missing="run: the folder has no featcal.json"), f"cat {from_folder(place, Path.cwd())}"
-        )
+        return Report(read_json(place, missing="run: the folder has no featcal.json"), command)
     if place.suffix != ".md":
         raise InputError("run: give the number of a job, a written model's folder, a report.md or a JSON document")
     require_plain(place, "run", MOST_REPORT)
     text = place.read_text(encoding="utf-8", errors="replace")
     title, *parts = re.split(r"^## +", text, flags=re.MULTILINE)
     sections = {"beginning": title} | {head.strip(): body for head, _, body in (one.partition("\n") for one in parts)}
-    return Report(sections, f"cat {from_folder(place, Path.cwd())}", is_text=True)
+    return Report(sections, command, is_text=True)

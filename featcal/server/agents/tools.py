@@ -78,7 +78,11 @@ class Tools:
         loaded = self._load(suite)
         found = check(loaded, probe=False)
         document = found.to_json()
-        merged = loaded.merged.model_dump(mode="json") if isinstance(loaded.merged, MergeRecipe) else loaded.merged
+        merged = (
+            loaded.merged.model_dump(mode="json", exclude_none=True)
+            if isinstance(loaded.merged, MergeRecipe)
+            else loaded.merged
+        )
         tasks = {
             name: {"expert": one.expert, "metric": one.metric, "splits": [s for s in SPLITS if one.source(s)]}
             for name, one in loaded.tasks.items()
