@@ -140,10 +140,11 @@ def running_app(
 
 
 @contextmanager
-def chromium(executable: str) -> Iterator[Browser]:
-    """A headless browser; every page of its own context is a visitor that was never here before."""
+def chromium(executable: str, options: Sequence[str] = ()) -> Iterator[Browser]:
+    """A headless browser; every page of its own context is a visitor that was never here before. `options` are its
+    own."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable)
+        browser = playwright.chromium.launch(executable_path=executable, args=list(options))
         try:
             yield browser
         finally:

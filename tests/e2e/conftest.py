@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import browser
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from e2e.visitor import Visitor
+
+MAPS_AT_ONCE = Path(__file__).parents[1] / "fixtures" / "at_once"
+WINDOW = {"width": 1280, "height": 900}
+KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers"
+"""What a visit leaves behind in a browser, but for scripts and pictures that were fetched."""
+
+
+class Profile:
+    """A browser profile for one visitor after the other, each of whom was never there before.
+
+    Half of what a visit costs the processor is that the app's scripts are compiled. All pages of a profile share a process, which
+    remembers what it has compiled, and a page without a script keeps that process alive between two visits.
+    """
+
+    def __init__(self, chromium: Browser, address: str) -> None:
+        self._context = chromium.new_context(viewport=WINDOW)
+        self._address = address
+        self._keeper = self._context.new_page()
+        self._keeper.goto(f"{address}/_stcore/health")
+
+    def new_page(self) -> Page:
+        """Open an empty page as somebody of whom the browser knows nothing."""
+        protocol = self._context.new_cdp_session(self._keeper)
+        protocol.send("Storage.clearDataForOrigin", {"origin": self._address, "storageTypes": KEPT})
+        protocol.detach()
+        return self._context.new_page()
+
+    def close(self) -> None:
+        self._context.close()
 
 
 @dataclass(frozen=True)
@@ -32,7 +63,15 @@ def executable() -> str:
 
 
 @pytest.fixture(scope="session")
-def app(executable: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+def maps_at_once() -> Iterator[None]:
+    """Apps whose process for maps does not compile first, as no journey looks at where a map has its points."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(MAPS_AT_ONCE), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session")
+def app(executable: str, maps_at_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     folder = tmp_path_factory.mktemp("served")
     with browser.running_app(folder) as server:
         yield App(server.address, folder)
@@ -40,22 +79,28 @@ def app(executable: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 @pytest.fixture(scope="session")
 def chromium(executable: str) -> Iterator[Browser]:
-    with browser.chromium(executable) as running:
+    with browser.chromium(executable, ["--process-per-site"]) as running:
         yield running
 
 
+@pytest.fixture(scope="session")
+def profile(app: App, chromium: Browser) -> Iterator[Profile]:
+    found = Profile(chromium, app.address)
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def newcomer(app: App, chromium: Browser) -> Iterator[Callable[[], Visitor]]:
-    """Makes visitors with an empty profile each."""
-    contexts = []
+def newcomer(app: App, chromium: Browser, profile: Profile) -> Iterator[Callable[[], Visitor]]:
+    """Makes visitors: the first with the profile that all tests share, further ones with a profile of their own."""
+    with ExitStack() as stack:
+        profiles = iter([profile])
 
-    def make() -> Visitor:
-        contexts.append(chromium.new_context(viewport={"width": 1280, "height": 900}))
-        return Visitor(contexts[-1].new_page(), app.address)
+        def make() -> Visitor:
+            found = next(profiles, None) or stack.enter_context(chromium.new_context(viewport=WINDOW))
+            return Visitor(stack.enter_context(found.new_page()), app.address)
 
-    yield make
-    for context in contexts:
-        context.close()
+        yield make
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ import pytest
 from app import maps
 from featcal.session.projection import draw_points
 
+AT_ONCE = Path(__file__).parents[1] / "fixtures" / "at_once"
+"""Where a `umap` is that need not compile."""
+
 
 def cloud(n: int, k: int, seed: int = 0) -> maps.Points:
     """Normal features, every direction of another size, so that the first two are the first two."""
@@ -106,17 +109,9 @@ def test_what_was_asked_last_is_mapped_first(monkeypatch: pytest.MonkeyPatch) ->
     assert served == [[True, True, True], [True, True, False], [True, False, False]]
 
 
-AT_ONCE = """
-class UMAP:
-    def __init__(self, **options): pass
-    def fit_transform(self, features): return features[:, :2]
-"""
-
-
 @pytest.mark.slow
-def test_the_map_process_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "umap.py").write_text(AT_ONCE)  # the real one compiles for many seconds
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_the_map_process_survives_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(AT_ONCE), prepend=os.pathsep)
     worker, clouds = maps.MapWorker(), [cloud(60, 8), cloud(40, 3)]
     for _ in range(2):
         found = worker.submit(clouds).result(timeout=600)
@@ -128,9 +123,8 @@ def test_the_map_process_survives_a_kill(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_let_go_takes_its_process_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "umap.py").write_text(AT_ONCE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_a_worker_that_is_let_go_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(AT_ONCE), prepend=os.pathsep)
     worker = maps.MapWorker()
     process = worker._ensure_process()
     worker.start_when_quiet()  # what waits for a quiet moment keeps nothing alive for long
