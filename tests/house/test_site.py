@@ -10,7 +10,7 @@ from typing import Any
 import generated
 import pytest
 from command_line import Run, document
-from marked import Runner, find_blocks
+from marked import Runner, find_blocks, take_turns
 from test_docs import PAGES
 
 import featcal
@@ -106,6 +106,14 @@ def test_a_block_that_fails_says_why(code: str, said: str, tmp_path: Path) -> No
     (block,) = find_blocks(f"<!-- run -->\n```bash\n{code}\n```\n")
     with pytest.raises(RuntimeError, match=f"{code}\n.*{said}"):
         Runner(tmp_path).run(block)
+
+
+def test_every_example_has_its_turn() -> None:
+    names = [f"plot_{i:02}.py" for i in range(10)]
+    turns = [take_turns(names, 3, str(commit)) for commit in range(30)]
+    assert {name for one in turns for name in one} == {*names}
+    assert {len(one) for one in turns} == {3, 4}
+    assert take_turns(names[:1], 3, "any") == take_turns(names[:1], 1) == names[:1]
 
 
 @pytest.mark.slow
