@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ def _references() -> list[str]:
     return [f"reference/{page.name}" for page in (DOCS / "reference").glob("*.md")]
 
 
+NEEDS_BASH = pytest.mark.skipif(sys.platform == "win32", reason="blocks of bash are run by bash")
+
+
+@NEEDS_BASH
 def test_marked_blocks_are_found_and_run(tmp_path: Path) -> None:
     page = "<!-- run, show -->\n```bash\nfeatcal suite list\necho $((6 * 7)) > answer\n```\n\n```bash\nnothing\n```\n"
     page += "<!-- run -->\n```python\nfrom pathlib import Path\n\nprint(Path('answer').read_text())\n```\n"
@@ -94,6 +99,7 @@ def test_marked_blocks_are_found_and_run(tmp_path: Path) -> None:
     assert runner.run(asked) == "42\n\n"
 
 
+@NEEDS_BASH
 @pytest.mark.parametrize(
     ("code", "said"),
     [
