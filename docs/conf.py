@@ -14,6 +14,8 @@ sys.path[:0] = [str(DOCS / "extensions"), str(DOCS.parent)]
 _cache = tempfile.TemporaryDirectory(prefix="featcal-docs-")
 os.environ |= {"HF_HUB_OFFLINE": "1", "FEATCAL_CACHE": _cache.name, "OMP_NUM_THREADS": "1"}
 
+from marked import take_turns  # noqa: E402
+
 import featcal  # noqa: E402
 
 project = "featcal"
@@ -63,7 +65,7 @@ toc_object_entries_show_parents = "hide"
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
-    "filename_pattern": os.environ.get("FEATCAL_GALLERY", r"plot_"),  # which of them run
+    "filename_pattern": "|".join(take_turns([file.name for file in (DOCS / "gallery").glob("plot_*.py")])),
     "image_scrapers": ("plotly_figures.scrape",),
     "reset_modules": (),
     "default_thumb_file": str(DOCS.parent / "app" / "mark.svg"),

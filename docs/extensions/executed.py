@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from marked import Runner, find_blocks
+from marked import Runner, find_blocks, take_turns
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
@@ -17,7 +18,7 @@ MOST_COLUMNS = 110
 def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
     """Put behind every block that is to be shown what it printed; run the blocks that it needs."""
     text = source[0]
-    blocks = find_blocks(text)
+    blocks = find_blocks(text) if page in _pages_to_run(Path(app.srcdir)) else []
     # What comes behind the last output is left to the tests, which run all blocks of all pages.
     while blocks and not blocks[-1].shown:
         blocks.pop()
@@ -36,6 +37,13 @@ def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
             if block.shown:
                 parts.append(_show(printed))
     source[0] = "".join([*parts, text[start:]])
+
+
+@cache
+def _pages_to_run(docs: Path) -> set[str]:
+    """Return the names of the pages that show what blocks print, those alone whose turn it is."""
+    texts = {file.relative_to(docs).with_suffix("").as_posix(): file.read_text("utf-8") for file in docs.rglob("*.md")}
+    return {*take_turns([page for page, text in texts.items() if any(one.shown for one in find_blocks(text))])}
 
 
 def _show(printed: str) -> str:

@@ -9,11 +9,13 @@ everything else goes to bash. Blocks of `python` share their names.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,25 @@ class Runner:
         done = subprocess.run(["bash", "-e", "-c", line], capture_output=True, text=True, check=False)
         print(done.stdout, end="")
         return done.stderr or f"exit status {done.returncode}" if done.returncode else ""
+
+
+SHARE = int(os.environ.get("FEATCAL_DOCS_SHARE", "1"))
+"""One page or example in so many runs in this build; `.ci/run` sets it, the site that is published runs all."""
+
+
+def take_turns(names: Sequence[str], share: int = SHARE, commit: str | None = None) -> list[str]:
+    """Return the names whose turn it is, one in `share` and at least one.
+
+    Args:
+        commit: what decides; None for that of the clone.
+    """
+    if share < 2 or not names:
+        return sorted(names)
+    if commit is None:
+        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    first = int(hashlib.sha256(commit.encode()).hexdigest(), 16) % min(share, len(names))
+    return sorted(names)[first::share]
 
 
 def _commands(block: Block) -> Iterator[str]:

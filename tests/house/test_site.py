@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import generated
 import pytest
 from command_line import Run, document
-from marked import Runner, find_blocks
+from marked import Runner, find_blocks, take_turns
 from test_docs import PAGES
 
 import featcal
@@ -84,6 +85,10 @@ def _references() -> list[str]:
     return [f"reference/{page.name}" for page in (DOCS / "reference").glob("*.md")]
 
 
+NEEDS_BASH = pytest.mark.skipif(sys.platform == "win32", reason="blocks of bash are run by bash")
+
+
+@NEEDS_BASH
 def test_marked_blocks_are_found_and_run(tmp_path: Path) -> None:
     page = "<!-- run, show -->\n```bash\nfeatcal suite list\necho $((6 * 7)) > answer\n```\n\n```bash\nnothing\n```\n"
     page += "<!-- run -->\n```python\nfrom pathlib import Path\n\nprint(Path('answer').read_text())\n```\n"
@@ -94,6 +99,7 @@ def test_marked_blocks_are_found_and_run(tmp_path: Path) -> None:
     assert runner.run(asked) == "42\n\n"
 
 
+@NEEDS_BASH
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -106,6 +112,14 @@ def test_a_block_that_fails_says_why(code: str, said: str, tmp_path: Path) -> No
     (block,) = find_blocks(f"<!-- run -->\n```bash\n{code}\n```\n")
     with pytest.raises(RuntimeError, match=f"{code}\n.*{said}"):
         Runner(tmp_path).run(block)
+
+
+def test_every_example_has_its_turn() -> None:
+    names = [f"plot_{i:02}.py" for i in range(10)]
+    turns = [take_turns(names, 3, str(commit)) for commit in range(30)]
+    assert {name for one in turns for name in one} == {*names}
+    assert {len(one) for one in turns} == {3, 4}
+    assert take_turns(names[:1], 3, "any") == take_turns(names[:1], 1) == names[:1]
 
 
 @pytest.mark.slow
