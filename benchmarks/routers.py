@@ -67,7 +67,6 @@ def train(out: Path, seed: int) -> None:
             made.half().save_pretrained(out / name)
     build.loss_of = plain_loss
     shutil.copy(data_path("lm-mini") / "suite.yaml", out)
-    torch.set_grad_enabled(False)
 
 
 def chosen_experts(family: featcal.Family, model: Any, batches: list[Batch]) -> Iterator[Tensor]:
