@@ -10,7 +10,7 @@ from pathlib import Path
 
 import browser
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from e2e.visitor import Visitor
 
@@ -23,25 +23,21 @@ KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers"
 class Profile:
     """A browser profile for one visitor after the other, each of whom was never there before.
 
-    Half of what a visit costs the processor is that the app's scripts are compiled. All pages of a profile share a process, which
-    remembers what it has compiled, and a page without a script keeps that process alive between two visits.
+    Half of what a visit costs the processor is the compilation of the app's scripts. All pages of a profile are in one
+    process, which keeps what it has compiled, and a page without a script keeps that process alive between visits.
     """
 
-    def __init__(self, chromium: Browser, address: str) -> None:
-        self._context = chromium.new_context(viewport=WINDOW)
-        self._address = address
-        self._keeper = self._context.new_page()
-        self._keeper.goto(f"{address}/_stcore/health")
+    def __init__(self, context: BrowserContext) -> None:
+        self._context, self._keeper = context, context.new_page()
 
-    def new_page(self) -> Page:
-        """Open an empty page as somebody of whom the browser knows nothing."""
+    def new_page(self, address: str) -> Page:
+        """Open an empty page as somebody of whom the browser has nothing that an app at this address has left."""
+        if not self._keeper.url.startswith(address):
+            self._keeper.goto(f"{address}/_stcore/health")
         protocol = self._context.new_cdp_session(self._keeper)
-        protocol.send("Storage.clearDataForOrigin", {"origin": self._address, "storageTypes": KEPT})
+        protocol.send("Storage.clearDataForOrigin", {"origin": address, "storageTypes": KEPT})
         protocol.detach()
         return self._context.new_page()
-
-    def close(self) -> None:
-        self._context.close()
 
 
 @dataclass(frozen=True)
@@ -84,21 +80,23 @@ def chromium(executable: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def profile(app: App, chromium: Browser) -> Iterator[Profile]:
-    found = Profile(chromium, app.address)
-    yield found
-    found.close()
+def profile(chromium: Browser) -> Iterator[Profile]:
+    with chromium.new_context(viewport=WINDOW) as context:
+        yield Profile(context)
 
 
 @pytest.fixture
 def newcomer(app: App, chromium: Browser, profile: Profile) -> Iterator[Callable[[], Visitor]]:
     """Makes visitors: the first with the profile that all tests share, further ones with a profile of their own."""
     with ExitStack() as stack:
-        profiles = iter([profile])
+        shared = [profile]
 
         def make() -> Visitor:
-            found = next(profiles, None) or stack.enter_context(chromium.new_context(viewport=WINDOW))
-            return Visitor(stack.enter_context(found.new_page()), app.address)
+            if shared:
+                page = shared.pop().new_page(app.address)
+            else:
+                page = stack.enter_context(chromium.new_context(viewport=WINDOW)).new_page()
+            return Visitor(stack.enter_context(page), app.address)
 
         yield make
 

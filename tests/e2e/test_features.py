@@ -9,10 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 import browser
 import pytest
 
-from e2e.visitor import Visitor
+from e2e.visitor import QUICK_LINK, Visitor
 
 pytestmark = pytest.mark.e2e
-QUICK = "b=calibrated&lam=0.05&samples=16&n=16&map=PCA"
+LINK = f"/features?{QUICK_LINK}&b=calibrated&map=PCA"
 ON_SCREEN = """place => {
   const plot = place.querySelector('.js-plotly-plot'), box = plot.getBoundingClientRect();
   const {xaxis: x, yaxis: y} = plot._fullLayout;
@@ -55,7 +55,7 @@ def draw_around(visitor: Visitor, left: float, top: float, right: float, bottom:
 
 
 def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
-    visitor.open(f"/features?{QUICK}")
+    visitor.open(LINK)
     visitor.page.locator(".st-key-feature-map").scroll_into_view_if_needed()
     visitor.settle()  # a chart that comes into the window may be drawn once more
     points = on_screen(visitor)
@@ -86,7 +86,7 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
 
 
 def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
-    visitor.open(f"/features?{QUICK}")
+    visitor.open(LINK)
     visitor.page.locator(".st-key-feature-map").scroll_into_view_if_needed()
     visitor.settle()
     points = on_screen(visitor)
@@ -134,7 +134,7 @@ def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
 
 
 def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
-    visitor.open(f"/features?{QUICK}&layer=block%201")
+    visitor.open(f"{LINK}&layer=block%201")
     field = browser.control(visitor.page, "picked").locator("input")
     field.press_sequentially("5:")  # the beginning of its name; above the names is one for all of them
     field.press("Enter")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import browser
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
+
+from e2e.conftest import Profile
 
 pytestmark = pytest.mark.e2e
 PROGRAM = (str(Path(__file__).with_name("app_of_jobs.py")),)
@@ -46,12 +48,12 @@ Open = Callable[[str], Page]
 
 
 @pytest.fixture
-def opened(chromium: Browser, server: Server) -> Iterator[Open]:
+def opened(profile: Profile, server: Server) -> Iterator[Open]:
     """Opens an address of the server as a visitor who was never there."""
     with ExitStack() as stack:
 
         def come(path: str) -> Page:
-            page = stack.enter_context(chromium.new_context()).new_page()
+            page = stack.enter_context(profile.new_page(server.address))
             page.set_default_timeout(PATIENCE)
             page.goto(server.address + path)
             return page
@@ -72,7 +74,7 @@ def test_a_job_is_cancelled_where_it_is_watched(opened: Open) -> None:
 
 
 def test_a_job_survives_a_reload_and_its_server(opened: Open, server: Server) -> None:
-    path = "/calibrate?rho=1.8&samples=256"
+    path = "/calibrate?rho=1.8&samples=64&n=16"
     page = opened(path)
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("progressbar")).to_be_visible(timeout=PATIENCE)
@@ -89,11 +91,11 @@ def test_a_job_survives_a_reload_and_its_server(opened: Open, server: Server) ->
 
 
 def test_a_page_that_was_stopped_says_so(opened: Open) -> None:
-    page = opened("/drift")
+    page = opened("/drift?n=16")
     browser.settle(page)
     notice = page.get_by_text("This page was stopped before it was whole")
     expect(notice).to_have_count(0)
-    page.goto(page.url.split("?")[0] + "?n=256")
+    page.goto(page.url.split("?")[0] + "?n=32")  # what this app is slow at
     page.get_by_role("button", name="Stop").click()
     expect(notice).to_be_visible(timeout=PATIENCE)
     page.get_by_role("button", name="Run the page again").click()

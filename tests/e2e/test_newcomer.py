@@ -7,7 +7,7 @@ import re
 import pytest
 
 from e2e.conftest import App
-from e2e.visitor import Model, Visitor
+from e2e.visitor import QUICK_LINK, Model, Visitor
 
 pytestmark = pytest.mark.e2e
 QUESTIONS = {
@@ -32,14 +32,16 @@ def test_five_questions_are_answered_within_three_clicks(visitor: Visitor, app: 
     assert folder.name in visitor.page.get_by_test_id("stAlertContentSuccess").last.inner_text()
 
 
-@pytest.mark.parametrize("path", ["/", "/drift"])
-def test_a_page_to_begin_with_is_short(visitor: Visitor, path: str) -> None:
+def test_pages_to_begin_with_are_short(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 1400, "height": 900})
-    visitor.open(f"{path}?suite=clip-mini")  # a link: without the tour
-    main = visitor.page.get_by_test_id("stMainBlockContainer")
-    assert main.evaluate("place => place.scrollHeight") < 1600
-    controls = ("stButtonGroup", "stSelectbox", "stSlider", "stCheckbox", "stButton")
-    assert sum(main.get_by_test_id(one).count() for one in controls) <= 7
+    visitor.open("/?suite=clip-mini")  # a link: without the tour
+    for name in ("verdict", "drift"):
+        if visitor.place != name:
+            visitor.go(name)
+        main = visitor.page.get_by_test_id("stMainBlockContainer")
+        assert main.evaluate("place => place.scrollHeight") < 1600, name
+        controls = ("stButtonGroup", "stSelectbox", "stSlider", "stCheckbox", "stButton")
+        assert sum(main.get_by_test_id(one).count() for one in controls) <= 7, name
 
 
 INSIDE = """names => names.flatMap(name => [...document.querySelectorAll(`.st-key-cockpit ${name}`)]
@@ -47,20 +49,21 @@ INSIDE = """names => names.flatMap(name => [...document.querySelectorAll(`.st-ke
     [name, box.width > 0 && box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth]))"""
 
 
-@pytest.mark.parametrize(("width", "height"), [(1400, 900), (1280, 720)])
-def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor, width: int, height: int) -> None:
-    visitor.page.set_viewport_size({"width": width, "height": height})
-    visitor.open("/calibrate?samples=16&n=16")
+def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor) -> None:
+    visitor.page.set_viewport_size({"width": 1400, "height": 900})
+    visitor.open(f"/calibrate?{QUICK_LINK}")
     line = '.st-key-result [data-testid="stMarkdown"] p'
     slider, chart, write = '[data-testid="stSlider"]', '[data-testid="stPlotlyChart"]', ".st-key-result button"
-    seen = visitor.page.evaluate(INSIDE, [slider, chart, line, write])
-    assert [name for name, _ in seen if name != write] == [slider] * 4 + [chart] * 2 + [line]
-    assert visitor.page.locator(".st-key-result").get_by_role("button", name="Write the checkpoint").is_visible()
-    assert [name for name, inside in seen if not inside] == []
+    for width, height in ((1400, 900), (1280, 720)):
+        visitor.resize(width, height)
+        seen = visitor.page.evaluate(INSIDE, [slider, chart, line, write])
+        assert [name for name, _ in seen if name != write] == [slider] * 4 + [chart] * 2 + [line]
+        assert visitor.page.locator(".st-key-result").get_by_role("button", name="Write the checkpoint").is_visible()
+        assert [name for name, inside in seen if not inside] == [], width
 
 
 def test_moves_are_undone_by_keys_and_models_come_back_by_a_click(visitor: Visitor) -> None:
-    visitor.open("/calibrate?samples=16&n=16")
+    visitor.open(f"/calibrate?{QUICK_LINK}")
     start = visitor.model
     visitor.step("rho", 2)
     moved, result = visitor.model, visitor.result("Accuracy")

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from e2e.conftest import App
-from e2e.visitor import Model, Visitor
+from e2e.visitor import QUICK, QUICK_LINK, Model, Visitor
 
 pytestmark = pytest.mark.e2e
 DEFAULTS = Model(0.05, 2.0, 0.3, 64)
-LINKED = Model(0.0002, 1.2, 0.35, 32)
+LINKED = Model(0.0002, 1.2, 0.35, 16)
+"""A model none of whose options is a default."""
 ALL = ("calibrate", "drift", "features", "cosines", "accuracy", "suite")
 
 
 def test_the_tour_shows_one_calibrated_model(visitor: Visitor) -> None:
     """Drift, Calibrate, Features, Cosines, Accuracy, Drift, as the README goes; numbers agree from page to page."""
-    model = Model(0.05, 2.1, 0.3, 64)
-    visitor.open("/")
+    start = replace(LINKED, rho=1.1)
+    visitor.open(f"/drift?{start.query()}&n=16")
     visitor.go("calibrate")
-    assert visitor.model == DEFAULTS
+    assert visitor.model == start
     visitor.step("rho")
-    assert visitor.model == model
+    assert visitor.model == LINKED  # the model of the next journey: what is measured here is there already
     cosine, drift = visitor.result("cosine"), visitor.chart("compared")["calibrated"][-1]
-    assert visitor.walk(["features", "cosines"]) == {"features": model, "cosines": model}
+    assert visitor.walk(["features", "cosines"]) == {"features": LINKED, "cosines": LINKED}
     cosines = visitor.chart("a")["calibrated"]
     assert sum(cosines) / len(cosines) == pytest.approx(cosine, abs=6e-4)
-    assert visitor.walk(["accuracy", "drift"]) == {"accuracy": model, "drift": model}
+    assert visitor.walk(["accuracy", "drift"]) == {"accuracy": LINKED, "drift": LINKED}
     assert visitor.chart("drift-layers")["drift, calibrated"][-1] == pytest.approx(drift, rel=1e-5)
 
 
@@ -47,40 +49,30 @@ def test_the_model_of_a_link_is_on_every_page(visitor: Visitor, order: tuple[str
 def test_the_model_of_the_button_is_on_every_page(visitor: Visitor) -> None:
     """The app's own code sets it: the button where a page has no calibrated model yet."""
     order = ("accuracy", "drift", "calibrate", "features")
-    visitor.open("/cosines")
+    visitor.open("/cosines?n=16")
     visitor.click("Calibrate with the defaults")
     assert visitor.model == DEFAULTS
     assert visitor.walk(order) == dict.fromkeys(order, DEFAULTS)
 
 
-def test_samples_to_measure_on_are_the_same_on_every_page(visitor: Visitor) -> None:
-    visitor.open("/suite?n=32")
-    assert visitor.n == 32
-    seen = {}
-    for name in ("drift", "features", "cosines", "calibrate"):
+def test_samples_to_measure_on_and_the_task_are_the_same_on_every_page(visitor: Visitor) -> None:
+    visitor.open("/accuracy?task=flags&samples=16&n=16")
+    seen, task = {}, {}
+    for name in ("features", "suite", "drift", "cosines", "calibrate"):
         visitor.go(name)
         seen[name] = visitor.n
-    assert seen == dict.fromkeys(seen, 32)
-
-
-def test_the_task_is_the_same_on_every_page(visitor: Visitor) -> None:
-    visitor.open("/accuracy?task=flags")
-    visitor.go("features")
-    assert visitor.value("task") == "flags"
-    visitor.go("suite")
-    visitor.go("drift")
-    assert visitor.value("task") == "flags"
+        if name in ("features", "drift"):
+            task[name] = visitor.value("task")
+    assert seen == dict.fromkeys(seen, 16)
+    assert task == dict.fromkeys(task, "flags")
 
 
 def test_a_reload_and_a_copied_address_show_the_same(newcomer: Callable[[], Visitor]) -> None:
     visitor, other = newcomer(), newcomer()
-    visitor.open("/calibrate")
-    visitor.drag("rho", 0.3)
+    visitor.open(f"/calibrate?{QUICK_LINK}")
     visitor.step("lam")
     model = visitor.model
-    assert model is not None
-    assert (model.lam, model.samples) == (0.1, 64)
-    assert model.rho == pytest.approx(1.2, abs=0.11)
+    assert model == replace(QUICK, lam=0.1)
     visitor.go("features")
     before = visitor.metric("cosine, calibrated")
     visitor.reload()
@@ -91,10 +83,9 @@ def test_a_reload_and_a_copied_address_show_the_same(newcomer: Callable[[], Visi
 
 
 def test_a_page_switch_is_one_history_entry_and_back_undoes_it(visitor: Visitor) -> None:
-    visitor.open("/calibrate")
-    start, model = visitor.history, Model(0.1, 2.2, 0.3, 64)
+    visitor.open(f"/calibrate?{QUICK_LINK}")
+    start, model = visitor.history, replace(QUICK, rho=2.2)
     visitor.step("rho", 2)
-    visitor.step("lam")
     moved = visitor.history
     lengths = []
     for name in ("features", "cosines", "suite"):
@@ -110,7 +101,7 @@ def test_a_page_switch_is_one_history_entry_and_back_undoes_it(visitor: Visitor)
 
 
 def test_a_checkpoint_is_written_into_a_folder_that_names_it(app: App, visitor: Visitor) -> None:
-    visitor.open("/calibrate?samples=16&n=16")
+    visitor.open(f"/calibrate?{QUICK_LINK}")
     visitor.drag("rho", 0.8)
     visitor.step("alpha")
     model = visitor.model
@@ -128,11 +119,11 @@ def test_a_checkpoint_is_written_into_a_folder_that_names_it(app: App, visitor: 
 
 
 def test_the_folder_follows_the_suite(visitor: Visitor) -> None:
-    visitor.open("/calibrate")
-    assert visitor.value("folder") == DEFAULTS.folder("clip-mini")
+    visitor.open("/calibrate?samples=16&n=16")
+    assert visitor.value("folder") == QUICK.folder("clip-mini")
     visitor.choose("suite", "t5-mini")
     assert visitor.model is not None
-    assert visitor.model != DEFAULTS
+    assert visitor.model != QUICK
     name = visitor.model.folder("t5-mini")
     assert visitor.value("folder") == name
     assert visitor.page.get_by_test_id("stCode").first.inner_text().strip().endswith(f"--out {name}")

@@ -44,6 +44,9 @@ class Model:
         return f"lam={self.lam:g}&rho={self.rho:g}&alpha={self.alpha:g}&samples={self.samples}"
 
 
+QUICK = Model(0.05, 2.0, 0.3, 16)
+"""The defaults with few samples: whoever needs no other model takes this one, which the server computes once."""
+QUICK_LINK = f"{QUICK.query()}&n=16"
 MOST_TABS = 80
 """More than any page has places for the focus before its last control above the fold."""
 
@@ -196,17 +199,20 @@ class Visitor:
         assert found, f"{self.address} says {said!r}"
         return float(found.group(1))
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size, in pixels."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.settle()
+
     def cut_off(self, width: int) -> list[str]:
         """Texts of cards and buttons that are not wholly to be seen in a window of this width."""
-        self.page.set_viewport_size({"width": width, "height": 900})
-        self.settle()
+        self.resize(width)
         found: list[str] = self.page.evaluate(CUT_OFF)
         return found
 
     def size(self, width: int) -> tuple[int, int]:
         """How high the page is in a window of this width, in pixels, and how many controls its body shows."""
-        self.page.set_viewport_size({"width": width, "height": 900})
-        self.settle()
+        self.resize(width)
         height, controls = self.page.get_by_test_id("stMainBlockContainer").evaluate(SIZE)
         return height, controls
 
