@@ -35,6 +35,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert heading in _headings(there), link
 
 
+def test_pages_of_the_site_link_to_each_other_alone() -> None:
+    """A page beside README is on the site as `docs/architectures/…`, or by its own name in code."""
+    outside = {
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs")
+        for link in LINK.findall(_prose(page))
+        if "://" not in link and not (page.parent / link.partition("#")[0]).resolve().is_relative_to(ROOT / "docs")
+    }
+    assert outside == set()
+
+
 @pages
 def test_commands_and_options_exist(page: Path) -> None:
     for line in _lines(page):
