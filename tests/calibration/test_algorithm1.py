@@ -407,6 +407,19 @@ def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> Non
         group.solve(expert, expert, config)
 
 
+def test_targets_that_overflow_beside_finite_inputs_are_an_error_with_their_maps() -> None:
+    """Outputs of 1e37 are finite, and so are their sums; their products with inputs of 100 are not."""
+    config, expert = clip_config(), {"map.weight": torch.eye(32), "map.bias": torch.zeros(32)}
+    group, x = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)}), 100 * torch.ones(24, 32)
+    trace = Step(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": 1e37 * torch.ones(24, 32)})
+    group.update({"map": x}, trace, expert, TokenRows.from_weights(None, 24), 24, config)
+    group.end_task(expert, config)
+    assert bool(group.finite())
+    assert bool(group.sums.gram.norm().isfinite())
+    with pytest.raises(NumericalError, match="map: features are not finite"):
+        group.solve(expert, expert, config)
+
+
 def test_experts_run_once_for_many_calibrations_of_models_in_files(
     tiny: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +437,14 @@ def test_experts_run_once_for_many_calibrations_of_models_in_files(
         stepped.clear()
         calibrate(tiny, replace(CONFIG, lam=lam), experts=passes)
         assert sum(stepped) == (0 if round_ else BLOCKS * len(TASKS))
+
+
+def test_progress_is_told_before_every_block_and_at_the_end(tiny: Family) -> None:
+    told: list[tuple[str, int, int]] = []
+    run = tiny.run(lambda *said: told.append(said))
+    ForwardOrder(run, expert_passes(tiny, CONFIG), CONFIG, InMemoryBlocks()).calibrate()
+    assert [(done, total) for _, done, total in told] == [(done, BLOCKS) for done in range(BLOCKS + 1)]
+    assert len({label for label, *_ in told}) == 1
 
 
 def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import current_thread, main_thread
 
 import pytest
 import torch
+from tiny_clip import TASKS
 from tiny_text import write_text_suite
 
 from featcal import InputError, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.memory import state_budget
+from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
-from featcal.models.adapter import Call
+from featcal.models.adapter import Block, Call
+from featcal.models.lane import Kept, Lane
+from featcal.models.walk import Walk
 from featcal.system.progress import rss_bytes
 
 
@@ -99,6 +104,36 @@ def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeyp
     files = [tmp_path / out / "model.safetensors" for out in ("free", "bound")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert json.loads((tmp_path / "bound" / "featcal.json").read_text())["relative_drift"] == free["relative_drift"]
+
+
+@pytest.mark.parametrize(("budget", "ahead"), [(None, True), (2**30, False)])
+def test_an_expert_is_read_ahead_where_no_budget_bounds_memory(
+    tiny: Family, monkeypatch: pytest.MonkeyPatch, budget: int | None, ahead: bool
+) -> None:
+    """The tensors of a second one are memory of which a budget knows nothing."""
+    elsewhere, tensors = list[bool](), Lane.tensors
+
+    def noting(lane: Lane, block: Block) -> dict[str, torch.Tensor]:
+        elsewhere.append(current_thread() is not main_thread())
+        return tensors(lane, block)
+
+    monkeypatch.setattr(Lane, "tensors", noting)
+    passes = {task: tiny.expert_pass(tiny.samples(task, "test", 2, 0), 2) for task in TASKS}
+    walk = Walk(tiny.run(store=ActivationStore(budget)), "", passes, {})
+    assert [task for task, _ in walk.experts_at(tiny.adapter.blocks()[0])] == list(TASKS)
+    assert elsewhere == [False, ahead]
+
+
+def test_what_a_walk_leaves_is_kept_as_a_whole_or_not_at_all() -> None:
+    """A part of a lane's calls would be taken for all of them; room that is given back is given back once."""
+    calls = [call(seed) for seed in range(4)]
+    room = 2 * calls[0].hidden_state.numel() * 4
+    kept = Kept(room)
+    for several, left, found in ((calls, room, None), (calls[:2], 0, calls[:2])):
+        with kept.keeping("lane", [room]) as keep:
+            for one in several:
+                keep(one)
+        assert (kept.left, kept.find("lane", [room])) == (left, found)
 
 
 def test_a_limit_that_no_block_fits_into_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from featcal.family.opening import Family
-from featcal.models.adapter import capture_call, check_buffers
+from featcal.models.adapter import Call, capture_call, check_buffers
 from featcal.models.capture import capture_inputs, capture_outputs
+from featcal.models.lane import Lane
 
 
 class LinearOracle(TorchFunctionMode):
@@ -100,6 +103,26 @@ def test_a_linear_called_twice_is_an_error() -> None:
     block = Twice()
     with pytest.raises(RuntimeError, match="'map' is called twice"), capture_inputs(dict(block.named_children())):
         block(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_first_batch_alone_runs_to_the_end_of_the_block(whole: bool) -> None:
+    """So a second call is found on it, and all others are spared the last product."""
+    ended: list[float] = []
+
+    def inputs_of(module: Twice) -> list[float]:
+        def run(_: object, call: Call) -> None:
+            module(call.hidden_state)
+            ended.append(float(call.hidden_state[0, 0]))
+
+        block: Any = SimpleNamespace(run=run)
+        lane: Any = SimpleNamespace(calls=[Call((torch.full((1, 2), float(place)),), {}) for place in range(3)])
+        return [float(one["map"][0, 0]) for one in Lane.inputs(lane, block, {}, {"map": module.map}, whole)]
+
+    assert inputs_of(Idle()) == [0, 1, 2]
+    assert ended == ([0] if whole else [])
+    with pytest.raises(RuntimeError, match="'map' is called twice") if whole else nullcontext():
+        assert inputs_of(Twice()) == [0, 1, 2]
 
 
 def test_a_linear_never_called_is_an_error() -> None:

@@ -285,6 +285,24 @@ def test_old_and_large_results_go_first(line: Queue, monkeypatch: pytest.MonkeyP
     assert list((line.folder / "results").iterdir()) == []
 
 
+def test_a_job_is_forgotten_once_it_has_ended_and_its_result_with_the_last_of_its_order(line: Queue) -> None:
+    first = line.submit(steps(), "ann")
+    line.forget(first.id)  # in line
+    assert line.claim() is not None
+    line.forget(first.id)  # running
+    assert [job.id for job in line.jobs()] == [first.id]
+    first.folder.mkdir(parents=True)
+    (first.folder / "result.json").write_text("{}")
+    line.end(first.id, "done")
+    again = line.submit(steps(), "bob")
+    line.forget(first.id)
+    assert ([job.id for job in line.jobs()], line.result(first.order)) == ([again.id], {})
+    line.cancel(again.id)
+    for _ in range(2):  # what is gone is forgotten already
+        line.forget(again.id)
+        assert (line.jobs(), line.result(first.order)) == ([], None)
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="FEATCAL_CACHE"):
