@@ -124,6 +124,7 @@ def test_every_import_is_of_the_core_or_asks_first() -> None:
     assert [*unasked(imports)] == []
 
 
+@pytest.mark.slow
 def test_modules_that_need_an_extra_to_be_imported_are_charts_and_reports() -> None:
     """So a command that shows none of them never meets one."""
     found = {module for module, needs in needed_at_import(product()).items() if needs}

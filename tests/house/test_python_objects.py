@@ -35,6 +35,7 @@ def _pairs(seed: int) -> list[tuple[str, str]]:
     return [(" ".join(f"w{word}" for word in row), ["no", "yes"][row[0] % 2]) for row in drawn.tolist()]
 
 
+@pytest.mark.slow
 def test_models_and_samples_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
