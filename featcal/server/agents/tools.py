@@ -169,12 +169,13 @@ class Tools:
         session = self._open(suite)
         samples = lengths.samples_to_select(session, 60 * minutes)
         config = config_asked(session.family, samples=samples or FEWEST)
-        command = select_command(suite, {"samples": config.samples, "minutes": minutes})
         if samples is None:
+            alone = select_command(suite, {"samples": config.samples})
             raise InputError(
                 f"even with {config.samples} samples per task this takes more than {minutes:g} minutes; give it more, "
-                f"or leave it to a person: {command}"
+                f"or leave it to a person: {alone}"
             )
+        command = select_command(suite, {"samples": samples, "minutes": minutes})
         args = {"options": {"samples": samples}, "minutes": minutes}
         memory = lengths.bytes_needed(session, config, resident=True)
         return self._start("select", suite, args, (60 * minutes, memory), f"{command} --json")
