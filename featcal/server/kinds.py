@@ -178,7 +178,7 @@ def select(work: Work) -> dict[str, Any]:
     """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
     that was cancelled or died goes on where it stopped.
 
-    `args`: `options`, those of `featcal select`, by name.
+    `args`: `options`, those of `featcal select`, by name, and `minutes` to spend (left out: no limit).
 
     Returns:
         The document of `featcal select --json`.
@@ -191,7 +191,8 @@ def select(work: Work) -> dict[str, Any]:
 
     session = Session(open_family(load_suite(work.suite)).resident())
     config = config_asked(session.family, **work.args["options"])
-    return choose(session, config, progress=work.progress).to_json(work.suite)
+    found = choose(session, config, minutes=work.args.get("minutes"), progress=work.progress)
+    return found.to_json(work.suite)
 
 
 def diagnose(work: Work) -> dict[str, Any]:

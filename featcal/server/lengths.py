@@ -72,15 +72,16 @@ def seconds_to_select(session: Session, config: CalibrationConfig) -> float:
 
 
 def samples_to_select(session: Session, seconds: float) -> int | None:
-    """Return the calibration samples per task that a choice of recipe and options can take in this time: as many as the
-    suite's options say, else 64 or fewer; None where even the fewest take longer.
+    """Return the calibration samples per task with which a choice can keep to this time: as many as the suite's options
+    say, else 64 or fewer. None where even the fewest take longer for the least that is tried, the default on every
+    fold, and then on all samples.
 
     Raises:
         InputError: as `seconds_to_calibrate`.
     """
     most = config_asked(session.family).samples
     tried = (config_asked(session.family, samples=count) for count in (most, 64, 32, 16, FEWEST) if count <= most)
-    return next((one.samples for one in tried if seconds_to_select(session, one) <= seconds), None)
+    return next((one.samples for one in tried if FOLDS * seconds_to_calibrate(session, one) <= seconds), None)
 
 
 def seconds_to_make(session: Session, model: ModelId) -> float:

@@ -192,10 +192,11 @@ def test_a_whole_conversation(start: Serve, at_once: None) -> None:
     said = agent.result("diagnose", suite="clip-mini", samples=16)
     assert said["lines"][-1].startswith("Measured on 16 validation samples per task")
     assert (said["next"], said["split"]) == ("repair", "validation")
-    chosen = agent.result("suggest", suite="clip-mini", minutes=0.22)
+    chosen = agent.result("suggest", suite="clip-mini", minutes=0.045)
     assert chosen["candidates"][0]["model"].startswith("calibrated:")
-    assert chosen["calibrate_with"]["options"]["samples"] == 8  # 13 s have room for no more
+    assert chosen["calibrate_with"]["options"]["samples"] == 8  # 2.7 s have room for no more
     whole = agent.ask("read_report", run=str(chosen["job"]), section="chosen")["content"]
+    assert yaml.safe_load(chosen["suite_lines"])["calibration"]["recipe"] == whole["recipe"]
     assert whole == {name: one for name, one in chosen["calibrate_with"]["options"].items() if name != "samples"}
     written = agent.result("calibrate", suite="clip-mini", out="repaired", **chosen["calibrate_with"])
     session = open_session("clip-mini")

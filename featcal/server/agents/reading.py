@@ -39,7 +39,7 @@ _SCORES = re.compile(r"<!-- scores -->.*?<!-- end of scores -->", re.DOTALL)
 """Part of a card of featcal's that has scores on the test split."""
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _DIGESTS: Mapping[str, tuple[str, ...]] = {
-    "select": ("model", "start", "chosen", "verdict", "margin", "criterion", "read", "candidates", "notes"),
+    "select": ("model", "suite_lines", "verdict", "margin", "criterion", "read", "candidates", "notes"),
     "diagnose": ("model", "next", "split", "samples"),
     "difference": ("a", "b", "split", "average", "tasks"),
     "calibrate": ("out", "tasks", "relative_drift", "warnings", "notes", "canary"),

@@ -154,12 +154,12 @@ class Tools:
     def suggest(self, suite: str, minutes: float = 10.0) -> str:
         """Start a choice, without labels, of whether and how a merge is repaired, in about so many minutes.
 
-        Candidates are ranked on held-out calibration samples; as many samples are taken as the time allows. The result
-        names the model, and what `calibrate` is to be given.
+        Merge methods, recipes and strengths are ranked on held-out calibration samples. The result names the best
+        model, and what `calibrate` is to be given.
 
         Args:
             suite: name or path.
-            minutes: of this machine's processor, by the estimate.
+            minutes: to spend; more of them try more.
         """
         from featcal.server import lengths
         from featcal.studies.selection.candidates import config_asked
@@ -169,15 +169,16 @@ class Tools:
         session = self._open(suite)
         samples = lengths.samples_to_select(session, 60 * minutes)
         config = config_asked(session.family, samples=samples or FEWEST)
-        seconds = lengths.seconds_to_select(session, config)
-        options, command = {"samples": config.samples}, select_command(suite, {"samples": config.samples})
         if samples is None:
+            alone = select_command(suite, {"samples": config.samples})
             raise InputError(
-                f"even with {config.samples} samples per task this takes about {seconds / 60:.1f} minutes; give it "
-                f"more, or leave it to a person: {command}"
+                f"even with {config.samples} samples per task this takes more than {minutes:g} minutes; give it more, "
+                f"or leave it to a person: {alone}"
             )
+        command = select_command(suite, {"samples": samples, "minutes": minutes})
+        args = {"options": {"samples": samples}, "minutes": minutes}
         memory = lengths.bytes_needed(session, config, resident=True)
-        return self._start("select", suite, {"options": options}, (seconds, memory), f"{command} --json")
+        return self._start("select", suite, args, (60 * minutes, memory), f"{command} --json")
 
     def calibrate(self, suite: str, out: str, options: dict[str, Option] | None = None, model: str = "merged") -> str:
         """Start a calibration, which repairs a model in closed form and writes it to a new folder.
