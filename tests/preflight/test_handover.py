@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import Run, document
-from known_layouts import CHATML, edit, lm_mini_as_qwen
+from known_layouts import CHATML, edit, lm_mini_as_qwen, wrap_names
 from safetensors.torch import load_file, save_file
 
 from featcal.export.write import rewrite
@@ -67,16 +67,11 @@ def shard_without_the_second(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
-def wrap(tensors: dict[str, torch.Tensor]) -> None:
-    for name in list(tensors):
-        tensors[f"language_model.{name}"] = tensors.pop(name)
-
-
 FAULTS: dict[str, tuple[Damage, str]] = {
     "no tokenizer.model": (be_gemma, "tokenizer.model is missing, from which the converter makes"),
     "no merges": (change_tokenizer(lambda own: own["model"].pop("merges")), "BPE without its merges"),
     "a shard is missing": (shard_without_the_second, "not there: 'model-00002-of-00002.safetensors'"),
-    "names of a wrapper": (change_tensors(wrap), "are called as in a model of pictures and text"),
+    "names of a wrapper": (wrap_names, "are called as in a model of pictures and text"),
     "another dtype": (
         change_tensors(lambda own: own.update({name: one.double() for name, one in own.items() if one.ndim == 2})),
         "stored in F64",
