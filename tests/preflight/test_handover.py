@@ -140,7 +140,16 @@ def test_a_known_layout_passes_and_the_commands_follow(folder: Path, base: Path,
         f"python llama.cpp/convert_hf_to_gguf.py '{folder}' --outtype f16 --outfile my-merge-f16.gguf"
     )
     assert commands["vllm"] == [f"vllm serve '{folder}'"]
-    assert commands["ollama"][-2:] == [f"ollama create my-merge -f '{folder}/Modelfile'", "ollama run my-merge"]
+    # The Modelfile is not there yet, so the way begins with what writes it.
+    out = f"'{folder}-ollama'"
+    assert commands["ollama"] == [
+        f"featcal export '{folder}' --for ollama --base {base} --out {out}",
+        *commands["gguf"][:2],
+        f"python llama.cpp/convert_hf_to_gguf.py {out} --outtype f16 --outfile {out[:-1]}/my-merge-ollama.gguf'",
+        f"ollama create my-merge-ollama -f {out[:-1]}/Modelfile'",
+        "ollama run my-merge-ollama",
+    ]
+    assert found["targets"]["ollama"]["files"]["Modelfile"].startswith("FROM ./my-merge-ollama.gguf\n")
     code, out, err = run("check", folder, "--for", "gguf", "--base", base)
     assert (code, err) == (0, "")
     assert "no problems found" in out
@@ -210,7 +219,7 @@ def test_export_adds_what_the_base_has(folder: Path, base: Path, tmp_path: Path,
     (own / "chat_template.jinja").unlink()  # as in older folders, whose options hold it
     edit(own / "tokenizer_config.json", chat_template=CHATML)
     (repair,) = check_for(folder, ["ollama"], str(own)).handovers[0].commands
-    assert repair == f"featcal export '{folder}' --for ollama --out '{folder}-ollama'"
+    assert repair == f"featcal export '{folder}' --for ollama --base {own} --out '{folder}-ollama'"
     out = tmp_path / "out"
     found = document(run("export", folder, "--for", "ollama", "--base", own, "--out", out, "--json"))
     assert found["added"] == [
@@ -237,6 +246,7 @@ def test_a_tokenizer_is_never_made_of_two(folder: Path, base: Path, tmp_path: Pa
     assert set(complete(folder, [], tmp_path / "out", str(other))[0]) == {"chat_template.jinja"}
     with pytest.raises(InputError, match="name it with --base"):
         complete(folder, [], tmp_path / "out")
+    assert set(complete(folder, ["ollama"], tmp_path / "out")[0]) == {"Modelfile"}
 
 
 TEMPLATES = {
