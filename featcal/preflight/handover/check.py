@@ -121,9 +121,9 @@ def _check(folder: Folder, base: Base, target: str) -> Handover:
     files = {}
     commands = _repair(folder, base, target, problems) if problems else _NEXT[target](folder)
     if target == "ollama" and not problems and not folder.has(MODELFILE):
-        out = _completed(folder, target)
+        out = _export_place(folder, target)
         files[MODELFILE] = write_modelfile(folder, ".", _name(out))
-        commands = [_complete_by(folder, base, target), *_next_ollama(folder, out)]
+        commands = [_export_command(folder, base, target), *_next_ollama(folder, out)]
     return Handover(target, tuple(problems), tuple(notes), tuple(commands), files)
 
 
@@ -181,18 +181,18 @@ def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle
     copies = {name for one in problems for name in one.copies}
     if base.folder is None or not copies & missing_files(folder, base.folder).keys():
         return []
-    return [_complete_by(folder, base, target)]
+    return [_export_command(folder, base, target)]
 
 
-def _completed(folder: Folder, target: str) -> Path:
+def _export_place(folder: Folder, target: str) -> Path:
     """Return the folder that one is written to with everything beside it."""
     return Path(f"{folder.path}-{target}")
 
 
-def _complete_by(folder: Folder, base: Base, target: str) -> str:
+def _export_command(folder: Folder, base: Base, target: str) -> str:
     """Return the command that writes a folder anew with everything beside it."""
     named = ["--base", base.ref] if base.is_named else []
-    out = str(_completed(folder, target))
+    out = str(_export_place(folder, target))
     return shlex.join(["featcal", "export", str(folder.path), "--for", target, *named, "--out", out])
 
 
