@@ -25,6 +25,7 @@ from featcal.formats.weights import Weights
 from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
+from featcal.system.formatting import percent
 
 RECORD = Path(__file__).parents[1] / "docs" / "adapters.json"
 SUITES = ("clip-mini", "t5-mini", "lm-mini")
@@ -85,7 +86,7 @@ def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---:|' * len(head)}"]
 
     def pair(one: Mapping[str, float]) -> str:
-        return f"{100 * one['score']:.1f} ({one['drift']:.2f})"
+        return f"{percent(one['score'])} ({one['drift']:.2f})"
 
     for row in own:
         if "left_out" in row:

@@ -21,6 +21,7 @@ import sentences
 
 from featcal.studies.runner import EXPERT, Row
 from featcal.studies.study import read_study
+from featcal.system.formatting import percent
 
 MERGERS = (
     "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "tsv-m", "iso-c", "iso-cts", "wudi-optimum",
@@ -251,7 +252,7 @@ def overview(benchmarks: Path) -> list[str]:
         tops = [average_of(rows, OVERVIEW["experts"]) for rows in found.values()]
         shares = [name in RECIPES and not math.isnan(cell) for cell in cells]
         said = [
-            "–" if math.isnan(cell) else f"{cell:.1%}"[:-1] + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
+            "–" if math.isnan(cell) else percent(cell) + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
             for cell, floor, top, share in zip(cells, floors, tops, shares, strict=True)
         ]
         lines.append(line([name, *said]))

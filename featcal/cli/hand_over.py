@@ -74,7 +74,7 @@ def _show(one: Handover, found: Checked) -> None:
         say(f"  note: {note}")
     for name, content in one.files.items():
         # To the letter: blanks in front of a line would be part of a template.
-        say(f"  {name}, as featcal export {found.folder.path} --for {one.target} --out DIR writes it:\n\n{content}")
+        say(f"  {name}, as featcal export --for {one.target} writes it:\n\n{content}")
     if one.commands:
         say("  next:")
     for command in one.commands:

@@ -272,17 +272,17 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     """Check that a language model still generates.
 
     The prompts come from the calibration samples. Of the model's greedy answers of up to 64 tokens it counts those that
-    loop and those that end by themselves. Of the answers of each task's expert it measures the perplexity under the
-    model, and how far the model's distributions of the next token are from the expert's. Generation is broken if one of
-    these is clearly worse than both the expert's and that of --against; for a perplexity, by more than two standard
-    errors over prompts.
+    loop, those that are empty and those that end by themselves. Of the answers of each task's expert it measures the
+    perplexity under the model, and how far the model's distributions of the next token are from the expert's.
+    Generation is broken if one of these is clearly worse than both the expert's and that of --against; for a
+    perplexity, by more than two standard errors over prompts.
     """
     from featcal.evaluation.generation_check import note_unchecked
 
     keep_memory()
     session = opening.session(suite, device)
     found = session.measure.canary(model, against, seed, bar())
-    columns = ("loops", "ended", "perplexity", "distance")
+    columns = ("loops", "empty", "ended", "perplexity", "distance")
     rows = [
         (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))
         for task, one in found.tasks.items()

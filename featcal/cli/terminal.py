@@ -17,6 +17,9 @@ from featcal.system.progress import Progress
 if TYPE_CHECKING:
     from featcal.studies.history import History
 
+_LARGE = 1e6
+"""Number from which a cell has digits and a power of ten."""
+
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
     """Print the document as JSON, or its rows as an aligned table; nothing if there is neither row nor header."""
@@ -90,4 +93,6 @@ def bar() -> Progress:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else printable(str(value))
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"
+    return printable(str(value))

@@ -29,8 +29,8 @@ GRAM = 4
 LOOP = 0.4
 """Share of repeated runs from which an answer counts as a loop."""
 MORE = 0.2
-"""Share of a task's answers by which loops may become more, and those that end fewer, than both the merged model's and
-the expert's: three of 16 prompts."""
+"""Share of a task's answers by which loops and empty ones may become more, and those that end fewer, than both the
+merged model's and the expert's: three of 16 prompts."""
 UNLIKELIER = 1.25
 """Factor by which the perplexity of the expert's answers may exceed the merged model's."""
 ERRORS = 2.0
@@ -61,6 +61,8 @@ class Reading:
     error: float = 0.0
     """Standard error of the logarithm of `perplexity` over prompts. Where answers are a word, one or two of 16 that are
     wrong and sure of it are a factor of 1.3 already."""
+    empty: float = 0.0
+    """Share of answers, 0-1, whose first token is their end."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class TaskCanary:
         found = []
         if after.loops > max(before.loops, expert.loops) + MORE:
             found.append(f"{after.loops:.0%} of the answers are loops, {before.loops:.0%} before")
+        if after.empty > max(before.empty, expert.empty) + MORE:
+            found.append(f"{after.empty:.0%} of the answers are empty, {before.empty:.0%} before")
         if after.ended is not None and after.ended < min(one.ended or 0.0 for one in (before, expert)) - MORE:
             found.append(f"{after.ended:.0%} of the answers end, {before.ended or 0.0:.0%} before")
         if math.log(after.perplexity) - ERRORS * after.error > math.log(UNLIKELIER * before.perplexity):
@@ -201,6 +205,7 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
         math.exp(min(mean, _LARGEST)),
         distance,
         _error(answered, [len(one) for one in nats]),
+        sum(int(one[0]) in pupil.ends for one in pupil.answers) / len(answers),
     )
 
 

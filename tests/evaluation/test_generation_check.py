@@ -71,6 +71,7 @@ def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monk
         assert model.error == pytest.approx(spread / (len(nats) / count), rel=1e-4)
         assert model.distance == pytest.approx(sum(apart) / len(apart), rel=1e-5)
         assert model.ended == pytest.approx(sum(one[-1] == 1 for one in own) / count)
+        assert model.empty == pytest.approx(sum(one[0] == 1 for one in own) / count)
         assert model.repetition == pytest.approx(sum(map(repetition, own)) / count)
 
 
@@ -114,6 +115,7 @@ def test_repetition_is_the_share_of_runs_that_were_there_before(answer: list[int
     ("worse", "said"),
     [
         ({"loops": 0.25}, "25% of the answers are loops, 0% before"),
+        ({"empty": 0.25}, "25% of the answers are empty, 0% before"),
         ({"ended": 0.75}, "75% of the answers end, 100% before"),
         ({"perplexity": 2.6}, "perplexity 2.6, 2 before"),
         ({"distance": 0.26}, "0.260 from the expert's, 0.200 before"),

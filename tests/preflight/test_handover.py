@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import Run, document
-from known_layouts import CHATML, edit, lm_mini_as_qwen
+from known_layouts import CHATML, edit, lm_mini_as_qwen, wrap_names
 from safetensors.torch import load_file, save_file
 
 from featcal.export.write import rewrite
@@ -67,16 +67,11 @@ def shard_without_the_second(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
-def wrap(tensors: dict[str, torch.Tensor]) -> None:
-    for name in list(tensors):
-        tensors[f"language_model.{name}"] = tensors.pop(name)
-
-
 FAULTS: dict[str, tuple[Damage, str]] = {
     "no tokenizer.model": (be_gemma, "tokenizer.model is missing, from which the converter makes"),
     "no merges": (change_tokenizer(lambda own: own["model"].pop("merges")), "BPE without its merges"),
     "a shard is missing": (shard_without_the_second, "not there: 'model-00002-of-00002.safetensors'"),
-    "names of a wrapper": (change_tensors(wrap), "are called as in a model of pictures and text"),
+    "names of a wrapper": (wrap_names, "are called as in a model of pictures and text"),
     "another dtype": (
         change_tensors(lambda own: own.update({name: one.double() for name, one in own.items() if one.ndim == 2})),
         "stored in F64",
@@ -145,7 +140,16 @@ def test_a_known_layout_passes_and_the_commands_follow(folder: Path, base: Path,
         f"python llama.cpp/convert_hf_to_gguf.py '{folder}' --outtype f16 --outfile my-merge-f16.gguf"
     )
     assert commands["vllm"] == [f"vllm serve '{folder}'"]
-    assert commands["ollama"][-2:] == [f"ollama create my-merge -f '{folder}/Modelfile'", "ollama run my-merge"]
+    # The Modelfile is not there yet, so the way begins with what writes it.
+    out = f"'{folder}-ollama'"
+    assert commands["ollama"] == [
+        f"featcal export '{folder}' --for ollama --base {base} --out {out}",
+        *commands["gguf"][:2],
+        f"python llama.cpp/convert_hf_to_gguf.py {out} --outtype f16 --outfile {out[:-1]}/my-merge-ollama.gguf'",
+        f"ollama create my-merge-ollama -f {out[:-1]}/Modelfile'",
+        "ollama run my-merge-ollama",
+    ]
+    assert found["targets"]["ollama"]["files"]["Modelfile"].startswith("FROM ./my-merge-ollama.gguf\n")
     code, out, err = run("check", folder, "--for", "gguf", "--base", base)
     assert (code, err) == (0, "")
     assert "no problems found" in out
@@ -215,7 +219,7 @@ def test_export_adds_what_the_base_has(folder: Path, base: Path, tmp_path: Path,
     (own / "chat_template.jinja").unlink()  # as in older folders, whose options hold it
     edit(own / "tokenizer_config.json", chat_template=CHATML)
     (repair,) = check_for(folder, ["ollama"], str(own)).handovers[0].commands
-    assert repair == f"featcal export '{folder}' --for ollama --out '{folder}-ollama'"
+    assert repair == f"featcal export '{folder}' --for ollama --base {own} --out '{folder}-ollama'"
     out = tmp_path / "out"
     found = document(run("export", folder, "--for", "ollama", "--base", own, "--out", out, "--json"))
     assert found["added"] == [
@@ -242,6 +246,7 @@ def test_a_tokenizer_is_never_made_of_two(folder: Path, base: Path, tmp_path: Pa
     assert set(complete(folder, [], tmp_path / "out", str(other))[0]) == {"chat_template.jinja"}
     with pytest.raises(InputError, match="name it with --base"):
         complete(folder, [], tmp_path / "out")
+    assert set(complete(folder, ["ollama"], tmp_path / "out")[0]) == {"Modelfile"}
 
 
 TEMPLATES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import runpy
 import subprocess
 import sys
@@ -31,26 +32,16 @@ from featcal.testing import check_method
 DOCS = Path(__file__).parents[2] / "docs"
 DEAR = ("ties", "dare-ties", "wudi")
 """Mergers whose checks take more than a second."""
-OWN = '''
-"""A merger and a baseline of one's own."""
+(EXAMPLE,) = re.findall(r"```python\n([^`]*class Halfway.*?)```", (DOCS / "methods.md").read_text("utf-8"), re.DOTALL)
+OWN = f'''
+"""A merger, as the page of methods has it, and a baseline of one's own."""
 
-from __future__ import annotations
+{EXAMPLE}
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-import featcal
 from featcal.baselines.common.baseline import Sampled
 from featcal.formats.weights import Overlay
-
-
-@featcal.register_method("halfway", "part of the way from the base to the mean of the experts", paper="2203.05482")
-@dataclass(frozen=True)
-class Halfway(featcal.Merger):
-    way: float = featcal.option(0.5, "share of the way", least=0, most=1)
-
-    def merge(self, given):
-        return given.base + self.way * sum(given.vectors()) / len(given.tasks)
 
 
 @featcal.register_method("shrunk", "the merged model times a number that samples decide", needs=("samples",))
@@ -63,8 +54,8 @@ class Shrunk(Sampled):
         rows = [inputs for one in given.experts.values() for batch in one.batches for inputs in batch.values()]
         size = float(sum((i + 1) * value.double().mean() for i, value in enumerate(rows)))
         own = given.family.merged.read(given.run.adapter.tower)
-        small = {name: tensor * (1 - self.by * abs(size) / (1 + abs(size))) for name, tensor in own.items()}
-        return Overlay("shrunk", given.family.merged, small), {"size": size}
+        small = {{name: tensor * (1 - self.by * abs(size) / (1 + abs(size))) for name, tensor in own.items()}}
+        return Overlay("shrunk", given.family.merged, small), {{"size": size}}
 '''
 
 

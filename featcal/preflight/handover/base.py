@@ -36,6 +36,8 @@ class Base:
     """Its reference; "" if nothing says which it is."""
     folder: Folder | None
     """None if it is not on this machine."""
+    is_named: bool = False
+    """Whether it was given by hand, so that commands must give it too."""
 
     @property
     def notes(self) -> Iterator[str]:
@@ -60,7 +62,7 @@ def find_base(path: Path, named: str | None) -> Base:
         found = _find_local(named, Path.cwd())
         if found is None and hub_model(named) is not None:
             raise InputError(f"base: '{named}' is not on this machine; fetch it first: {fetch_command(named)}")
-        return Base(named, Folder(found if found is not None else resolve(named, Path.cwd(), "base")))
+        return Base(named, Folder(found if found is not None else resolve(named, Path.cwd(), "base")), is_named=True)
     for ref, root in _references(path):
         found = _find_local(ref, root)
         return Base(ref, None if found is None else Folder(found))

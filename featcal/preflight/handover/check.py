@@ -95,13 +95,13 @@ def complete(path: Path, targets: Sequence[str], out: Path, base: str | None = N
         out: the folder that all of it will be written to.
 
     Raises:
-        InputError: as `check_for`; or no base is known or on this machine.
+        InputError: as `check_for`; or no base is known or on this machine, and there is nothing to add without it.
     """
     require_model(path)
     found = find_base(path, base)
-    if found.folder is None:
+    if found.folder is None and "ollama" not in targets:
         raise InputError(*found.notes)
-    added = missing_files(Folder(path), found.folder)
+    added = {} if found.folder is None else missing_files(Folder(path), found.folder)
     if "ollama" in targets:
         added[MODELFILE] = write_modelfile(Folder(path, added), ".", _name(out)).encode()
     return added, found
@@ -119,9 +119,11 @@ def _check(folder: Folder, base: Base, target: str) -> Handover:
         problems += check_against_base(folder, base.folder)
     notes = [*_note(folder, target), *base.notes]
     files = {}
-    if target == "ollama" and not problems and not folder.has(MODELFILE):
-        files[MODELFILE] = write_modelfile(folder, str(folder.path), _name(folder.path))
     commands = _repair(folder, base, target, problems) if problems else _NEXT[target](folder)
+    if target == "ollama" and not problems and not folder.has(MODELFILE):
+        out = _export_place(folder, target)
+        files[MODELFILE] = write_modelfile(folder, ".", _name(out))
+        commands = [_export_command(folder, base, target), *_next_ollama(folder, out)]
     return Handover(target, tuple(problems), tuple(notes), tuple(commands), files)
 
 
@@ -179,8 +181,19 @@ def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle
     copies = {name for one in problems for name in one.copies}
     if base.folder is None or not copies & missing_files(folder, base.folder).keys():
         return []
-    path = str(folder.path).rstrip("/")
-    return [shlex.join(["featcal", "export", path, "--for", target, "--out", f"{path}-{target}"])]
+    return [_export_command(folder, base, target)]
+
+
+def _export_place(folder: Folder, target: str) -> Path:
+    """Return the folder that one is written to with everything beside it."""
+    return Path(f"{folder.path}-{target}")
+
+
+def _export_command(folder: Folder, base: Base, target: str) -> str:
+    """Return the command that writes a folder anew with everything beside it."""
+    named = ["--base", base.ref] if base.is_named else []
+    out = str(_export_place(folder, target))
+    return shlex.join(["featcal", "export", str(folder.path), "--for", target, *named, "--out", out])
 
 
 def _name(path: Path) -> str:
@@ -188,12 +201,13 @@ def _name(path: Path) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", path.resolve().name.lower()).strip("-.") or "model"
 
 
-def _convert(folder: Folder, out: str) -> list[str]:
+def _convert(folder: Folder, path: Path, out: str) -> list[str]:
+    """Return the commands that convert a folder, or one with the same weights at `path`."""
     kind = OUT_TYPES.get(folder.dtype, "auto")
     return [
         "git clone --depth 1 https://github.com/ggml-org/llama.cpp",
         "pip install -r llama.cpp/requirements/requirements-convert_hf_to_gguf.txt",
-        shlex.join(["python", _CONVERTER, str(folder.path), "--outtype", kind, "--outfile", out]),
+        shlex.join(["python", _CONVERTER, str(path), "--outtype", kind, "--outfile", out]),
     ]
 
 
@@ -201,7 +215,7 @@ def _next_gguf(folder: Folder) -> list[str]:
     name = _name(folder.path)
     whole, packed = f"{name}-{OUT_TYPES.get(folder.dtype, 'f16')}.gguf", f"{name}-Q4_K_M.gguf"
     return [
-        *_convert(folder, whole),
+        *_convert(folder, folder.path, whole),
         shlex.join(["llama-quantize", whole, packed, "Q4_K_M"]),
         shlex.join(
             ["llama-cli", "-m", packed] if folder.generates else ["llama-embedding", "-m", packed, "-p", "A text."]
@@ -213,10 +227,11 @@ def _next_vllm(folder: Folder) -> list[str]:
     return [shlex.join(["vllm", "serve", str(folder.path), *(() if folder.generates else ("--runner", "pooling"))])]
 
 
-def _next_ollama(folder: Folder) -> list[str]:
-    """Return the commands behind which the model answers; `featcal export --for ollama` writes the Modelfile."""
-    name, file = _name(folder.path), folder.path / MODELFILE
-    first = [] if _reads_folder(folder) else _convert(folder, str(folder.path / f"{name}.gguf"))
+def _next_ollama(folder: Folder, exported: Path | None = None) -> list[str]:
+    """Return the commands behind which the model answers, of a folder with a Modelfile or of its export with one."""
+    path = exported or folder.path
+    name, file = _name(path), path / MODELFILE
+    first = [] if _reads_folder(folder) else _convert(folder, path, str(path / f"{name}.gguf"))
     asked = json.dumps({"model": name, "input": "A text."})
     last = ["ollama", "run", name] if folder.generates else ["curl", "http://localhost:11434/api/embed", "-d", asked]
     return [*first, shlex.join(["ollama", "create", name, "-f", str(file)]), shlex.join(last)]
