@@ -111,7 +111,13 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 9, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(
+    ("page", "drawn"),
+    [
+        pytest.param(page, drawn, marks=pytest.mark.slow if page in ("verdict", "drift") else ())
+        for page, drawn in zip(PAGES, (2, 9, 3, 2, 4, 1, 1, 0), strict=True)
+    ],
+)
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
@@ -184,6 +190,7 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
     assert texts["text"].str.startswith("w0 w").all()
 
 
+@pytest.mark.slow
 def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
     app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", b="calibrated")
     assert healthy(app)
@@ -329,6 +336,7 @@ def test_a_suite_without_labels_still_shows_drift(
     assert "no labels" in app.error[0].value
 
 
+@pytest.mark.slow
 def test_export_writes_once_and_says_how_to_load(tiny_suite_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "repaired"
     app = opened(tiny_suite_file, "calibrate")

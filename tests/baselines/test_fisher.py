@@ -29,7 +29,7 @@ ALL = Fisher(samples=12, labels=64)
 
 @pytest.fixture(
     scope="module",
-    params=rows(["clip", "t5-gated", "llama-tied"], quick=("clip", "llama-tied"), slow=("t5-gated",)),
+    params=rows(["clip", "t5-gated", "llama-tied"], quick=("clip",), slow=("t5-gated", "llama-tied")),
 )
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family

@@ -63,7 +63,7 @@ def test_scores_are_those_behind_the_map() -> None:
 
 @pytest.fixture(
     scope="module",
-    params=rows([*KINDS, "timm"], quick=("bert", "vit", "gpt2"), slow=("roberta", "dinov2", "gemma2", "timm")),
+    params=rows([*KINDS, "timm"], quick=("bert", "gpt2"), slow=("vit", "roberta", "dinov2", "gemma2", "timm")),
 )
 def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     root = tmp_path_factory.mktemp(request.param)

@@ -38,7 +38,7 @@ FEW = {"samples": 12, "reduce": 0.9}
 
 @pytest.fixture(
     scope="module",
-    params=rows(["clip", "t5-gated", "llama-plain"], quick=("clip", "t5-gated"), slow=("llama-plain",)),
+    params=rows(["clip", "t5-gated", "llama-plain"], quick=("clip",), slow=("t5-gated", "llama-plain")),
 )
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family

@@ -476,6 +476,7 @@ def test_statistics_of_the_first_block_do_not_hold_the_experts_steps(tiny: Famil
     assert held() is None
 
 
+@pytest.mark.slow
 def test_room_is_given_back_whatever_lanes_share(tiny: Family) -> None:
     """Three lanes of one name leave first calls: what the last one holds is what is taken."""
     kept = Kept(2**30)

@@ -19,7 +19,7 @@ from featcal.family.opening import Family
 from featcal.models.features import final_features
 
 
-@pytest.fixture(params=rows(["clip", "t5", "llama"], quick=("clip", "t5"), slow=("llama",)))
+@pytest.fixture(params=rows(["clip", "t5", "llama"], quick=("clip",), slow=("t5", "llama")))
 def family(request: pytest.FixtureRequest, tmp_path: Path, tiny: Family) -> Family:
     if request.param == "clip":
         return tiny

@@ -117,6 +117,7 @@ def test_drift(run: Run, tiny_suite_file: Path) -> None:
     assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
 
 
+@pytest.mark.slow
 def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
     options = ("--attribution", "--output", "--margins", "--source", "--maps", "--depth", "--sample", 5)
     options += ("--tokens", "each", "--eval-samples", 6)

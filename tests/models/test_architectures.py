@@ -27,7 +27,7 @@ from featcal.models.features import final_features
 from featcal.models.lane import Kept
 
 
-@pytest.fixture(scope="module", params=rows(KINDS, quick=("t5", "llama-tied"), slow=("t5-tied", "t5-lora")))
+@pytest.fixture(scope="module", params=rows(KINDS, quick=("t5",), slow=("llama-tied", "t5-tied", "t5-lora")))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return open_family(load_suite(write_text_suite(tmp_path_factory.mktemp(request.param), request.param)), "cpu")
 

@@ -68,7 +68,7 @@ def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) ->
     assert CHECKS[name](trials(kind))
 
 
-@pytest.mark.parametrize("kind", rows(CLASSIFIERS, quick=("gpt2", "mistral"), slow=("gemma2", "phi3", "qwen3_moe")))
+@pytest.mark.parametrize("kind", rows(CLASSIFIERS, quick=("gpt2",), slow=("mistral", "gemma2", "phi3", "qwen3_moe")))
 def test_scores_of_padded_batches_are_the_librarys(kind: str, tmp_path: Path) -> None:
     facts = CLASSIFIERS[kind]
     trial = write_trial(tiny_decoder(facts), facts, tmp_path)

@@ -307,6 +307,7 @@ def test_a_text_that_is_too_long_is_not_read(serve: Serve) -> None:
     assert_refused(typed(root, "name: a\n" + 200 * "#"), root, "longer than the 200 B that this server reads")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_inside_alone(root: Path) -> None:
     app = opened("tiny/suite.yaml", "calibrate")
     for where in ("../out", "/tmp/featcal-out", str(root.parent / "secret" / "out")):

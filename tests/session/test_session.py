@@ -366,6 +366,7 @@ def test_threads_of_a_tight_session_give_the_same_numbers(tiny: Family, calm: di
     assert own.fit.calibrate(CONFIG) is not own.fit.calibrate(CONFIG)  # which is larger than its budget
 
 
+@pytest.mark.slow
 def test_the_same_files_are_one_session_while_somebody_holds_it(own_suite_file: Path) -> None:
     first = open_session(own_suite_file)
     assert open_session(load_suite(own_suite_file.parent)) is first

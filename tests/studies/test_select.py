@@ -546,6 +546,7 @@ def test_processes_share_the_cells(many: Family, monkeypatch: pytest.MonkeyPatch
     assert not list(cache_folder().rglob("*.lock"))
 
 
+@pytest.mark.slow
 def test_a_damaged_cell_is_computed_again(many: Family, scored: Any) -> None:
     seen = scored(lambda tried: 0.5, 0.05)
     select(many, ASKED)
@@ -563,6 +564,7 @@ def test_a_folder_that_cannot_be_used_is_named(many: Family, own_cache: Path) ->
         select(many, ASKED)
 
 
+@pytest.mark.slow
 def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path) -> None:
     """Every tensor that features or scores are made of tells one choice from another: the projection, which lies
     outside the tower, and the text tower, which makes the heads, too."""
