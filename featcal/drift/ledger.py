@@ -13,6 +13,7 @@ from torch import Tensor
 
 from featcal.drift.growth import Growth, certified_run, growth
 from featcal.drift.output import OutputDrift
+from featcal.system.drawing import Drawable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +202,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class DriftLedger(Features):
+class DriftLedger(Features, Drawable):
     """The drift of one model from every expert of its suite, taken apart."""
 
     tasks: Mapping[str, TaskDrift]

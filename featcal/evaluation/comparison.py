@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.evaluation.ranks import centred_ranks, correlate
+from featcal.system.drawing import Drawable
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:  # tables know the words below before torch is there
@@ -106,7 +107,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Drawable):
     """Differences of two models of a suite on the same samples of every task."""
 
     suite: str

@@ -25,6 +25,7 @@ from featcal.models.adapter import Batch
 from featcal.models.features import final_features
 from featcal.models.model import Head, map_features, task_weights
 from featcal.samples.sources import Samples, open_pool
+from featcal.system.drawing import Drawable
 from featcal.system.errors import InputError, NoScores, NumericalError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class TaskScore:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(Drawable):
     """Scores of one model on every task of a suite."""
 
     suite: str

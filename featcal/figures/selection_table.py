@@ -7,6 +7,7 @@ from typing import Any
 
 from featcal.studies.selection.candidates import CHOSEN, MERGED
 from featcal.studies.selection.judge import DECISION, DRIFT
+from featcal.suite.calibration_options import OPTIONS
 from featcal.system.formatting import duration, exactly
 
 _SCORES = {
@@ -34,6 +35,23 @@ def candidates(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]
         score = "-" if one["score"] is None else one["score"]
         rows.append([score, _format_margin(one["margin"]), one["start"], *shown, ", ".join(marks)])
     return rows, columns
+
+
+def name_candidates(document: Mapping[str, Any]) -> list[str]:
+    """Return a short name for every candidate, in their order: its start or its recipe, with the numbers in which it
+    differs from others of that recipe."""
+    found = document["candidates"]
+    alike = {recipe: [one for one in found if one["recipe"] == recipe] for recipe in (one["recipe"] for one in found)}
+    names = []
+    for one in found:
+        values = [
+            f"{OPTIONS[name].symbol} {exactly(one[name])}"
+            for name in CHOSEN[1:]
+            if len({other[name] for other in alike[one["recipe"]]}) > 1 and one[name] is not None
+        ]
+        start = [] if one["start"] == MERGED and one["recipe"] else [one["start"]]
+        names.append(", ".join([*start, *filter(None, [one["recipe"]]), *values]))
+    return names
 
 
 def describe_selection(document: Mapping[str, Any]) -> list[str]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.names import label, shorten
+from featcal.figures.selection_table import name_candidates
 from featcal.figures.theme import COLOUR, SYMBOL, colours, finish
+
+if TYPE_CHECKING:  # charts are there before torch is
+    from featcal.studies.selection.judge import Margin
+    from featcal.studies.selection.outcome import Candidate, Selection
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 _GROUPS = (
@@ -76,11 +82,48 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
     return finish(figure, 460)
 
 
+def candidates(chosen: Selection) -> go.Figure:
+    """Draw one line per candidate of a selection that was scored, the best on top: its score less the default's with
+    the 95 % interval; starts as they are in orange, calibrations in blue, grey where the default is as good."""
+    named = zip(name_candidates(chosen.to_json()), chosen.candidates, strict=True)
+    scored = [(label(shorten(name, 48)), one, one.margin) for name, one in named if one.margin is not None][::-1]
+    names = [name for name, *_ in scored]
+    figure = go.Figure()
+    for group, shade in (("the merge as it is", "merged"), ("calibrated", "calibrated"), ("within noise", "base")):
+        rows = {name: margin for name, one, margin in scored if _side(one, margin) == group}
+        if rows:
+            figure.add_scatter(
+                x=[100 * one.difference for one in rows.values()],
+                y=list(rows),
+                error_x={
+                    "type": "data",
+                    "array": [100 * (one.high - one.difference) for one in rows.values()],
+                    "arrayminus": [100 * (one.difference - one.low) for one in rows.values()],
+                    "color": COLOUR[shade],
+                    "thickness": 2,
+                },
+                name=group,
+                mode="markers",
+                marker={"color": COLOUR[shade], "symbol": SYMBOL[shade], "size": 10},
+                hovertemplate="%{y}: %{x:+.2f} points<extra></extra>",
+            )
+    figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
+    figure.update_xaxes(title="score less that of the default, points")
+    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    return finish(figure, 160 + 24 * len(scored))
+
+
 def _format_place(value: object) -> str:
     """Write a place of a study; whole numbers lose the ".0" that a column with gaps gave them."""
     if isinstance(value, float):
         return "" if value != value else f"{value:g}"
     return str(value)
+
+
+def _side(one: Candidate, margin: Margin) -> str:
+    if margin.is_within_noise:
+        return "within noise"
+    return "calibrated" if one.config is not None else "the merge as it is"
 
 
 def _group(row: dict[str, object]) -> int:

@@ -46,7 +46,7 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
         named: the name that somebody wrote, and the model that it stands for.
     """
     found: dict[str, ModelRef] = {}
-    everything = [(text, model, _role(text)) for text, model in named]
+    everything = [(text, model, find_role(text)) for text, model in named]
     first = {
         role: min((text != role, text) for text, _, other in everything if other == role) for *_, role in everything
     }
@@ -60,7 +60,7 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
     return found
 
 
-def _role(text: str) -> str:
+def find_role(text: str) -> str:
     """Return whose colours a model has: a merge the merged model's, a folder with a record a calibration's."""
     kind = model_name(text).kind
     if kind != REFERENCE:

@@ -22,6 +22,7 @@ from featcal.suite.facts import parts_in_memory
 from featcal.suite.methods import is_baseline, is_merger
 from featcal.suite.name_grammar import model_name, reference_in
 from featcal.suite.recipe import MergeRecipe
+from featcal.system.drawing import Drawable
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Drawable):
     """A choice, and everything that speaks for it."""
 
     family: Family

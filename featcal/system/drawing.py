@@ -1,0 +1,33 @@
+"""Let results draw themselves: in a notebook by themselves, elsewhere by `plot()`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # plotly is an extra
+    import plotly.graph_objects as go
+
+VIEWS = "featcal.figures.notebook"
+"""The module that knows what results look like. It lies above them and is found by its name, as methods are by theirs:
+what is measured knows nothing of charts, and nothing of them is imported until a result is looked at."""
+
+
+class Drawable:
+    """A result that a notebook shows as a small table, with its picture above where plotly is installed."""
+
+    def _repr_html_(self) -> str:
+        return str(_views().to_html(self))
+
+    def plot(self) -> go.Figure:
+        """Return the picture that a notebook shows of it, one of the app's charts.
+
+        Raises:
+            MissingPackage: plotly is not installed; the message has the command that installs it.
+        """
+        figure: go.Figure = _views().draw(self)
+        return figure
+
+
+def _views() -> Any:
+    return import_module(VIEWS)
