@@ -29,8 +29,7 @@ tables.score_table(scores).round(1)
 # expert's own input. The *propagation* is what it makes of the drift that comes in.
 
 ledger = featcal.measure_drift(session, samples=16)
-drift = tables.drift_table(ledger)
-charts.drift_layers({"merged": tables.layer_rows(drift, tables.ALL_TASKS, relative=True)}, relative=True)
+ledger.plot()
 
 # %%
 # The mismatch of a block stays about the same. The propagation grows: from the second block on, most of the drift was
