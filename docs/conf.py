@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -12,7 +13,9 @@ sys.path[:0] = [str(DOCS / "extensions"), str(DOCS.parent)]
 
 # Before torch is imported: what runs here is tiny, and nothing of the user's may be read or counted.
 _cache = tempfile.TemporaryDirectory(prefix="featcal-docs-")
-os.environ |= {"HF_HUB_OFFLINE": "1", "FEATCAL_CACHE": _cache.name, "OMP_NUM_THREADS": "1"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "FEATCAL_CACHE": _cache.name, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+# Of what libraries say to each other nothing is shown: it has paths of this machine in it.
+warnings.filterwarnings("ignore", category=FutureWarning)
 
 from marked import take_turns  # noqa: E402
 
@@ -66,6 +69,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
     "filename_pattern": "|".join(take_turns([file.name for file in (DOCS / "gallery").glob("plot_*.py")])),
+    "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("plotly_figures.scrape",),
     "reset_modules": (),
     "default_thumb_file": str(DOCS.parent / "app" / "mark.svg"),

@@ -18,7 +18,10 @@ MODELS = ("base", "merged", "expert")
 # ------------
 # Every expert is good at its own task. The merge is hardly better than the model that they all came from.
 
-scores = {model: featcal.evaluate(session, model, split="validation", samples=32) for model in MODELS}
+scores = {
+    model: featcal.evaluate(session, model, split="validation", samples=32)
+    for model in MODELS
+}
 tables.score_table(scores).round(1)
 
 # %%
@@ -42,7 +45,10 @@ ledger.plot()
 
 config = featcal.CalibrationConfig(recipe="informed", samples=32)
 after = featcal.measure_drift(session, config, samples=16)
-lines = {name: tables.relative_drift(one) for name, one in (("merged", ledger), ("calibrated", after))}
+lines = {
+    name: tables.relative_drift(one)
+    for name, one in (("merged", ledger), ("calibrated", after))
+}
 charts.compare_drift(lines)
 
 # %%

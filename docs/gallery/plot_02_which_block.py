@@ -27,15 +27,18 @@ with torch.no_grad():
     model.model.layers[1].self_attn.o_proj.weight.zero_()
 
 with tempfile.TemporaryDirectory() as folder:
-    model.save_pretrained(folder)
-    faulty = featcal.measure_drift(session, folder, samples=16, attribution=True)
+    model.save_pretrained(f"{folder}/faulty")
+    faulty = featcal.measure_drift(
+        session, f"{folder}/faulty", samples=16, attribution=True
+    )
 sound = featcal.measure_drift(session, samples=16, attribution=True)
 
 # %%
 # Drift over the norm of the expert's features: it is larger behind every block from there on, and largest at the end,
 # where nothing is wrong.
 
-pd.DataFrame({name: tables.relative_drift(one) for name, one in (("sound", sound), ("faulty", faulty))}).round(2)
+drift = {"sound": tables.relative_drift(sound), "faulty": tables.relative_drift(faulty)}
+pd.DataFrame(drift).round(2)
 
 # %%
 # Who caused the final drift
@@ -46,9 +49,14 @@ pd.DataFrame({name: tables.relative_drift(one) for name, one in (("sound", sound
 faulty.plot()
 
 # %%
-# Without the fault no block stands out:
+# Shares in %, without the fault and with it. Without it no block stands out.
 
-ledger_tables.attribution(sound, tables.ALL_TASKS).set_index("layer")["share"].map("{:.0%}".format).to_frame()
+attributed = {"sound": sound, "faulty": faulty}
+shares = {
+    name: ledger_tables.attribution(one, tables.ALL_TASKS).set_index("layer")["share"]
+    for name, one in attributed.items()
+}
+(100 * pd.DataFrame(shares)).round().astype(int)
 
 # %%
 # **What to keep:** the block where drift is large is where it shows; the block with the largest share is where to look.

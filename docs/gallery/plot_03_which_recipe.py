@@ -24,20 +24,30 @@ rows = []
 for name in ("clip-mini", "t5-mini", "lm-mini"):
     session = featcal.open_session(name)
     models = {"no repair": "merged"}
-    models |= {recipe: featcal.CalibrationConfig(recipe=recipe, samples=32) for recipe in RECIPES}
+    models |= {
+        recipe: featcal.CalibrationConfig(recipe=recipe, samples=32)
+        for recipe in RECIPES
+    }
     models |= {"the experts": "expert"}
     for label, model in models.items():
         score = featcal.evaluate(session, model, **VALIDATION).average
         rows.append({"suite": name, "model": label, "average score, %": 100 * score})
 
 frame = pd.DataFrame(rows)
-frame.pivot(index="suite", columns="model", values="average score, %")[[*models]].round(1)
+frame.pivot(index="suite", columns="model", values="average score, %")[[*models]].round(
+    1
+)
 
 # %%
 # Numbers that a recipe needs are left out: each brings its own for the architecture and the number of samples.
 
 figure = px.line(
-    frame, x="model", y="average score, %", color="suite", markers=True, color_discrete_sequence=colours(3)
+    frame,
+    x="model",
+    y="average score, %",
+    color="suite",
+    markers=True,
+    color_discrete_sequence=colours(3),
 )
 finish(figure, 400)
 

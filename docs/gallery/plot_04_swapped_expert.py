@@ -16,7 +16,9 @@ swapped = {
     "digits": digits.model_copy(update={"expert": letters.expert}),
     "letters": letters.model_copy(update={"expert": digits.expert}),
 }
-session = featcal.open_session(suite.model_copy(update={"tasks": {**suite.tasks, **swapped}}))
+session = featcal.open_session(
+    suite.model_copy(update={"tasks": {**suite.tasks, **swapped}})
+)
 
 # %%
 # One look at the experts
@@ -26,7 +28,10 @@ session = featcal.open_session(suite.model_copy(update={"tasks": {**suite.tasks,
 
 config = featcal.CalibrationConfig(recipe="informed", samples=32)
 models = {"base": "base", "merged": "merged", "calibrated": config, "expert": "expert"}
-scores = {name: featcal.evaluate(session, one, split="validation", samples=64) for name, one in models.items()}
+scores = {
+    name: featcal.evaluate(session, one, split="validation", samples=64)
+    for name, one in models.items()
+}
 charts.score_bars(tables.score_table(scores), [*scores], "accuracy, %")
 
 # %%

@@ -27,11 +27,22 @@ for recipe in ("paper", "informed"):
     for count in (1, 2, 4, 8, 16, 32, 64):
         config = featcal.CalibrationConfig(recipe=recipe, samples=count)
         score = featcal.evaluate(session, config, **VALIDATION).average
-        rows.append({"recipe": recipe, "samples per task": count, "average score, %": 100 * score})
+        rows.append(
+            {
+                "recipe": recipe,
+                "samples per task": count,
+                "average score, %": 100 * score,
+            }
+        )
 
-merged, expert = (100 * featcal.evaluate(session, one, **VALIDATION).average for one in ("merged", "expert"))
+merged, expert = (
+    100 * featcal.evaluate(session, one, **VALIDATION).average
+    for one in ("merged", "expert")
+)
 frame = pd.DataFrame(rows)
-frame.pivot(index="recipe", columns="samples per task", values="average score, %").round(1)
+frame.pivot(
+    index="recipe", columns="samples per task", values="average score, %"
+).round(1)
 
 # %%
 figure = px.line(

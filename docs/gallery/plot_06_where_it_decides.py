@@ -11,7 +11,10 @@ import featcal
 from featcal.figures import layer_charts, layer_tables
 
 session = featcal.open_session("lm-mini")
-models = {"merged": "merged", "calibrated": featcal.CalibrationConfig(recipe="informed", samples=32)}
+models = {
+    "merged": "merged",
+    "calibrated": featcal.CalibrationConfig(recipe="informed", samples=32),
+}
 view = featcal.EvaluationSamples(64, "validation")
 
 # %%
@@ -20,18 +23,31 @@ view = featcal.EvaluationSamples(64, "validation")
 # The state behind a block goes through the model's own final norm and head, as if the model ended there. The table has
 # the share of samples on which that gives the expert's final decision, and the expert's own share beside it.
 
-depth = {name: session.measure.depth(one, "sentiment", view) for name, one in models.items()}
+depth = {
+    name: session.measure.depth(one, "sentiment", view) for name, one in models.items()
+}
 table = layer_tables.agreement({"sentiment": depth["merged"]}).set_index("layer")
-table["calibrated"] = layer_tables.agreement({"sentiment": depth["calibrated"]}).set_index("layer")["agreement"]
-table.rename(columns={"agreement": "merged", "expert_agreement": "expert"})[["expert", "merged", "calibrated"]].round(2)
+table["calibrated"] = layer_tables.agreement(
+    {"sentiment": depth["calibrated"]}
+).set_index("layer")["agreement"]
+table.rename(columns={"agreement": "merged", "expert_agreement": "expert"})[
+    ["expert", "merged", "calibrated"]
+].round(2)
 
 # %%
 # One sentence
 # ------------
 # The first sentence on which the merge and its repair part, block by block. The line is where a decision stays.
 
-ends = [[one.words[answer] for answer in one.answers[-1, :, 0].tolist()] for one in depth.values()]
-sample = next(i for i, (merged, repaired) in enumerate(zip(*ends, strict=True)) if merged != repaired)
+ends = [
+    [one.words[answer] for answer in one.answers[-1, :, 0].tolist()]
+    for one in depth.values()
+]
+sample = next(
+    i
+    for i, (merged, repaired) in enumerate(zip(*ends, strict=True))
+    if merged != repaired
+)
 layer_charts.course(layer_tables.course(depth, sample))
 
 # %%

@@ -28,18 +28,37 @@ rows = []
 for rank in (1, 2, 4, 8, 16, 32):
     repair = session.fit.repair(config, "merged", Limits(rank=rank))
     score = featcal.evaluate(session, repair.weights, **VALIDATION).average
-    rows.append({"rank": rank, "left out, %": 100 * repair.lost_share, "accuracy, %": 100 * score})
+    rows.append(
+        {
+            "rank": rank,
+            "left out, %": 100 * repair.lost_share,
+            "accuracy, %": 100 * score,
+        }
+    )
 
 frame = pd.DataFrame(rows)
 frame.round(1)
 
 # %%
-merged, calibrated = (100 * featcal.evaluate(session, one, **VALIDATION).average for one in ("merged", config))
+merged, calibrated = (
+    100 * featcal.evaluate(session, one, **VALIDATION).average
+    for one in ("merged", config)
+)
 figure = px.line(frame, x="rank", y="accuracy, %", markers=True, log_x=True)
-figure.update_traces(line={"color": COLOUR["calibrated"], "width": 3}, marker={"size": 10})
+figure.update_traces(
+    line={"color": COLOUR["calibrated"], "width": 3}, marker={"size": 10}
+)
 figure.update_xaxes(tickvals=frame["rank"])
-figure.add_hline(y=merged, line={"color": COLOUR["merged"], "dash": "dot"}, annotation_text="the merge")
-figure.add_hline(y=calibrated, line={"color": COLOUR["calibrated"], "dash": "dot"}, annotation_text="the whole repair")
+figure.add_hline(
+    y=merged,
+    line={"color": COLOUR["merged"], "dash": "dot"},
+    annotation_text="the merge",
+)
+figure.add_hline(
+    y=calibrated,
+    line={"color": COLOUR["calibrated"], "dash": "dot"},
+    annotation_text="the whole repair",
+)
 finish(figure, 400)
 
 # %%

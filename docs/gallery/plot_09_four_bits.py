@@ -25,18 +25,28 @@ session = featcal.open_session("t5-mini")
 
 drift = {}
 for way in ("off", "int4", "int4-nearest"):
-    config = featcal.CalibrationConfig(recipe="informed", samples=32, quantize=way, group_size=32)
-    drift[way] = tables.relative_drift(featcal.measure_drift(session, config, samples=32))
+    config = featcal.CalibrationConfig(
+        recipe="informed", samples=32, quantize=way, group_size=32
+    )
+    drift[way] = tables.relative_drift(
+        featcal.measure_drift(session, config, samples=32)
+    )
 pd.DataFrame(drift).round(3)
 
 # %%
 # What rounding adds to the drift of the repaired model, layer by layer:
 
-added = pd.DataFrame({way: 100 * (drift[way] / drift["off"] - 1) for way in ("int4-nearest", "int4")}).dropna()
+added = pd.DataFrame(
+    {way: 100 * (drift[way] / drift["off"] - 1) for way in ("int4-nearest", "int4")}
+).dropna()
 figure = px.bar(
     added,
     barmode="group",
-    labels={"value": "drift added by rounding, %", "layer": "layer, in forward order", "variable": ""},
+    labels={
+        "value": "drift added by rounding, %",
+        "index": "layer, in forward order",
+        "variable": "",
+    },
     color_discrete_sequence=[COLOUR["merged"], COLOUR["calibrated"]],
 )
 finish(figure, 400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import singledispatch
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -172,8 +173,9 @@ def _(chosen: Selection) -> Any:
 
 
 def _shorten_names(names: Sequence[str]) -> list[str]:
-    """Return different short names for models: without options, where these do not tell them apart."""
-    bare = [name.partition(":")[0] for name in names]
+    """Return different short names for models: of a folder its own, else without options, where these do not tell them
+    apart."""
+    bare = [Path(name).name if Path(name).is_absolute() else name.partition(":")[0] for name in names]
     short = bare if len({*bare}) == len(bare) else [shorten(name, _LONGEST) for name in names]
     return [name if name not in short[:place] else f"{name} (B)" for place, name in enumerate(short)]
 
