@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.express as px
 
 import featcal
-from featcal.figures.theme import colours, finish
+from featcal.figures.theme import COLOUR, colours, finish
 
 session = featcal.open_session("lm-mini")
 VALIDATION = {"split": "validation", "samples": 64}
@@ -56,7 +56,9 @@ figure = px.line(
 )
 figure.update_xaxes(tickvals=frame["samples per task"].unique())
 for name, height in (("merged", merged), ("experts", expert)):
-    figure.add_hline(y=height, line_dash="dot", annotation_text=name)
+    figure.add_hline(
+        y=height, line={"color": COLOUR["base"], "dash": "dot"}, annotation_text=name
+    )
 finish(figure, 400)
 
 # %%

@@ -47,7 +47,7 @@ squares = [
     one.square().sort(descending=True).values for one in found.find("block 3").drift
 ]
 carried = [float(one[: len(one) // 4].sum() / one.sum()) for one in squares]
-f"{sum(carried) / len(carried):.0%}"
+print(f"{sum(carried) / len(carried):.0%}")
 
 # %%
 # **What to keep:** a few tokens carry most of the drift, and an average over the text hides which.

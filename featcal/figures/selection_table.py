@@ -39,15 +39,16 @@ def candidates(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]
 
 def name_candidates(document: Mapping[str, Any]) -> list[str]:
     """Return a short name for every candidate, in their order: its start or its recipe, with the numbers in which it
-    differs from others of that recipe."""
-    found = document["candidates"]
-    alike = {recipe: [one for one in found if one["recipe"] == recipe] for recipe in (one["recipe"] for one in found)}
+    differs from the default, or, of another recipe that was tried more than once, from the others."""
+    found, default = document["candidates"], document["defaults"]
     names = []
     for one in found:
+        alike = [other for other in found if other["recipe"] == one["recipe"]]
+        beside = [default] if one["recipe"] == default["recipe"] else alike
         values = [
             f"{OPTIONS[name].symbol} {exactly(one[name])}"
             for name in CHOSEN[1:]
-            if len({other[name] for other in alike[one["recipe"]]}) > 1 and one[name] is not None
+            if one["recipe"] and any(other[name] != one[name] for other in beside)
         ]
         start = [] if one["start"] == MERGED and one["recipe"] else [one["start"]]
         names.append(", ".join([*start, *filter(None, [one["recipe"]]), *values]))
