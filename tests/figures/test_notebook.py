@@ -1,0 +1,197 @@
+"""Results draw themselves in notebooks: what is shown is what the result has, with plotly and without it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html import unescape
+from typing import Any
+
+import pytest
+
+import featcal
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import resolve
+from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.comparison import Comparison
+from featcal.evaluation.evaluate import Scores
+from featcal.family.opening import Family
+from featcal.figures import notebook
+from featcal.session.model_names import name_calibration
+from featcal.session.session import Session
+from featcal.studies.selection.judge import Score, margin
+from featcal.studies.selection.outcome import Candidate, Selection
+from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.extras import MissingPackage
+
+VIEW = EvaluationSamples(None, "validation")
+
+
+def cells(html: str) -> list[list[str]]:
+    """The text of all cells of the one table in it, row by row, without the head."""
+    (table,) = re.findall(r"<tbody>(.*?)</tbody>", html, re.DOTALL)
+    rows = re.findall(r"<tr.*?>(.*?)</tr>", table, re.DOTALL)
+    return [[unescape(cell) for cell in re.findall(r"<t[dh]>(.*?)</t[dh]>", row, re.DOTALL)] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def session(tiny: Family) -> Session:
+    return Session(tiny)
+
+
+@pytest.fixture(scope="module")
+def ledger(session: Session) -> DriftLedger:
+    return session.measure.drift("merged", DriftOptions(split="validation", attribution=True))
+
+
+@pytest.fixture(scope="module")
+def scores(session: Session) -> Scores:
+    return session.measure.scores("merged", VIEW)
+
+
+@pytest.fixture(scope="module")
+def comparison(session: Session) -> Comparison:
+    return session.measure.compare("base", "task-arithmetic:scale=0.9", VIEW)
+
+
+@pytest.fixture(scope="module")
+def selection(tiny: Family) -> Selection:
+    """A choice as `select` gives it, of scores that were made up."""
+    options = ({}, {"mu": 0.3}, {"recipe": "paper"})
+    configs = [
+        resolve(config_for(tiny, **{"recipe": "informed"} | one), tiny.adapter, tiny.suite.tasks) for one in options
+    ]
+    values = (0.6, 0.7, 0.5, 0.1)
+    scored = [Score("decision", {"t": (value, value + 0.01)}) for value in values]
+    made = [
+        Candidate(
+            "merged" if one is None else name_calibration(one, tiny),
+            "merged",
+            one,
+            score,
+            margin(scored[0], score),
+            "",
+            1,
+        )
+        for one, score in zip([*configs, None], scored, strict=True)
+    ]
+    ranked = (made[1], made[0], made[2], made[3])
+    return Selection(tiny, configs[0], "merged", configs[1], ranked, made[1].margin, {}, {"t": 2}, (), 4.0, None)
+
+
+@pytest.mark.parametrize("name", ["ledger", "scores", "comparison", "selection"])
+def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alone(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result: Any = request.getfixturevalue(name)
+    whole = result._repr_html_()
+    assert result.plot()._repr_html_()[:40] in whole
+    assert "newPlot" in whole
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "plotly", None)
+        alone = result._repr_html_()
+        with pytest.raises(MissingPackage, match=r"plotly is not installed; .*featcal\[report\]"):
+            result.plot()
+    assert "plotly" not in alone
+    assert alone.startswith(f"<p>{notebook.describe(result)}</p><table")
+    assert cells(alone) == cells(whole)
+
+
+def test_the_table_of_a_ledger_has_its_final_drift(ledger: DriftLedger) -> None:
+    *tasks, mean = cells(ledger._repr_html_())
+    assert [row[0] for row in tasks] == list(ledger.tasks)
+    for row, one in zip(tasks, ledger.tasks.values(), strict=True):
+        largest = max(one.layers, key=lambda layer: float(layer.mismatch.mean() / layer.expert_norm.mean()))
+        share = float(largest.mismatch.mean() / largest.expert_norm.mean())
+        final = f"{one.layers[-1].relative_drift:.3f}", f"{float(one.cosine.mean()):.3f}"
+        assert row[1:] == [*final, f"{share:.3f}, {largest.layer}"]
+    drift = [one.layers[-1].relative_drift for one in ledger.tasks.values()]
+    assert mean == ["mean", f"{sum(drift) / len(drift):.3f}", f"{ledger.macro_cosine:.3f}", ""]
+
+
+def test_the_picture_of_a_ledger_says_who_caused_the_drift_where_that_was_measured(ledger: DriftLedger) -> None:
+    booked = ledger.plot().data[0]
+    final = [one.layers[-1].relative_drift for one in ledger.tasks.values()]
+    assert booked.type == "waterfall"
+    assert sum(booked.y[:-1]) == pytest.approx(sum(final) / len(final), rel=1e-5)
+    bare = replace(ledger, tasks={task: replace(one, attribution=None) for task, one in ledger.tasks.items()})
+    parts = {one.name: list(one.y) for one in bare.plot().data}
+    assert list(parts) == ["local mismatch", "propagation", "drift, merged"]
+    assert parts["drift, merged"][-1] == pytest.approx(sum(final) / len(final), rel=1e-6)
+
+
+def test_scores_are_shown_in_percent(scores: Scores) -> None:
+    *tasks, average = cells(scores._repr_html_())
+    shown = {task: (float(value), int(n)) for task, value, n in tasks}
+    assert shown == {task: (pytest.approx(100 * one.value, abs=0.051), one.n) for task, one in scores.tasks.items()}
+    assert float(average[1]) == pytest.approx(100 * scores.average, abs=0.051)
+    assert list(scores.plot().data[0].y)[-1] == 100 * scores.average
+
+
+def test_a_comparison_is_shown_with_its_intervals(comparison: Comparison) -> None:
+    html = comparison._repr_html_()
+    *tasks, average = cells(html)
+    assert re.findall("<th>(.*?)</th>", html)[1:3] == ["base", "task-arithmetic"]
+    for row, one in zip([*tasks, average], [*comparison.tasks.values(), comparison.average], strict=True):
+        low, high = row[4].split(" to ")
+        numbers = [float(number) for number in (*row[1:4], low, high)]
+        expected = [100 * number for number in (one.a, one.b, one.difference, one.low, one.high)]
+        assert numbers == pytest.approx(expected, abs=0.051)
+        assert (row[5] == "within noise") == one.is_within_noise
+    drawn = {x: y for trace in comparison.plot().data for x, y in zip(trace.x, trace.y, strict=True)}
+    assert drawn["average"] == 100 * comparison.average.difference
+
+
+def test_two_models_without_a_name_of_their_own_are_told_apart(comparison: Comparison) -> None:
+    twice = replace(comparison, a="ties:scale=1", b="ties:scale=0.5")
+    assert re.findall("<th>(.*?)</th>", twice._repr_html_())[1:3] == ["ties:scale=1", "ties:scale=0.5"]
+    same = replace(comparison, a="an object", b="an object")
+    assert "<th>an object (B)</th>" in same._repr_html_()
+    assert same.plot().layout.yaxis.title.text.startswith("an object (B) − an object,")
+    folders = replace(comparison, a="/home/me/first", b="/home/me/second")
+    assert folders.plot().layout.yaxis.title.text.startswith("second − first,")
+
+
+def test_a_selection_is_shown_best_first_with_the_margins(selection: Selection) -> None:
+    html = selection._repr_html_()
+    rows = cells(html)
+    assert [row[0] for row in rows] == [f"{one.score.value:.4f}" for one in selection.candidates if one.score]
+    assert [row[-1] for row in rows] == ["chosen", "default", "", "as it is"]
+    assert f"Chosen for {selection.family.suite.name}, without labels: {selection.model}" in unescape(html)
+    drawn = {y: x for trace in selection.plot().data for x, y in zip(trace.x, trace.y, strict=True)}
+    assert drawn == {
+        "informed, μ 0.3": pytest.approx(10),
+        "informed": 0.0,
+        "paper": pytest.approx(-10),
+        "merged": pytest.approx(-50),
+    }
+    assert list(selection.plot().layout.yaxis.categoryarray) == ["merged", "paper", "informed", "informed, μ 0.3"]
+
+
+def test_a_selection_that_tried_nothing_is_shown(selection: Selection) -> None:
+    untried = replace(selection, candidates=(), config=selection.default, margin=None)
+    assert cells(untried._repr_html_()) == []
+
+
+def test_names_that_are_markup_are_shown_as_text(scores: Scores) -> None:
+    (first, one), *others = scores.tasks.items()
+    named = replace(scores, suite="<b>suite</b>", model="<i>m</i>", tasks={f"<u>{first}</u>": one, **dict(others)})
+    html = named._repr_html_().partition("<table")
+    assert "<b>" not in html[0]
+    assert "&lt;b&gt;suite" in html[0]
+    assert "<u>" not in html[2]
+    assert named.plot().data[0].x[0] == f"&lt;u&gt;{first}&lt;/u&gt;"
+
+
+@pytest.mark.slow
+def test_results_do_not_bring_plotly() -> None:
+    """Nor any chart, until they are looked at."""
+    code = (
+        "import sys, featcal\nfeatcal.DriftLedger, featcal.Scores, featcal.Comparison, featcal.Selection\n"
+        "print([name for name in sys.modules if name == 'plotly' or name.startswith('featcal.figures')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert {"DriftLedger", "Scores", "Comparison", "Selection"} <= set(featcal.__all__)
