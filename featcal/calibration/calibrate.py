@@ -42,6 +42,7 @@ from featcal.suite.facts import suite_facts
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.distributed import ALONE, Ranks, current_ranks
+from featcal.system.drawing import Drawable
 from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
@@ -78,7 +79,7 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
 
 
 @dataclass(frozen=True)
-class CalibrationResult:
+class CalibrationResult(Drawable):
     """A calibrated model and the account of how it was made."""
 
     family: Family

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from featcal.calibration.calibrate import CalibrationResult
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
@@ -98,6 +99,41 @@ def _(ledger: DriftLedger) -> Any:
         return ledger_charts.waterfall({name: ledger_tables.attribution(ledger, tables.ALL_TASKS)}, None)
     drift = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True)
     return charts.drift_layers({name: drift}, relative=True)
+
+
+@describe.register
+def _(result: CalibrationResult) -> str:
+    counts = tables.how_many(one["samples"] for one in result.record["tasks"].values())
+    where = "of the final features" if result.record.get("final_drift") else "behind every block, mean over tasks"
+    return (
+        f"{result.record['suite']} calibrated by the recipe {result.config.recipe}, {counts} samples per task: "
+        f"relative drift {where}, on these samples"
+    )
+
+
+@tabulate.register
+def _(result: CalibrationResult) -> pd.DataFrame:
+    return _calibrated_drift(result).reset_index().map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
+
+
+@_draw.register
+def _(result: CalibrationResult) -> Any:
+    from featcal.figures import charts
+
+    drift = _calibrated_drift(result)
+    if "merged" in drift:
+        return charts.score_bars(drift.reset_index(), ["merged", "calibrated"], "drift / norm of the expert's feature")
+    return charts.compare_drift({"calibrated": drift["calibrated"]})
+
+
+def _calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
+    """Return the final drift of every task before and after, and its mean; behind the blocks, where the run did not
+    follow the merged model."""
+    if final := result.record.get("final_drift"):
+        frame = pd.DataFrame.from_dict(final, orient="index")[["merged", "calibrated"]].rename_axis("task")
+        return pd.concat([frame, frame.mean().to_frame(_MEAN).T.rename_axis("task")])
+    blocks = pd.DataFrame(result.record["relative_drift"]).mean()
+    return blocks.to_frame("calibrated").rename_axis("layer")
 
 
 @describe.register

@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from typing import Any
 
 import pytest
+from clip_config import clip_config
 
 import featcal
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
 from featcal.calibration.config import resolve
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
@@ -81,7 +82,12 @@ def selection(tiny: Family) -> Selection:
     return Selection(tiny, configs[0], "merged", configs[1], ranked, made[1].margin, {}, {"t": 2}, (), 4.0, None)
 
 
-@pytest.mark.parametrize("name", ["ledger", "scores", "comparison", "selection"])
+@pytest.fixture(scope="module")
+def calibrated(tiny: Family) -> CalibrationResult:
+    return calibrate(tiny, clip_config(samples=6))
+
+
+@pytest.mark.parametrize("name", ["ledger", "scores", "comparison", "selection", "calibrated"])
 def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alone(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +101,7 @@ def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alon
         with pytest.raises(MissingPackage, match=r"plotly is not installed; .*featcal\[report\]"):
             result.plot()
     assert "plotly" not in alone
-    assert alone.startswith(f"<p>{notebook.describe(result)}</p><table")
+    assert alone.startswith(f"<p>{escape(notebook.describe(result))}</p><table")
     assert cells(alone) == cells(whole)
 
 
@@ -120,6 +126,24 @@ def test_the_picture_of_a_ledger_says_who_caused_the_drift_where_that_was_measur
     parts = {one.name: list(one.y) for one in bare.plot().data}
     assert list(parts) == ["local mismatch", "propagation", "drift, merged"]
     assert parts["drift, merged"][-1] == pytest.approx(sum(final) / len(final), rel=1e-6)
+
+
+def test_a_calibration_is_shown_by_the_final_drift_before_and_after(calibrated: CalibrationResult) -> None:
+    *tasks, mean = cells(calibrated._repr_html_())
+    final = calibrated.record["final_drift"]
+    columns = {name: [one[name] for one in final.values()] for name in ("merged", "calibrated")}
+    assert tasks == [[task, f"{one['merged']:.3f}", f"{one['calibrated']:.3f}"] for task, one in final.items()]
+    assert mean == ["mean", *(f"{sum(one) / len(one):.3f}" for one in columns.values())]
+    drawn = {trace.name: list(trace.y)[:-1] for trace in calibrated.plot().data}
+    assert drawn == columns
+
+
+def test_a_calibration_that_did_not_follow_the_merge_is_shown_by_its_blocks(calibrated: CalibrationResult) -> None:
+    bare = replace(calibrated, record={name: one for name, one in calibrated.record.items() if name != "final_drift"})
+    blocks = calibrated.record["relative_drift"]
+    means = {name: sum(one.values()) / len(one) for name, one in blocks.items()}
+    assert cells(bare._repr_html_()) == [[name, f"{one:.3f}"] for name, one in means.items()]
+    assert dict(zip(blocks, bare.plot().data[0].y, strict=True)) == pytest.approx(means)
 
 
 def test_scores_are_shown_in_percent(scores: Scores) -> None:
