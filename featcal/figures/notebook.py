@@ -33,12 +33,34 @@ _MEAN = "mean"
 
 
 def to_html(result: Drawable) -> str:
-    """Return what a notebook shows: a heading, the picture as plotly shows its figures there, and the table.
+    """Return a heading, the picture and the table as HTML that loads nothing from anywhere; without plotly no picture.
 
-    Without plotly the picture is left out.
+    The picture is what plotly's renderer makes of it where that is HTML, else it brings plotly's script along.
     """
-    picture = draw(result)._repr_html_() if is_installed("plotly") else ""
-    return f"<p>{escape(describe(result))}</p>{picture}{_write_table(tabulate(result))}"
+    picture = ""
+    if is_installed("plotly"):
+        figure = draw(result)
+        bundle = figure._repr_mimebundle_()
+        picture = bundle.get("text/html") or figure.to_html(full_html=False, include_plotlyjs=True)
+    return f"{_write_heading(result)}{picture}{_write_table(result)}"
+
+
+def show(result: Drawable) -> None:
+    """Show in a notebook of IPython what `to_html` has, with the picture as plotly shows its figures there: a notebook
+    then has a script of 5 MB at most once.
+
+    Raises:
+        NotImplementedError: it runs in a terminal, where a picture would open a browser; IPython then prints the text.
+    """
+    from IPython import get_ipython
+    from IPython.display import HTML, display
+
+    if not hasattr(get_ipython(), "kernel"):
+        raise NotImplementedError
+    display(HTML(_write_heading(result)))
+    if is_installed("plotly"):
+        display(draw(result))
+    display(HTML(_write_table(result)))
 
 
 def draw(result: Drawable) -> go.Figure:
@@ -237,5 +259,9 @@ def _role(name: str) -> str:
         return "merged"
 
 
-def _write_table(frame: pd.DataFrame) -> str:
-    return str(frame.to_html(index=False, border=0, justify="left"))
+def _write_heading(result: Drawable) -> str:
+    return f"<p>{escape(describe(result))}</p>"
+
+
+def _write_table(result: Drawable) -> str:
+    return str(tabulate(result).to_html(index=False, border=0, justify="left"))

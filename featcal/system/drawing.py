@@ -16,6 +16,9 @@ what is measured knows nothing of charts, and nothing of them is imported until 
 class Drawable:
     """A result that a notebook shows as a small table, with its picture above where plotly is installed."""
 
+    def _ipython_display_(self) -> None:
+        _views().show(self)
+
     def _repr_html_(self) -> str:
         return str(_views().to_html(self))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from importlib import import_module
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MOST_LINES = 120
 """Of README: a screen and a half."""
+MOST_OF_AN_EXAMPLE = 80
+"""Lines of a script of the gallery."""
 RUNNABLE = [page for page in PAGES if find_blocks(page.read_text(encoding="utf-8"))]
 
 
@@ -120,6 +123,22 @@ def test_every_example_has_its_turn() -> None:
     assert {name for one in turns for name in one} == {*names}
     assert {len(one) for one in turns} == {3, 4}
     assert take_turns(names[:1], 3, "any") == take_turns(names[:1], 1) == names[:1]
+
+
+def test_ten_examples_have_a_title_a_sentence_a_picture_and_what_to_keep() -> None:
+    """They run while the site is built, and nowhere else."""
+    scripts = sorted((DOCS / "gallery").glob("*.py"))
+    assert [script.name[:8] for script in scripts] == [f"plot_{number:02}_" for number in range(1, 11)]
+    for script in scripts:
+        text = script.read_text(encoding="utf-8")
+        code = ast.parse(text)
+        title, rule, blank, sentence, *_ = (ast.get_docstring(code) or "").splitlines()
+        assert (rule, blank, sentence[-1]) == ("=" * len(title), "", "."), script.name
+        assert text.rpartition("# %%")[2].strip().partition("# **What to keep:** ")[2].endswith("."), script.name
+        endings = [ast.unparse(ast.parse(cell).body[-1]) for cell in text.split("# %%\n") if ast.parse(cell).body]
+        pictures = [one for one in endings if re.search(r"^finish\(|\.plot\(|_?charts\.|^chosen$", one)]
+        assert 1 <= len(pictures) <= 2, script.name
+        assert len(text.splitlines()) <= MOST_OF_AN_EXAMPLE, script.name
 
 
 @pytest.mark.slow
