@@ -87,7 +87,7 @@ def course(frame: pd.DataFrame) -> go.Figure:
             # Light throughout, so that black words are read on every cell and in both themes.
             colorscale=[[0, "#F4F6F8"], [1, "#7DB8E8"]],
             textfont={"color": "black"},
-            colorbar={"title": "probability", "tickformat": ".0%"},
+            colorbar={"title": {"text": "probability", "side": "right"}, "tickformat": ".0%"},
             xgap=3,
             ygap=2,
         )

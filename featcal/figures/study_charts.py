@@ -108,7 +108,7 @@ def candidates(chosen: Selection) -> go.Figure:
                 hovertemplate="%{y}: %{x:+.2f} points<extra></extra>",
             )
     figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
-    figure.update_xaxes(title="score less that of the default, points")
+    figure.update_xaxes(title="score less the default's, points")
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     return finish(figure, 160 + 24 * len(scored))
 
