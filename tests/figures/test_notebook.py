@@ -20,7 +20,7 @@ from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
 from featcal.family.opening import Family
-from featcal.figures import notebook
+from featcal.figures import result_tables
 from featcal.session.model_names import name_calibration
 from featcal.session.session import Session
 from featcal.studies.selection.judge import Score, margin
@@ -103,7 +103,7 @@ def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alon
         with pytest.raises(MissingPackage, match=r"plotly is not installed; .*featcal\[report\]"):
             result.plot()
     assert "plotly" not in alone
-    assert alone.startswith(f"<p>{escape(notebook.describe(result))}</p><table")
+    assert alone.startswith(f"<p>{escape(result_tables.describe(result))}</p><table")
     assert cells(alone) == cells(whole)
 
 

@@ -1,0 +1,135 @@
+"""Turn results into the small tables that notebooks show, and say in one line what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from pathlib import Path
+
+import pandas as pd
+
+from featcal.calibration.calibrate import CalibrationResult
+from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.comparison import Comparison
+from featcal.evaluation.evaluate import Scores
+from featcal.figures import selection_table, tables
+from featcal.figures.names import shorten
+from featcal.studies.selection.outcome import Selection
+from featcal.system.formatting import percent, points
+
+_LONGEST = 36
+"""Characters of a model's name."""
+_MEAN = "mean"
+
+
+@singledispatch
+def tabulate(result: object) -> pd.DataFrame:
+    """Return the small table of a result, with texts in all cells: numbers are rounded as everywhere."""
+    raise TypeError(f"a {type(result).__name__} has no table")
+
+
+@singledispatch
+def describe(result: object) -> str:
+    """Say in one line what a result is of."""
+    raise TypeError(f"a {type(result).__name__} has no heading")
+
+
+@describe.register
+def _(ledger: DriftLedger) -> str:
+    return f"Drift of {ledger.model} from the experts of {ledger.suite}, {tables.describe_samples(ledger)}"
+
+
+@tabulate.register
+def _(ledger: DriftLedger) -> pd.DataFrame:
+    """Drift of the final features over the expert's norm and their cosine, and the layer that adds most of its own."""
+    cosines, rows = tables.mean_cosines(ledger), {}
+    drift = tables.drift_table(ledger)
+    for task in ledger.tasks:
+        layers = tables.layer_rows(drift, task, relative=True)
+        largest = layers.loc[layers["mismatch"].idxmax()]
+        worst = f"{largest['mismatch']:.3f}, {largest['layer']}"
+        rows[task] = {"drift": layers["drift"].iloc[-1], "cosine": cosines[task], "largest mismatch": worst}
+    frame = pd.DataFrame.from_dict(rows, orient="index")
+    mean = frame[["drift", "cosine"]].mean().to_frame(_MEAN).T.assign(**{"largest mismatch": ""})
+    whole = pd.concat([frame, mean]).rename_axis("task").reset_index()
+    return whole.map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
+
+
+@describe.register
+def _(result: CalibrationResult) -> str:
+    counts = tables.how_many(one["samples"] for one in result.record["tasks"].values())
+    where = "of the final features" if result.record.get("final_drift") else "behind every block, mean over tasks"
+    return (
+        f"{result.record['suite']} calibrated by the recipe {result.config.recipe}, {counts} samples per task: "
+        f"relative drift {where}, on these samples"
+    )
+
+
+@tabulate.register
+def _(result: CalibrationResult) -> pd.DataFrame:
+    return calibrated_drift(result).reset_index().map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
+
+
+@describe.register
+def _(scores: Scores) -> str:
+    metric = tables.metric_name({"": scores})
+    count = tables.how_many(one.n for one in scores.tasks.values())
+    return f"{scores.model} on {scores.suite}: {metric} in %, {count} {scores.split} samples per task"
+
+
+@tabulate.register
+def _(scores: Scores) -> pd.DataFrame:
+    rows = [{"task": task, "%": percent(one.value), "samples": str(one.n)} for task, one in scores.tasks.items()]
+    return pd.DataFrame([*rows, {"task": "average", "%": percent(scores.average), "samples": ""}])
+
+
+@describe.register
+def _(found: Comparison) -> str:
+    metric = tables.metric_words(one.metric for one in found.tasks.values())
+    return f"{found.b} against {found.a} on {found.suite}: {metric} in % on the same {found.split} samples"
+
+
+@tabulate.register
+def _(found: Comparison) -> pd.DataFrame:
+    first, second = shorten_names([found.a, found.b])
+    return pd.DataFrame(
+        {
+            "task": task,
+            first: percent(one.a),
+            second: percent(one.b),
+            "difference": points(one.difference),
+            "95 % interval": f"{points(one.low)} to {points(one.high)}",
+            "": "within noise" if one.is_within_noise else "",
+        }
+        for task, one in {**found.tasks, "average": found.average}.items()
+    )
+
+
+@describe.register
+def _(chosen: Selection) -> str:
+    return f"Chosen for {chosen.family.suite.name}, without labels: {chosen.model}"
+
+
+@tabulate.register
+def _(chosen: Selection) -> pd.DataFrame:
+    rows, columns = selection_table.candidates(chosen.to_json())
+    frame = pd.DataFrame(rows, columns=columns).map(lambda one: one if isinstance(one, str) else f"{one:.4f}")
+    return frame.loc[:, [name == "score" or frame[name].nunique() > 1 for name in frame]]
+
+
+def calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
+    """Return the final drift of every task before and after, and its mean; behind the blocks, where the run did not
+    follow the merged model."""
+    if final := result.record.get("final_drift"):
+        frame = pd.DataFrame.from_dict(final, orient="index")[["merged", "calibrated"]].rename_axis("task")
+        return pd.concat([frame, frame.mean().to_frame(_MEAN).T.rename_axis("task")])
+    blocks = pd.DataFrame(result.record["relative_drift"]).mean()
+    return blocks.to_frame("calibrated").rename_axis("layer")
+
+
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Return different short names for models: of a folder its own, else without options, where these do not tell them
+    apart."""
+    bare = [Path(name).name if Path(name).is_absolute() else name.partition(":")[0] for name in names]
+    short = bare if len({*bare}) == len(bare) else [shorten(name, _LONGEST) for name in names]
+    return [name if name not in short[:place] else f"{name} (B)" for place, name in enumerate(short)]
