@@ -91,18 +91,19 @@ def _(found: Comparison) -> str:
 
 @tabulate.register
 def _(found: Comparison) -> pd.DataFrame:
-    first, second = shorten_names([found.a, found.b])
-    return pd.DataFrame(
-        {
-            "task": task,
-            first: percent(one.a),
-            second: percent(one.b),
-            "difference": points(one.difference),
-            "95 % interval": f"{points(one.low)} to {points(one.high)}",
-            "": "within noise" if one.is_within_noise else "",
-        }
-        for task, one in {**found.tasks, "average": found.average}.items()
-    )
+    columns = ["task", *shorten_names([found.a, found.b]), "difference", "95 % interval", ""]
+    rows = [
+        [
+            task,
+            percent(one.a),
+            percent(one.b),
+            points(one.difference),
+            f"{points(one.low)} to {points(one.high)}",
+            "within noise" if one.is_within_noise else "",
+        ]
+        for task, one in [*found.tasks.items(), ("average", found.average)]
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 @describe.register

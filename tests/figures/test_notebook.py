@@ -176,8 +176,9 @@ def test_two_models_without_a_name_of_their_own_are_told_apart(comparison: Compa
     same = replace(comparison, a="an object", b="an object")
     assert "<th>an object (B)</th>" in same._repr_html_()
     assert same.plot().layout.yaxis.title.text.startswith("an object (B) − an object,")
-    folders = replace(comparison, a="/home/me/first", b="/home/me/second")
-    assert folders.plot().layout.yaxis.title.text.startswith("second − first,")
+    folders = replace(comparison, a="/home/me/task", b="/home/me/second")
+    assert folders.plot().layout.yaxis.title.text.startswith("second − task,")
+    assert [len(row) for row in cells(folders._repr_html_())] == [6] * (len(comparison.tasks) + 1)
 
 
 def test_a_selection_is_shown_best_first_with_the_margins(selection: Selection) -> None:
