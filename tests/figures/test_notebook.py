@@ -93,8 +93,8 @@ def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alon
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result: Any = request.getfixturevalue(name)
-    whole = result._repr_html_()
-    assert "Plotly.newPlot(" in whole
+    kind, whole = result.plot().data[0].type, result._repr_html_()
+    assert f'"type":"{kind}"' in whole.rpartition("Plotly.newPlot(")[2]
     elements = re.sub(r"(<script\b[^>]*>).*?</script>", r"\1", whole, flags=re.DOTALL)
     assert not re.findall(r"<[^>]*(?:src|href)=[^>]*>", elements), "it loads something"
     with monkeypatch.context() as patched:
@@ -226,7 +226,7 @@ class Kernel(Terminal):
 def test_a_kernel_shows_the_picture_as_plotly_does_and_a_terminal_none(
     shell: type[Terminal], scores: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    displayed: list[Any] = []
+    picture, displayed = scores.plot(), list[Any]()
     display = SimpleNamespace(HTML=str, display=displayed.append)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=shell, display=display))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
@@ -237,7 +237,7 @@ def test_a_kernel_shows_the_picture_as_plotly_does_and_a_terminal_none(
         return
     scores._ipython_display_()
     heading, figure, table = displayed
-    assert figure == scores.plot()
+    assert figure == picture
     assert f"{heading}{table}".count("<p>") == 1
     assert cells(table) == cells(scores._repr_html_())
 
