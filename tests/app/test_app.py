@@ -114,7 +114,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
 @pytest.mark.parametrize(
     ("page", "drawn"),
     [
-        pytest.param(page, drawn, marks=pytest.mark.slow if page in ("verdict", "drift") else ())
+        pytest.param(page, drawn, marks=pytest.mark.slow if page in ("verdict", "drift", "calibrate") else ())
         for page, drawn in zip(PAGES, (2, 9, 3, 2, 4, 1, 1, 0), strict=True)
     ],
 )

@@ -60,6 +60,7 @@ def pick(app: AppTest, *ids: int) -> AppTest:
     return field.set_value(list(ids)).run()
 
 
+@pytest.mark.slow
 def test_the_layer_slider_moves_clouds_within_one_map(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "features", **BOTH)
     assert healthy(app)

@@ -114,6 +114,7 @@ def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pyt
     assert f"featcal compare {tiny_suite_file} --model all" in app.code[0].value
 
 
+@pytest.mark.slow
 def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert library.keep(study_of_tiny(tiny, "merged", "calibrated")) == ""
     app = opened(tiny_suite_file, "leaderboard")

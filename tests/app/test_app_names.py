@@ -45,7 +45,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
     return edit_suite(rename)
 
 
-@pytest.mark.parametrize("page", rows(DRAWN, quick=["verdict", "accuracy"], slow=DRAWN))
+@pytest.mark.parametrize("page", rows(DRAWN, quick=["accuracy"], slow=DRAWN))
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
     app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true", picked="0,1")
     if page == "accuracy":

@@ -77,6 +77,7 @@ def test_every_difference_of_scores_has_its_interval(tiny_suite_file: Path) -> N
     assert charts(app) == 2
 
 
+@pytest.mark.slow
 def test_flips_can_be_filtered_and_sorted(tiny_suite_file: Path) -> None:
     expected = flips_of(tiny_suite_file, TASKS[1])
     app = scored(tiny_suite_file, task=TASKS[1])

@@ -185,7 +185,9 @@ def test_a_point_says_what_every_model_says_of_it(tiny_suite_file: Path) -> None
         assert {"calibrated", "expert"} <= {one.split(":")[0] for one in models}
 
 
-@pytest.mark.parametrize("page", rows(["features", "cosines", "drift"], quick=["cosines"], slow=["features", "drift"]))
+@pytest.mark.parametrize(
+    "page", rows(["features", "cosines", "drift"], quick=[], slow=["features", "cosines", "drift"])
+)
 def test_a_slice_becomes_the_selection(tiny_suite_file: Path, page: str) -> None:
     session, on = open_session(str(tiny_suite_file)), EvaluationSamples(64)
     data, found = session.viewable_samples(TASKS[1], on), kinds(tiny_suite_file)

@@ -64,6 +64,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     assert "not kept" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_page_needs_no_torch() -> None:
     code = "import sys; from app import preview; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -94,6 +94,7 @@ def test_it_lies_between_the_experts(tiny64: Family) -> None:
     assert not all(torch.allclose(average[name], tensor) for name, tensor in found.items())
 
 
+@pytest.mark.slow
 def test_experts_that_agree_are_returned_in_any_order(tiny64: Family) -> None:
     expert = tiny64.experts[TASKS[0]]
     same = replace(tiny64, experts=dict.fromkeys(TASKS, expert))

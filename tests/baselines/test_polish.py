@@ -113,6 +113,7 @@ def test_what_cannot_be_polished_says_why(tiny: Family) -> None:
         fit(tiny, replace(FEW, rate=1e30))
 
 
+@pytest.mark.slow
 def test_the_command_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = ["merge", str(tiny_suite_file), "--method", "polished:steps=3,samples=8@calibrated:samples=8"]

@@ -87,6 +87,7 @@ def test_the_first_step_is_adams_on_the_absolute_difference(tiny64: Family) -> N
         torch.testing.assert_close(module.up[moved], options.rate * torch.sign(slope)[moved], rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     name = "surgery:samples=12,steps=100,rate=0.01,rank=4,batch=5@calibrated:samples=8"
     assert resolve_model("surgery", tiny).name == "surgery:samples=256,seed=42,rank=16,steps=1000,rate=0.001,batch=16"

@@ -182,6 +182,7 @@ def test_unknown_names_are_all_reported(tiny: Family) -> None:
         replace(CONFIG, maps=())
 
 
+@pytest.mark.slow
 def test_a_session_calibrates_parts_as_without_one(tiny: Family) -> None:
     """Experts and the statistics of the first chosen block are kept from run to run."""
     own = Session(tiny)

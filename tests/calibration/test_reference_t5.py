@@ -85,6 +85,7 @@ def test_drift_of_every_layer(reference: Reference) -> None:
     assert_drift_alike(reference, STATES, lambda sample: 0)
 
 
+@pytest.mark.slow
 def test_excess_of_every_feature_source(reference: Reference) -> None:
     assert_excesses_alike(reference, BLOCKS)
 

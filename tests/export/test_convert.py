@@ -178,6 +178,7 @@ def test_end_tokens() -> None:
     assert there(7, 40) == {"pool": "eos", "eos": 7, "back": 7}
 
 
+@pytest.mark.slow
 def test_clips_own_tokenizer_comes_along(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -596,6 +596,7 @@ def test_hub_ids_become_base_models(tiny: Family) -> None:
     assert "base_model_relation: merge" in card
 
 
+@pytest.mark.slow
 def test_fast_precision_is_close(tiny_suite_file: Path, tiny: Family) -> None:
     """bfloat16 features, but weights, moments and solve as exact: the calibrated features differ by rounding."""
     fast = calibrate(load_suite(tiny_suite_file), replace(CONFIG, precision="fast"), device="cpu")

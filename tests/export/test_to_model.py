@@ -46,6 +46,7 @@ def test_names_in_modules_are_others(kind: str, tmp_path: Path) -> None:
     assert_same_model(merged.to_model(), _loaded(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_merged_of_objects(tmp_path: Path) -> None:
     given = clip_objects(write_suite(tmp_path / "suite"))
     merged = featcal.merge(method="ties:scale=0.4,density=0.3", **{k: v for k, v in given.items() if k != "merged"})

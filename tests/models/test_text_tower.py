@@ -332,6 +332,7 @@ def test_the_drift_identity_and_its_fall(towers: Towers) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_what_is_written_is_the_librarys_again_and_scored_through_its_own_text_tower(
     towers: Towers, tmp_path: Path
 ) -> None:

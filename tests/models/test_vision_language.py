@@ -360,6 +360,7 @@ def stored(folder: Path) -> dict[str, tuple[Any, tuple[int, ...]]]:
         return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
 
 
+@pytest.mark.slow
 def test_what_is_written_is_the_librarys_again(trial: PicturedTrial, tmp_path: Path) -> None:
     family, out = trial.family, tmp_path / "out"
     settings = {"temperature": 0.3, "do_sample": True, "eos_token_id": 1}

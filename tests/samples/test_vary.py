@@ -144,6 +144,7 @@ def test_names_and_commands_say_how_many(pictures: Family) -> None:
     assert "--samples 8 --augment 3 --out" in calibrate_command("s", config, config_for(pictures), "o")
 
 
+@pytest.mark.slow
 def test_a_session_does_not_take_one_for_the_other(pictures: Family) -> None:
     session, block = Session(pictures), pictures.adapter.blocks()[0]
     made = [session.fit.calibrate(config_for(pictures, samples=4, augment=n, blocks=("block 0",))) for n in (0, 1)]

@@ -85,6 +85,7 @@ def without_cost(study: Study) -> list[dict[str, Any]]:
     return [{name: one for name, one in row.items() if name not in ("seconds", "stages", "peak_bytes")} for row in rows]
 
 
+@pytest.mark.slow
 def test_every_row_is_what_single_measurements_give(own: Session, tiny: Family) -> None:
     study = table(own)
     assert [(row.method, row.point.model, row.point.seed) for row in study.rows] == [

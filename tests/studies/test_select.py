@@ -727,6 +727,7 @@ def test_the_command_says_what_to_run_next(
 
 
 @pytest.mark.parametrize("start", ["merged", "ties:scale=1,density=0.5", "svc@tsv-m"])
+@pytest.mark.slow
 def test_a_start_that_was_chosen_has_a_command_too(
     run: Run, many_file: Path, many: Family, tmp_path: Path, start: str
 ) -> None:

@@ -215,6 +215,7 @@ def test_samples_and_scores_are_those_of_the_library(family: Family, name: str, 
     assert score.labels.tolist() == [row["label"] for row in rows]
 
 
+@pytest.mark.slow
 def test_what_is_calibrated_is_such_a_model_again(family: Family, name: str, tmp_path: Path) -> None:
     calibrate(family, config_for(family, lam=0.05)).save(tmp_path / "out")
     library = getattr(transformers, KINDS[name].base)
