@@ -18,9 +18,10 @@ from featcal.system.extras import require_packages
 from featcal.system.sandbox import Shared
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
-# Threads spin for a part of a millisecond between two small products, then sleep: sleeping at once costs half of a
-# slider's time, spinning on costs the browser its core.
-ENVIRONMENT = {"GOMP_SPINCOUNT": "30000", "HF_HUB_DISABLE_TELEMETRY": "1"}
+# For a part of a millisecond: sleeping at once costs half of a slider's time, spinning on costs the browser its core.
+SPINS = "30000"
+"""Number of times that a thread looks for its next small product before it sleeps, in the app and in its jobs."""
+ENVIRONMENT = {"GOMP_SPINCOUNT": SPINS, "HF_HUB_DISABLE_TELEMETRY": "1"}
 SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
 """Options of streamlit where others use the server too: who may reach it, and the most MB of one message."""
 _warming: list[threading.Thread] = []

@@ -31,7 +31,7 @@ FOLDER, SUITE = "my-merge", "found.yaml"
 
 @dataclass(frozen=True)
 class Row:
-    """What the page says of a symptom."""
+    """One row of the page's table: the fault behind a symptom, and the command that names it."""
 
     words: tuple[str, ...]
     """In italics: what the command prints."""
@@ -54,7 +54,7 @@ ROWS = read_rows()
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fault is planted: an empty folder, beside it the base and the experts of its merge."""
+    """An empty folder to plant a fault in, with the base and the experts of its merge beside it."""
 
     home: Path
     monkeypatch: pytest.MonkeyPatch

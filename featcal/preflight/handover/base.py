@@ -37,7 +37,7 @@ class Base:
     folder: Folder | None
     """None if it is not on this machine."""
     is_named: bool = False
-    """Whether it was given by hand, so that commands must give it too."""
+    """True if it was given by hand: commands must then give it too."""
 
     @property
     def notes(self) -> Iterator[str]:
