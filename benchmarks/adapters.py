@@ -1,10 +1,10 @@
 """Measure what adapters of a low rank keep of a calibration: `python benchmarks/adapters.py [SUITE ...]`.
 
-Of every embedded suite, or of those that are named, whose rows of the record are measured anew: the repair by the
-recipe "refined" as an adapter over the merge; the same rank cut by the plain singular values of the weights' change;
-the whole merge as an adapter over the base; and an adapter per task over the calibrated model. Scores are of the whole
-test split, relative drift of the final features of 200 of its samples. `python docs/results.py` puts the tables into
-docs/results/adapters.md.
+Of every embedded suite, or of those that are named: the repair by the recipe "refined" as an adapter over the merge;
+the same rank cut by the plain singular values of the weights' change; the whole merge as an adapter over the base; and
+an adapter per task over the calibrated model. Rows of the record are measured anew; where a run was stopped, the rest
+of them. Scores are of the whole test split, relative drift of the final features of 200 of its samples.
+`python docs/results.py` puts the tables into docs/results/adapters.md.
 """
 
 from __future__ import annotations
@@ -29,33 +29,28 @@ from featcal.system.formatting import percent
 
 RECORD = Path(__file__).parents[1] / "docs" / "adapters.json"
 SUITES = ("clip-mini", "t5-mini", "lm-mini")
-RANKS = (1, 2, 4, 8, 16, None)
-"""None is the full rank."""
+RANKS = (1, 2, 4, 8, 16, "full")
 CALIBRATED = "calibrated:recipe=refined,samples=64,seed=42"
 WHOLE = 10**6
+ENDS: Mapping[str | int, str] = {"merged": "merged", "calibrated": CALIBRATED}
 
 
-def measure(suite: str) -> list[dict[str, Any]]:
-    """Return one row per rank, behind one of the merged and one of the calibrated model."""
-    session = open_session(suite)
-    suite = session.family.suite.name
-    rows = [{"suite": suite, "rank": name, **_values(session, model)} for name, model in _ENDS.items()]
-    for rank in RANKS:
-        limits = Limits(rank or WHOLE)
-        repair, whole = (session.fit.repair(CALIBRATED, over, limits) for over in ("merged", "base"))
-        models: Mapping[str, ModelId] = {
-            "repair": repair.weights,
-            "plain": cut_plainly(repair, rank or WHOLE),
-            "base": whole.weights,
-            "adapters": f"adapters:rank={rank or WHOLE},samples=64,seed=42@{CALIBRATED}",
-        }
-        row: dict[str, Any] = {"suite": suite, "rank": rank or "full", "left_out": repair.lost_share}
-        row["bytes"] = sum(one.numel() * one.element_size() for pair in repair.products.values() for one in pair)
-        rows.append(row | {name: _values(session, model) for name, model in models.items()})
-    return rows
-
-
-_ENDS: Mapping[str, ModelId] = {"merged": "merged", "calibrated": CALIBRATED}
+def measure(session: Session, rank: str | int) -> dict[str, Any]:
+    """Return the row of a rank, of "full", or of a model of `ENDS`."""
+    row: dict[str, Any] = {"suite": session.family.suite.name, "rank": rank}
+    if rank in ENDS:
+        return row | _values(session, ENDS[str(rank)])
+    directions = WHOLE if rank == "full" else int(rank)
+    repair, whole = (session.fit.repair(CALIBRATED, over, Limits(directions)) for over in ("merged", "base"))
+    models: Mapping[str, ModelId] = {
+        "repair": repair.weights,
+        "plain": cut_plainly(repair, directions),
+        "base": whole.weights,
+        "adapters": f"adapters:rank={directions},samples=64,seed=42@{CALIBRATED}",
+    }
+    row["left_out"] = repair.lost_share
+    row["bytes"] = sum(one.numel() * one.element_size() for pair in repair.products.values() for one in pair)
+    return row | {name: _values(session, model) for name, model in models.items()}
 
 
 def cut_plainly(repair: RepairAdapter, rank: int) -> Weights:
@@ -99,13 +94,18 @@ def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
 
 
 def main() -> None:
-    """Measure the suites and write the record."""
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    """Measure the suites and write the record, row by row."""
     for suite in sys.argv[1:] or SUITES:
-        own = measure(suite)
-        record = [row for row in record if row["suite"] != own[0]["suite"]] + own
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(table(record, own[0]["suite"]), end="\n\n", flush=True)
+        session = open_session(suite)
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+        name, ranks = session.family.suite.name, [*ENDS, *RANKS]
+        others, own = ([row for row in record if (row["suite"] == name) is mine] for mine in (False, True))
+        if len(own) == len(ranks):
+            own = []
+        for rank in ranks[len(own) :]:
+            own.append(measure(session, rank))
+            RECORD.write_text(json.dumps(others + own, indent=1) + "\n", encoding="utf-8")
+        print(table(own, name), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":
