@@ -16,7 +16,7 @@ from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
 from featcal.calibration.config import config_of, resolve, select_tasks
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
-from featcal.calibration.memory import state_budget
+from featcal.calibration.memory import block_bytes, device_budget, state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
 from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
@@ -160,6 +160,7 @@ def calibrate_to_folder(
     *,
     resume: bool = False,
     max_memory: int | None = None,
+    max_device_memory: int | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def calibrate_to_folder(
     Args:
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
             written model is verified block by block where the whole does not fit.
+        max_device_memory: bytes of the device's memory to stay within; token states beyond it wait in the processor's.
 
     Among several ranks (`distributed.join_process_group`) each calls this alike; every expert is read by those that
     have its task, and rank 0 writes.
@@ -190,7 +192,9 @@ def calibrate_to_folder(
     # Before the work: a model that does not come from the base must not cost a calibration first.
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)
-    run = distribute_run(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
+    run = distribute_run(
+        family.run(progress, _store(family, config, passes, (max_memory, max_device_memory), Path(out))), ranks
+    )
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
         blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
@@ -246,19 +250,28 @@ def _input_stamps(family: Family) -> set[FileStamp]:
 
 
 def _store(
-    family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], limit: int | None, out: Path
+    family: Family,
+    config: CalibrationConfig,
+    passes: Mapping[str, ExpertPass],
+    limits: tuple[int | None, int | None],
+    out: Path,
 ) -> ActivationStore:
-    """Make the store of token states between two blocks: in memory within `limit` bytes of the process, beyond it in
-    files beside `out`.
+    """Make the store of token states between two blocks, within limits of the process and of the device; what is beyond
+    both lies in files beside `out`.
 
     Raises:
-        InputError: the limit is below what one block needs.
+        InputError: a limit is below what one block needs, or is of a device and there is none.
     """
-    budget = None
-    if limit is not None:
-        batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
-        budget = state_budget(family.adapter.stages, family.merged, config, limit, batch)
-    return ActivationStore(budget, out.expanduser().absolute().parent)
+    (limit, of_device), folder = limits, out.expanduser().absolute().parent
+    if limit is None and of_device is None:
+        return ActivationStore(None, folder)
+    batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
+    working = block_bytes(family.adapter.stages, family.merged, config, batch)
+    return ActivationStore(
+        None if limit is None else state_budget(working, limit),
+        folder,
+        None if of_device is None else device_budget(family.compute.device, working, of_device),
+    )
 
 
 def _identity(

@@ -18,24 +18,46 @@ STARTED = 200 * 2**20
 """Bytes that libraries take once they compute: thread pools, kernels, packed operands."""
 
 
-def state_budget(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, limit: int, batch: int) -> int:
+def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int) -> int:
+    """Return the bytes that the largest block takes while it is calibrated, or what stands before the blocks.
+
+    Args:
+        batch: tokens of the largest batch.
+    """
+    blocks = (working_bytes(stage, i, merged.info, config, batch) for stage in stages for i in range(len(stage.blocks)))
+    return max(*blocks, *(2 * _outer_bytes(stage, merged.info) for stage in stages))
+
+
+def state_budget(working: int, limit: int) -> int:
     """Return the bytes that token states may take so that the whole process stays within `limit`.
 
     Args:
+        working: see `block_bytes`.
         limit: bytes of resident memory.
-        batch: tokens of the largest batch.
 
     Raises:
         InputError: the limit is below what one block needs; says how much that is.
     """
-    working = max(
-        working_bytes(stage, i, merged.info, config, batch) for stage in stages for i in range(len(stage.blocks))
-    )
-    working = max(working, *(2 * _outer_bytes(stage, merged.info) for stage in stages))
-    needed = rss_bytes() + STARTED + int(SLACK * working)
+    return _leave("--max-memory", rss_bytes() + STARTED, working, limit)
+
+
+def device_budget(device: torch.device, working: int, limit: int) -> int:
+    """Return the bytes that token states may take on a device so that all that lies there stays within `limit`.
+
+    Raises:
+        InputError: it is the CPU, or the limit is below what one block needs; says how much that is.
+    """
+    if device.type == "cpu":
+        raise InputError("--max-device-memory is for a GPU, and this runs on the CPU; use --max-memory")
+    used = torch.mps.current_allocated_memory() if device.type == "mps" else torch.cuda.memory_allocated(device)
+    return _leave("--max-device-memory", used, working, limit)
+
+
+def _leave(option: str, used: int, working: int, limit: int) -> int:
+    needed = used + int(SLACK * working)
     if needed > limit:
         raise InputError(
-            f"--max-memory: one block needs about {needed / 2**30:.2f} GiB with what is loaded already, the limit is "
+            f"{option}: one block needs about {needed / 2**30:.2f} GiB with what is loaded already, the limit is "
             f"{limit / 2**30:.2f} GiB; raise it, or lower batch_size"
         )
     return limit - needed

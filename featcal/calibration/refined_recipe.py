@@ -196,7 +196,7 @@ class _CountedBlock:
 
     def _experts(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield every task with its expert's tensors of the block; read once where memory is not limited."""
-        if self._run.store.budget is not None:
+        if self._run.store.is_limited:
             yield from self._streams.walk.experts_at(self._block)
             return
         self._read = self._read or dict(self._streams.walk.experts_at(self._block))

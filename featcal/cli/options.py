@@ -105,8 +105,18 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *,
 
 SUITE = click.argument("suite", shell_complete=complete_suite)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-DEVICE = click.option("--device", default="auto", show_default=True, help="auto (a GPU if there is one), cpu or cuda.")
+DEVICE = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto (an NVIDIA GPU if there is one), cpu, cuda or mps (a Mac's).",
+)
 MODEL = model_option()
+MAX_DEVICE_MEMORY = click.option(
+    "--max-device-memory",
+    type=Size(),
+    help="Stay within this much memory of the GPU, such as 6GiB; token states beyond it wait outside.  [no limit]",
+)
 MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.  [no limit]")
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 SPLIT = click.Choice(["calibration", "validation", "test"])

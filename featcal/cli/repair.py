@@ -15,6 +15,7 @@ from featcal.cli.options import (
     DEVICE,
     JSON,
     JSON_FILE,
+    MAX_DEVICE_MEMORY,
     MAX_MEMORY,
     MODEL,
     OUT,
@@ -36,6 +37,7 @@ from featcal.system.progress import keep_memory, silent
 @OUT
 @calibration_options()
 @MAX_MEMORY
+@MAX_DEVICE_MEMORY
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
 @click.option(
     "--require-canary",
@@ -49,6 +51,7 @@ def calibrate(
     model: str,
     out: Path,
     max_memory: int | None,
+    max_device_memory: int | None,
     resume: bool,
     require_canary: bool,
     device: str,
@@ -87,7 +90,15 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
-        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=said)
+        document = calibrate_to_folder(
+            family,
+            config,
+            out,
+            resume=resume,
+            max_memory=max_memory,
+            max_device_memory=max_device_memory,
+            progress=said,
+        )
     if not document:  # of several processes rank 0 alone prints
         return
     say_notes(document)

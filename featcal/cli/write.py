@@ -41,7 +41,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "--max-memory", type=Size(), help="Verify the model block by block if it is larger than this.  [no limit]"
 )
 @OUT
-@click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
+@click.option("--device", help="auto, cpu, cuda or mps. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
 def merge(
     suite: str,
@@ -111,7 +111,7 @@ def merge(
               "[the suite's, if it is on the Hub]")  # fmt: skip
 @click.option("--suite", shell_complete=complete_suite,
               help="With --as adapter: the suite, if it does not come with featcal.  [the record's]")  # fmt: skip
-@click.option("--device", help="With --as adapter: auto, cpu or cuda.  [auto]")
+@click.option("--device", help="With --as adapter: auto, cpu, cuda or mps.  [auto]")
 @OUT
 @JSON
 def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **said: Any) -> None:
@@ -229,7 +229,7 @@ def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: b
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Keep the model in this folder; must not exist.  [not kept]"
 )
-@click.option("--device", help="cpu or cuda.  [the record's]")
+@click.option("--device", help="cpu, cuda or mps.  [the record's]")
 @JSON
 def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
     """Run what wrote a featcal.json again; compare bit by bit.

@@ -1,4 +1,4 @@
-"""Hold token states of all tasks between two blocks, in memory up to a budget and in files beyond it.
+"""Hold token states of all tasks between two blocks, on the device and in memory up to budgets and in files beyond.
 
 At full size it is the states, not the weights, that fill memory: two streams of every token of every task, with masks
 and position biases of every batch.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,17 +25,21 @@ from featcal.system.progress import release_memory
 
 
 class ActivationStore:
-    """Storage of calls for several lists, within one budget.
+    """Storage of calls for several lists, within budgets.
 
     Args:
-        budget: bytes of token states that may be in memory together; None sets no limit.
+        budget: bytes of token states that may be in the processor's memory together; None sets no limit.
         folder: for the files, a temporary folder of the system by default; they are deleted with the store.
+        on_device: bytes that may be on a device of its own memory together, beyond which states wait in the
+            processor's; None sets no limit.
     """
 
-    def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
-        self.budget = budget
+    def __init__(self, budget: int | None = None, folder: Path | None = None, on_device: int | None = None) -> None:
+        self.budget, self._on_device = budget, on_device
         self.resident = 0
-        """Bytes of token states in memory now."""
+        """Bytes of token states in the processor's memory now."""
+        self.placed = 0
+        """Bytes of token states on the device now."""
         self.spilled = 0
         """Bytes written to files so far."""
         self._folder = folder
@@ -50,9 +56,18 @@ class ActivationStore:
             # Whoever set the limit measures resident memory, in which freed pages count until they are given back.
             release_memory()
 
+    @property
+    def is_limited(self) -> bool:
+        """Say whether there is any limit."""
+        return self.budget is not None or self._on_device is not None
+
     def fits(self, size: int) -> bool:
-        """Say whether `size` more bytes may be in memory."""
+        """Say whether `size` more bytes may be in the processor's memory."""
         return self.budget is None or self.resident + size <= self.budget
+
+    def fits_on(self, device: torch.device, size: int) -> bool:
+        """Say whether `size` more bytes may stay on a device; never on the CPU, whose memory is the processor's."""
+        return device.type != "cpu" and (self._on_device is None or self.placed + size <= self._on_device)
 
     def new_file(self) -> Path:
         if self._files is None:
@@ -96,7 +111,7 @@ class CallList:
 
     def _hold(self, call: Call) -> _Held | Call:
         """Return the call itself if nothing limits memory, else a counted holder of it."""
-        return call if self._store.budget is None else _Held(self._store, call)
+        return _Held(self._store, call) if self._store.is_limited else call
 
     @staticmethod
     def _drop(held: _Held | Call) -> None:
@@ -116,12 +131,19 @@ class _Held:
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self._file: Path | None = None
-        if store.fits(self._size):
+        self._leaves, self._device = leaves, call.hidden_state.device
+        self._stays = store.fits_on(self._device, self._size)
+        if self._stays:
+            store.placed += self._size
+        elif store.fits(self._size):
             store.resident += self._size
-            self._leaves = leaves
-            return
-        self._file = store.new_file()
-        self._device = call.hidden_state.device
+            self._leaves = self._move(_CPU)
+        else:
+            self._write(tensors)
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put the tensors, by place among the leaves, into a file."""
+        self._file = self._store.new_file()
         try:
             # Clones, because safetensors refuses tensors that share memory.
             own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -131,18 +153,29 @@ class _Held:
                 f"cannot keep token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
                 "more"
             ) from error
-        store.spilled += self._size
-        self._leaves = [None if str(i) in tensors else leaf for i, leaf in enumerate(leaves)]
+        self._store.spilled += self._size
+        self._leaves = [None if str(i) in tensors else leaf for i, leaf in enumerate(self._leaves)]
+
+    def _move(self, device: torch.device) -> list[Any]:
+        """Return the leaves with their tensors on a device."""
+        return [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
 
     def call(self) -> Call:
         leaves = self._leaves
         if self._file is not None:
             tensors = load_file(self._file, device=str(self._device))
             leaves = [tensors.get(str(i), leaf) for i, leaf in enumerate(leaves)]
+        elif not self._stays:
+            leaves = self._move(self._device)
         return Call(*tree_unflatten([leaves[place] for place in self._places], self._layout))
 
     def drop(self) -> None:
-        if self._file is None:
-            self._store.resident -= self._size
-        else:
+        if self._file is not None:
             self._file.unlink()
+        elif self._stays:
+            self._store.placed -= self._size
+        else:
+            self._store.resident -= self._size
+
+
+_CPU = torch.device("cpu")

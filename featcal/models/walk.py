@@ -104,7 +104,7 @@ class Walk:
             yield from ((task, lane.tensors(block)) for task, lane in self.experts.items())
             return
         # Reading the next expert ahead needs memory for a second one.
-        ahead = self._run.store.budget is None
+        ahead = not self._run.store.is_limited
         with ThreadPoolExecutor(1) as reader:
             reading: Future[dict[str, Tensor]] | None = None
             for task, following in zip_longest(self.experts, list(self.experts)[1:]):

@@ -13,13 +13,14 @@ from tiny_text import write_text_suite
 
 from featcal import InputError, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.memory import state_budget
+from featcal.calibration.memory import block_bytes, device_budget, state_budget
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block, Call
 from featcal.models.lane import Kept, Lane
 from featcal.models.walk import Walk
-from featcal.system.progress import rss_bytes
+from featcal.system.progress import SLACK, rss_bytes
+from featcal.testing.pretended_device import PretendedDevice
 
 
 def call(seed: int) -> Call:
@@ -145,9 +146,44 @@ def test_a_limit_that_no_block_fits_into_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.parametrize("recipe", ["paper", "informed"])
+def test_states_wait_in_memory_where_the_device_is_small(
+    recipe: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, peaks = [tmp_path / "free", tmp_path / "bound"], list[int]()
+    for out, limit in zip(folders, (None, 10**9), strict=True):
+        with PretendedDevice("cuda:0") as card:
+            family = open_family(load_suite(tiny_suite_file), "cuda:0")
+            config = config_for(family, batch_size=2, recipe=recipe)
+            start = card.restart_peak()
+            with monkeypatch.context() as patched:
+                patched.setattr("featcal.calibration.calibrate.device_budget", lambda *_: 0)
+                calibrate_to_folder(family, config, out, max_device_memory=limit)
+            peaks.append(card.peak - start)
+    assert peaks[1] < 0.8 * peaks[0]
+    assert (
+        folders[0].joinpath("model.safetensors").read_bytes() == folders[1].joinpath("model.safetensors").read_bytes()
+    )
+
+
+def test_a_limit_of_the_device_is_what_it_leaves_or_a_clear_error(tiny_suite_file: Path, tmp_path: Path) -> None:
+    working = 2**20
+    with PretendedDevice("cuda:0") as card:
+        held = torch.zeros(2**18, device="cuda:0")
+        assert device_budget(card.device, working, 2**30) == 2**30 - held.nbytes - int(SLACK * working)
+        with pytest.raises(
+            InputError, match=r"--max-device-memory: one block needs about 0\.00 GiB .* the limit is 0\.00"
+        ):
+            device_budget(card.device, working, working)
+    family = open_family(load_suite(tiny_suite_file), "cpu")
+    with pytest.raises(InputError, match="--max-device-memory is for a GPU, and this runs on the CPU"):
+        calibrate_to_folder(family, config_for(family), tmp_path / "out", max_device_memory=2**30)
+
+
 def test_the_budget_is_what_the_limit_leaves(tmp_path: Path) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", "llama")), "cpu")
     limits = [rss_bytes() + extra * 2**20 for extra in (264, 392)]
-    small, large = (state_budget(family.adapter.stages, family.merged, config_for(family), n, 64) for n in limits)
+    working = block_bytes(family.adapter.stages, family.merged, config_for(family), 64)
+    small, large = (state_budget(working, n) for n in limits)
     assert 0 < small < 64 * 2**20
     assert large - small == pytest.approx(128 * 2**20, abs=8 * 2**20)
