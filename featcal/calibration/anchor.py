@@ -11,6 +11,7 @@ from torch import Tensor
 from featcal.calibration.closed_form import anchor
 from featcal.formats.weights import TensorInfo, Weights, check_finite
 from featcal.models.adapter import Block
+from featcal.models.compute import widen
 from featcal.models.context import Run
 
 
@@ -51,7 +52,7 @@ class AnchorWeights:
         wanted = list(names)
         merged, base = self.merged.read(wanted), self.base.read(wanted)
         # With rho above 1 the difference is extrapolated: half precision would lose its digits.
-        found = {n: anchor(merged[n].double(), base[n].double(), self.rho).to(merged[n].dtype) for n in wanted}
+        found = {n: anchor(widen(merged[n]), widen(base[n]), self.rho).to(merged[n]) for n in wanted}
         for name, tensor in found.items():
             check_finite(tensor, f"{self.label}: tensor '{name}'", "choose a rho nearer to 1")
         return found

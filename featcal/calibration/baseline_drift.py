@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featcal.models.adapter import Batch, Block, Stage
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import Entrance, ExpertPass, Lane
 
@@ -70,9 +71,9 @@ class BaselineDrift:
         for task, lane in self._lanes.items():
             own = place(experts[task].weights.read(adapter.closing))
             batch, theirs = experts[task].batches[0], (experts[task].calls[0], calibrated[task].calls[0])
-            target = adapter.final(own, theirs[0], batch)[:SAMPLES].double()
-            reached = adapter.final(closing, theirs[1], batch)[:SAMPLES].double()
-            before = adapter.final(closing, lane.calls[0], lane.batches[0]).double()
+            target = widen(adapter.final(own, theirs[0], batch)[:SAMPLES])
+            reached = widen(adapter.final(closing, theirs[1], batch)[:SAMPLES])
+            before = widen(adapter.final(closing, lane.calls[0], lane.batches[0]))
             apart = [float((features - target).norm() / target.norm()) for features in (before, reached)]
             found[task] = FinalDrift(len(target), *apart)
         return found

@@ -24,6 +24,7 @@ from featcal.calibration.store import to_stored
 from featcal.calibration.streams import Streams
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 from featcal.suite.calibration_options import NUMBERS, PAPER, CalibrationConfig
@@ -57,8 +58,8 @@ class BlockPreview:
         """Return ||preview - model|| / ||model|| over the tensors of the block: the preview's error, if `model` is the
         exact run."""
         theirs = model.read(self.tensors)
-        gap = sum(float((own.double() - theirs[n].double()).square().sum()) for n, own in self.tensors.items())
-        size = sum(float(tensor.double().square().sum()) for tensor in theirs.values())
+        gap = sum(float((widen(own) - widen(theirs[n])).square().sum()) for n, own in self.tensors.items())
+        size = sum(float(widen(tensor).square().sum()) for tensor in theirs.values())
         return float((gap / size) ** 0.5)
 
 
@@ -172,8 +173,8 @@ def _drift(
         drift = norm = 0.0
         for one in batches:
             after = stage.state(run_block(stage, block, placed, one.call), one.batch)
-            drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
-            norm += float(one.target.double().flatten(1).norm(dim=1).sum())
+            drift += float(widen(after - one.target).flatten(1).norm(dim=1).sum())
+            norm += float(widen(one.target).flatten(1).norm(dim=1).sum())
         found[task] = drift / norm
     return found
 

@@ -16,6 +16,7 @@ from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.precision import product_dtype, sum_dtype
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Stage
+from featcal.models.compute import cast, find_place, widen
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import NumericalError
 
@@ -56,9 +57,9 @@ class DeployedInputs:
             for group in self._groups:
                 tokens, name = rows.batches[position][group.weighting], str(group)
                 x = group.features(inputs, tokens)
-                x = x.to(product_dtype(x.dtype, self._config))
+                x = cast(x, product_dtype(x.dtype, self._config))
                 if tokens.weights is not None:
-                    x = x * tokens.weights.sqrt().to(x.dtype)[:, None]
+                    x = x * tokens.weights.sqrt().to(x)[:, None]
                 own.setdefault(name, Gram.zeros(group.inputs, x.device, sum_dtype(x.dtype))).add_rows(x)
                 weight[name] = weight.get(name, 0.0) + tokens.total
         for name, gram in own.items():
@@ -73,7 +74,9 @@ class DeployedInputs:
         # As a calibration weighs it: omega of the mean over tokens (Eq. 14), times that mean.
         factor = closed_form.task_weight(norm / weight, self._config.eps) / weight
         first = gram.strips[0]
-        total = self._sums.setdefault(name, Gram.zeros(len(first), first.device, torch.float64))
+        total = self._sums.setdefault(
+            name, Gram.zeros(len(first), find_place(first.device, torch.float64), torch.float64)
+        )
         total.add(gram, factor)
 
     def metrics(self) -> Iterator[Metric]:
@@ -95,6 +98,6 @@ def map_changes(
     """
     for name in group.names:
         before, after = (group.orient(name, one[f"{name}.weight"]) for one in (start, end))
-        change = after.double() - before.double()
+        change = widen(after) - widen(before)
         if bool(change.any()):
             yield name, change

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.alike import add_alike, require_alike
+from featcal.models.compute import widen
 
 STRIP = 256
 """Number of columns of a Gram matrix that are formed together."""
@@ -44,7 +45,7 @@ class Gram:
         """Add `factor` times another matrix of this size, in the dtype of this one."""
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             # Not `add_` with alpha: the factor is a tensor on the device, which need not be waited for.
-            mine.addcmul_(theirs.to(mine.dtype), factor.to(mine.dtype))
+            mine.addcmul_(theirs.to(mine), factor.to(mine))
 
     def merge(self, other: Gram) -> None:
         """Add what was counted elsewhere; InputError if it is of another size or dtype."""
@@ -55,7 +56,7 @@ class Gram:
     def norm(self) -> Float[Tensor, ""]:
         """Return the Frobenius norm."""
         whole, diagonal = (
-            torch.stack([torch.linalg.matrix_norm(part) for part in parts]).double().square().sum()
+            widen(torch.stack([torch.linalg.matrix_norm(part) for part in parts])).square().sum()
             for parts in (self.strips, [strip[:STRIP] for strip in self.strips])
         )
         # What is below the diagonal blocks stands for both triangles, the blocks themselves for one.

@@ -19,6 +19,7 @@ from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.calibration.weighed_tokens import Acting
 from featcal.formats.weights import all_finite
+from featcal.models.compute import cast, widen
 from featcal.models.lane import Step
 from featcal.models.linear_maps import LinearMap, orient_weight, widths
 from featcal.suite.calibration_options import CalibrationConfig
@@ -96,8 +97,9 @@ class LinearGroup:
 
     def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> Acting:
         """Begin to see, in products of `dtype`, what a task's vectors do to its tokens."""
-        rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(dtype) for name in self.names]
-        return Acting(torch.cat(rows), self.stack(vectors.base, "weight", dtype))
+        base = self.stack(vectors.base, "weight", dtype)
+        rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(base) for name in self.names]
+        return Acting(torch.cat(rows), base)
 
     def update(
         self,
@@ -124,11 +126,11 @@ class LinearGroup:
             self._products = product_dtype(x.dtype, config)
         route = self.route(count) if self._task is None else self._task.route
         dtype = self._products
-        x = x.to(dtype)
+        x = cast(x, dtype)
         if route == "inputs":  # x_tgt (Eq. 10)
-            r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
+            r = torch.lerp(x, cast(self.features(trace.inputs, tokens), dtype), alpha)
         else:  # W_i x_exp, of which `_form_target` makes W_i x_tgt
-            r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
+            r = cast(self.expert_outputs(trace.outputs, expert, tokens), dtype)
         if route == "mixed" and alpha < 1:  # W_i x_tgt
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
         self._count(x, r, weighed or tokens, route, count)
@@ -184,7 +186,7 @@ class LinearGroup:
             target = task.replay_targets(weight, alpha)
             target_mean = alpha * task.r_sum + (1 - alpha) * (weight.to(dtype) @ task.x_sum)
         if self._biased:
-            target_mean = target_mean + task.weight * self.stack(expert, "bias")
+            target_mean = widen(target_mean) + task.weight * self.stack(expert, "bias")
         return target, target_mean
 
     def add_prior(self, vectors: TaskVectors) -> None:
@@ -290,8 +292,8 @@ class LinearGroup:
             raise NumericalError(f"{self}: features are not finite")
         dtype, weights = solve_dtype(self._products), list[Tensor]()
         lam, eps = sums.scale * config.lam, sums.scale * config.eps
-        start = self.stack(base, "weight", dtype)
-        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
+        old, start = (self.stack(one, "weight", dtype).to(sums.target) for one in (merged, base))
+        anchor = closed_form.anchor(old, start, config.rho)
         try:
             for names, left, target, pulled in self._find_systems(sums, anchor, start, config):
                 factor = closed_form.left_factor(left(), lam, eps)
@@ -379,7 +381,7 @@ class LinearGroup:
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """Stack the rows of the group's weights or biases; a row per output, however weights are stored."""
-        parts = [self._turn(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
+        parts = [self._turn(name, kind, cast(tensors[f"{name}.{kind}"], dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:

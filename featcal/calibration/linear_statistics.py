@@ -14,6 +14,7 @@ from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.prior import Prior
 from featcal.calibration.token_rows import TokenRows
+from featcal.models.compute import find_place, widen
 from featcal.system.errors import InputError
 
 
@@ -45,7 +46,7 @@ class TaskStatistics:
         self.x_sum += tokens.sum(x)
         self.r_sum += tokens.sum(r)
         if tokens.weights is not None:
-            root = tokens.weights.sqrt().to(x.dtype)[:, None]  # in both factors, so that a token counts by its weight
+            root = tokens.weights.sqrt().to(x)[:, None]  # in both factors, so that a token counts by its weight
             x, r = x * root, r * root
         self.gram.add_rows(x)
         add_product(self.cross, r, x)
@@ -99,9 +100,12 @@ class LinearSums:
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
         """Make empty sums for targets like this one, in the dtype of the solve; means are summed in float64."""
-        zero = partial(torch.zeros, dtype=torch.float64, device=target.device)
+        place = find_place(target.device, torch.float64)
+        zero = partial(torch.zeros, dtype=torch.float64, device=place)
         m, d = target.shape
-        return cls(zero(()), Gram.zeros(d, target.device, dtype), target.new_zeros(m, d, dtype=dtype), zero(d), zero(m))
+        return cls(
+            zero(()), Gram.zeros(d, place, dtype), torch.zeros(m, d, dtype=dtype, device=place), zero(d), zero(m)
+        )
 
     def add(self, omega: Float[Tensor, ""], task: TaskStatistics, target: Tensor, target_mean: Tensor) -> None:
         """Add one task: its sums over tokens become means, which count omega times.
@@ -114,9 +118,9 @@ class LinearSums:
         factor = omega / task.weight
         self.omega += omega
         self.gram.add(task.gram, factor)
-        self.target.addcmul_(target.to(self.target.dtype), factor.to(self.target.dtype))
-        self.mean.addcmul_(task.x_sum.double(), factor)
-        self.target_mean.addcmul_(target_mean.double(), factor)
+        self.target.addcmul_(target.to(self.target), factor.to(self.target))
+        self.mean.addcmul_(widen(task.x_sum), factor)
+        self.target_mean.addcmul_(widen(target_mean), factor)
 
     def merge(self, other: LinearSums) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""

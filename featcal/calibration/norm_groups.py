@@ -13,6 +13,7 @@ from torch.func import functional_call
 from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.token_rows import Named, TokenRows
+from featcal.models.compute import find_place, widen
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
@@ -77,7 +78,7 @@ class NormGroup:
         self._module, self._shifted = module, isinstance(module, nn.LayerNorm)
         width = module.get_parameter("weight").shape
         # Moments of z are near 1 and 0: their sums over many tokens lose digits in float32.
-        self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=device)
+        self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=find_place(device, torch.float64))
         self._start()
 
     def _start(self) -> None:
@@ -90,8 +91,8 @@ class NormGroup:
         mean, square = normalised_sums(self._module, inputs[self.names[0]], tokens, self._offset)
         self._task.weight += tokens.total
         if self._shifted:
-            self._task.mean += mean
-        self._task.square += square
+            self._task.mean += widen(mean)
+        self._task.square += widen(square)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
@@ -154,8 +155,8 @@ class NormGroup:
 
     def _affine(self, tensors: Named) -> closed_form.Affine:
         """Return scale and shift, 0 where there is none, in float64."""
-        scale = tensors[f"{self.names[0]}.weight"].double() + self._offset
-        return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
+        scale = widen(tensors[f"{self.names[0]}.weight"]) + self._offset
+        return scale, widen(tensors[f"{self.names[0]}.bias"]) if self._shifted else torch.zeros_like(scale)
 
     def _account(self) -> dict[str, object]:
         kind = type(self._module).__name__

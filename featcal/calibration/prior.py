@@ -25,6 +25,7 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
+from featcal.models.compute import cast, find_place, widen
 from featcal.models.linear_maps import LinearMap, orient_weight
 from featcal.system.errors import NumericalError
 
@@ -71,7 +72,7 @@ class Prior:
         pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
         pull = pull if turn is None else turn @ pull
         self.gram.add(own, share)
-        self.pull.add_((pull * (share * size)).to(self.pull.dtype))
+        self.pull.add_((pull * (share * widen(size))).to(self.pull))
 
     def merge(self, other: Prior) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""
@@ -112,12 +113,12 @@ class TaskVectors:
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
         """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an
         adapter that lies over this very base."""
-        own, base = (orient_weight(module, one[f"{name}.weight"].to(dtype)) for one in (self.expert, self.base))
+        own, base = (orient_weight(module, cast(one[f"{name}.weight"], dtype)) for one in (self.expert, self.base))
         tau = own - base
         for factors in factors_of(self.weights, [f"{self.block.stored_name(name)}.weight"]).values():
-            left, right = (factor.to(tau.device, torch.float64) for factor in factors)
+            left, right = (factor.to(find_place(tau.device, torch.float64), torch.float64) for factor in factors)
             # An adapter may lie over another base, and then its factors are not this task vector.
-            apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
+            apart = torch.linalg.matrix_norm((left @ right).to(tau) - tau)
             if bool(apart <= _SAME * torch.linalg.matrix_norm(own)):
                 return left, right
         return tau

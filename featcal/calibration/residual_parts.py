@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from featcal.models.adapter import Block, Call, Stage
 from featcal.models.capture import capture_outputs, record_inputs
+from featcal.models.compute import widen
 from featcal.models.lane import run_block
 from featcal.system.errors import InputError
 
@@ -68,7 +69,7 @@ def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: C
         before = after
     whole = run_block(stage, block, placed, call)
     missed = [name for name in modules if not any(name in part.given for part in found)]
-    if missed or (before.hidden_state - whole.hidden_state).double().norm() > _rounding(whole.hidden_state):
+    if missed or widen(before.hidden_state - whole.hidden_state).norm() > _rounding(whole.hidden_state):
         raise InputError(
             f"{block.name}: its residual parts are not the whole block{': ' if missed else ''}{', '.join(missed)}; "
             "this architecture can be calibrated with the recipe 'paper' alone"
@@ -105,11 +106,11 @@ def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
     """Say whether a map's output, unchanged, is what a part adds to the stream."""
     if before.shape != after.shape:  # a merger of patches: what comes out is another stream
         return False
-    gap = (after.double() - before.double() - output.double()).norm()
-    return bool(gap <= _SAME * output.double().norm() + _rounding(after))
+    gap = (widen(after) - widen(before) - widen(output)).norm()
+    return bool(gap <= _SAME * widen(output).norm() + _rounding(after))
 
 
 def _rounding(state: Tensor) -> Tensor:
     """Return the norm of what sums in the dtype of a state may be off by."""
-    size: Tensor = state.double().norm()
+    size: Tensor = widen(state).norm()
     return 8 * torch.finfo(state.dtype).eps * size

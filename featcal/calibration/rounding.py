@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from featcal.models.compute import find_place, widen
 from featcal.system.formatting import percent
 
 Rounding = Mapping[str, tuple[float, float]]
@@ -46,10 +47,12 @@ def _is_half(dtype: torch.dtype) -> bool:
 
 
 def _measure_rounding(merged: Tensor, solved: Tensor, stored: Tensor) -> Rounding:
-    moved, lost = (torch.zeros((), dtype=torch.float64, device=solved.device) for _ in range(2))
+    moved, lost = (
+        torch.zeros((), dtype=torch.float64, device=find_place(solved.device, torch.float64)) for _ in range(2)
+    )
     chunks = zip(*(torch.split(tensor.flatten(), CHUNK) for tensor in (merged, solved, stored)), strict=True)
     for before, between, after in chunks:
-        exact = between.double()
+        exact = widen(between)
         moved += (exact - before.to(exact)).square().sum()
         lost += (after.to(exact) - exact).square().sum()
     return {dtype_name(stored.dtype): (float(moved), float(lost))}

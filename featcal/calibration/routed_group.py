@@ -25,6 +25,7 @@ from featcal.calibration.linear_statistics import CurrentTask
 from featcal.calibration.precision import product_dtype
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
+from featcal.models.compute import cast, find_place, widen
 from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed_tokens
 from featcal.models.lane import Step
 from featcal.suite.calibration_options import CalibrationConfig
@@ -96,7 +97,7 @@ class RoutedGroup(LinearGroup):
         if self._task is None:
             self._products = product_dtype(x.dtype, config)
         dtype, route = self._products, self.route(count)
-        x, x_expert = x.to(dtype), self._expert_features(states[places], expert).to(dtype)
+        x, x_expert = cast(x, dtype), cast(self._expert_features(states[places], expert), dtype)
         r = torch.lerp(x, x_expert, config.alpha)
         if route == "mixed":
             r = r @ self.stack(expert, "weight", dtype).mT
@@ -108,14 +109,15 @@ class RoutedGroup(LinearGroup):
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
         """Choose, of the m tokens that the router sends to the member, the n that count; return which, their places
         among all tokens of the batch, their rows, and the sum of all weights in all members."""
+        shares = shares.to(find_place(shares.device, torch.float64))  # where the weights are
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
-        mass = float(weights[counted] @ shares[counted].double().square().sum(1))
+        mass = float(weights[counted] @ widen(shares[counted]).square().sum(1))
         places = routed_tokens(shares, place)
         kept = counted[places]
         places = places[kept]
         # An error of the member enters the stream g times, so its square counts g^2.
-        own = weights[places] * shares[places, place].double().square()
+        own = weights[places] * widen(shares[places, place]).square()
         return kept, places, TokenRows(len(places), float(own.sum()), None, own), mass
 
     def _expert_features(self, states: Float[Tensor, "n width"], expert: Named) -> Float[Tensor, "n d"]:

@@ -20,6 +20,7 @@ from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import Named, TaskRows, lane_rows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions
+from featcal.models.compute import find_place, widen
 from featcal.models.context import Run
 from featcal.models.lane import Entrance, ExpertPass, Step
 from featcal.models.walk import Walk
@@ -130,14 +131,17 @@ class Streams:
         found: dict[str, Gap] = {}
         for task, lane in self.student.items():
             # Summed on the device: one transfer per task, not one per batch.
-            drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
+            drift, scale = (
+                torch.zeros((), dtype=torch.float64, device=find_place(run.compute.device, torch.float64))
+                for _ in range(2)
+            )
             behind = lane.calls if placed is None else (step.after for step in lane.walk(stage, block, placed))
             reached = _time_each(run.seconds, "student forward", behind)
             batches = self._passes[task].batches
             for call, own, batch in zip(reached, self.experts[task].calls, batches, strict=True):
                 target = stage.own_state(own, batch)
-                drift += (stage.own_state(call, batch) - target).double().square().sum()
-                scale += target.double().square().sum()
+                drift += widen(stage.own_state(call, batch) - target).square().sum()
+                scale += widen(target).square().sum()
             found[task] = float(drift), float(scale)
             if not math.isfinite(share := float(drift / scale)):
                 name = run.adapter.name_of(block)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from featcal.models.adapter import Batch, Call, Stage, TokenOptions
+from featcal.models.compute import widen
 from featcal.models.lane import ExpertPass, Lane
 
 Named = Mapping[str, Tensor]
@@ -35,10 +36,10 @@ class TokenRows:
         """Make the rows of `Stage.token_weights`; `tokens` is their number where all weights are 1."""
         if weights is None:
             return cls(tokens, float(tokens))
-        flat = weights.flatten()
+        flat = widen(weights).flatten()
         # Left out, not multiplied by 0: padding may hold anything, even what is not finite.
         index = flat.nonzero().squeeze(1)
-        chosen = flat[index].double()
+        chosen = flat[index]
         alike = bool((chosen == 1).all())
         return cls(
             len(index),
@@ -58,12 +59,14 @@ class TokenRows:
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
         """Take one row per token that counts from `[batch, tokens, d]` or `[batch * tokens, d]`."""
         flat = features.reshape(-1, features.shape[-1])
-        return flat if self.index is None else flat[self.index]
+        return flat if self.index is None else flat[self.index.to(flat.device)]
 
     def sum(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
         """Return the weighted sum of rows, in float32 at least."""
         dtype = torch.promote_types(rows.dtype, torch.float32)
-        return rows.sum(0, dtype=dtype) if self.weights is None else self.weights.to(dtype) @ rows.to(dtype)
+        return (
+            rows.sum(0, dtype=dtype) if self.weights is None else self.weights.to(rows.device, dtype) @ rows.to(dtype)
+        )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from featcal.calibration.token_rows import TokenRows
 from featcal.formats.weights import all_finite
+from featcal.models.compute import widen
 from featcal.system.distributed import Ranks
 from featcal.system.errors import NumericalError
 
@@ -50,7 +51,7 @@ class Acting:
             given: what the expert gives the maps at the tokens of `rows`.
         """
         made = (given.to(one.dtype) @ one.mT for one in (self.change, self.base))
-        self._squares.append(torch.stack([one.square().sum(1, dtype=torch.float64) for one in made]))
+        self._squares.append(torch.stack([widen(one.square()).sum(1) for one in made]))
         self._rows.append(rows)
 
     def all(self) -> tuple[Float[Tensor, "2 n"], Float[Tensor, " n"]]:

@@ -14,6 +14,7 @@ from featcal.drift.propagation import TINY, Contributions
 from featcal.drift.split import Parts, take_apart
 from featcal.drift.streams import Crossing
 from featcal.models.adapter import LAST_LAYER
+from featcal.models.compute import widen
 from featcal.system.errors import NumericalError
 
 
@@ -47,7 +48,7 @@ class Record:
         if crossing.layer == LAST_LAYER:
             self.final.append(crossing.after)
             if self.attribution:
-                self._booked.append(tuple(part.double().cpu() for part in self._carried.pop(position).book()))
+                self._booked.append(tuple(widen(part).cpu() for part in self._carried.pop(position).book()))
 
     def check(self, crossing: Crossing, parts: Parts, second: SecondStates, class_token: bool) -> None:
         """Compare a layer of the first batch with a second computation of one of its samples.
@@ -68,7 +69,7 @@ class Record:
         booked = None
         if self.attribution:
             inner, norm, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self._booked, strict=True))
-            booked = Attribution(inner, norm, telescoped, quality, (model - expert).double().square().sum(1))
+            booked = Attribution(inner, norm, telescoped, quality, widen(model - expert).square().sum(1))
         return TaskDrift(task, tuple(layers), expert, model, indices, booked)
 
 

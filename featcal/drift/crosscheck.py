@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from featcal.drift.streams import Crossing, Place
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
-from featcal.models.compute import Compute
+from featcal.models.compute import Compute, widest_float
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 from featcal.models.model import map_features
@@ -40,7 +40,8 @@ class SecondRun:
     """A second run of one sample of every task through expert and model, layer by layer beside the first run.
 
     The sample is alone in its batch, so that masks and positions are captured anew; other tokens lie under its padding;
-    tensors, states and calls are float64; both models start from the inputs and walk on their own.
+    tensors, states and calls are float64, or float32 on a device without it; both models start from the inputs and walk
+    on their own.
 
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
@@ -49,9 +50,9 @@ class SecondRun:
     def __init__(self, run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
         self._adapter, self._sublayers = run.adapter, sublayers
         self._models = {task: (one.weights, model) for task, one in experts.items()}
-        self._compute = Compute(run.compute.device, torch.float64)
+        self._compute = Compute(run.compute.device, widest_float(run.compute.device))
         self._head = self._compute.place(run.head)
-        self._samples = {task: _pick_sample(expert.batches[0]) for task, expert in experts.items()}
+        self._samples = {task: _pick_sample(expert.batches[0], self._compute.dtype) for task, expert in experts.items()}
         self._calls: dict[str, tuple[Call, Call]] = {}
         self._waiting: dict[str, list[SecondStates]] = {}
         self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
@@ -75,7 +76,7 @@ class SecondRun:
         ended = self._calls.get(task)
 
         def enter(outer: Mapping[str, Tensor], upstream: Call | None) -> Call:
-            return _to_float64(stage.first_call(outer, inputs, upstream))
+            return _widen_call(stage.first_call(outer, inputs, upstream), self._compute.dtype)
 
         if ended is None:
             expert, model = enter(own, None), enter(theirs, None)
@@ -97,7 +98,7 @@ class SecondRun:
         own, theirs = self._compute.place(stored), self._model[1]
 
         def run(tensors: Mapping[str, Tensor], call: Call) -> Call:
-            return _to_float64(run_block(stage, block, tensors, call))
+            return _widen_call(run_block(stage, block, tensors, call), self._compute.dtype)
 
         before = stage.state(expert, inputs), stage.state(model, inputs)
         self._calls[task] = following = run(own, expert), run(theirs, model)
@@ -132,25 +133,25 @@ class SecondRun:
         return self._compute.place(rest) | as_read
 
 
-def _pick_sample(batch: Batch) -> tuple[int, Batch]:
-    """Return the row of the sample with most padding, and its inputs in float64, with other tokens as padding."""
+def _pick_sample(batch: Batch, dtype: torch.dtype) -> tuple[int, Batch]:
+    """Return the row of the sample with most padding, and its inputs in a dtype, with other tokens as padding."""
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     row = 0 if mask is None else int(mask.sum(1).argmin())
-    one = {name: t[row : row + 1].double() if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}
+    one = {name: t[row : row + 1].to(dtype) if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}
     if mask is not None and ids is not None:
         # Whatever lies under padding must not change a feature; a mask that lets it through shows here.
         one["input_ids"] = torch.where(one["attention_mask"] == 0, one["input_ids"][:, :1], one["input_ids"])
     return row, one
 
 
-def _to_float64(call: Call) -> Call:
-    """Return the call with every floating tensor in float64: states, additive masks, positions."""
+def _widen_call(call: Call, dtype: torch.dtype) -> Call:
+    """Return the call with every floating tensor in a dtype: states, additive masks, positions."""
 
-    doubled: dict[int, Tensor] = {}  # tensors that blocks share stay one object
+    widened: dict[int, Tensor] = {}  # tensors that blocks share stay one object
 
-    def double(leaf: object) -> object:
+    def convert(leaf: object) -> object:
         if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
             return leaf
-        return doubled.setdefault(id(leaf), leaf.double())
+        return widened.setdefault(id(leaf), leaf.to(dtype))
 
-    return Call(*tree_map(double, call.tree()))
+    return Call(*tree_map(convert, call.tree()))

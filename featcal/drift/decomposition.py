@@ -14,6 +14,7 @@ from featcal.drift.split import take_apart
 from featcal.drift.streams import cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 
@@ -60,7 +61,7 @@ def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
     with walking(run.adapter):
         for crossing in cross(run, model, experts):
-            expert, reached = (state.flatten(1).double() for state in crossing.after)
+            expert, reached = (widen(state.flatten(1)) for state in crossing.after)
             measured = (reached - expert).norm(dim=1), expert.norm(dim=1)
             norms[crossing.task].setdefault(crossing.layer, []).append(measured)
             if crossing.layer == LAST_LAYER:

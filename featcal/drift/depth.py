@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from featcal.models.compute import widen
 from featcal.models.model import Head
 from featcal.system.errors import InputError
 
@@ -88,7 +89,7 @@ def read_decisions(
     found = []
     for one in features.values():
         # In float64, as where the drift of scores is measured, so that ties are the same.
-        chances = torch.softmax(head.scores(one.double()), dim=1)
+        chances = torch.softmax(head.scores(widen(one)), dim=1)
         found.append(chances.topk(min(TOP, chances.shape[1]), dim=1))
     answers = torch.stack([one.indices for one in found])
     chances = torch.stack([one.values for one in found])

@@ -15,6 +15,7 @@ from featcal.drift.accumulator import concat_batches
 from featcal.drift.streams import BlockTensors
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Stage, walking
+from featcal.models.compute import find_place, widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.model import task_weights
@@ -101,7 +102,7 @@ def change_shares(block: Block, start: Weights, model: Weights) -> dict[str, flo
     before, after = (block.local(one.read(block.names)) for one in (start, model))
     squares = {
         name: sum(
-            float((after[tensor].double() - before[tensor].double()).square().sum())
+            float((widen(after[tensor]) - widen(before[tensor])).square().sum())
             for tensor in (f"{name}.weight", f"{name}.bias")
             if tensor in after
         )
@@ -123,10 +124,15 @@ def _batch_norms(
     block, samples = stage.blocks[index], len(stage.state(step.call, batch))
     for name, expert in step.outputs.items():
         apart = block.run_part(own, name, step.inputs[name]) - expert
-        counts = counted[stage.weighting(index, name)].spread(expert[..., 0].numel()).to(expert.device) > 0
+        counts = (
+            counted[stage.weighting(index, name)]
+            .spread(expert[..., 0].numel())
+            .to(find_place(expert.device, torch.float64))
+            > 0
+        )
 
         def norm(output: Tensor, counts: Tensor = counts) -> Tensor:
-            squares = output.double().square().sum(-1).flatten()
+            squares = widen(output).square().sum(-1).flatten()
             return torch.where(counts, squares, 0).reshape(samples, -1).sum(1).sqrt()
 
         yield name, (norm(apart), norm(expert))

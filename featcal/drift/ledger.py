@@ -13,6 +13,7 @@ from torch import Tensor
 
 from featcal.drift.growth import Growth, certified_run, growth
 from featcal.drift.output import OutputDrift
+from featcal.models.compute import widen
 from featcal.system.drawing import Drawable
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class TaskFeatures:
         """Return one row per sample: index, drift of the last layer, and cosine and distance of the final features,
         each divided by its norm, to the expert's."""
         expert, model = (
-            torch.nn.functional.normalize(one.double(), dim=1) for one in (self.expert_features, self.model_features)
+            torch.nn.functional.normalize(widen(one), dim=1) for one in (self.expert_features, self.model_features)
         )
         columns = self.layers[-1].drift, self.cosine, (model - expert).norm(dim=1)
         rows = zip(self.indices, *(column.tolist() for column in columns), strict=True)

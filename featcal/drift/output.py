@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from featcal.models.compute import widen
 from featcal.models.model import Head
 
 LOSS_NODES = 64
@@ -100,7 +101,7 @@ def output_drift(
         labels: the right class or token of every sample.
     """
     # In float64: CLIP's scores are a hundred times its cosines, and losses are small differences of them.
-    expert, model = expert.double(), model.double()
+    expert, model = widen(expert), widen(model)
     before, after = expert_head.scores(expert), model_head.scores(model)
     gradient = mean_loss_gradient(before, after, labels, nodes)
     return OutputDrift(

@@ -26,6 +26,7 @@ from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage, walking
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, require_same_compute
 from featcal.models.walk import Walk
@@ -232,9 +233,9 @@ class _Book:
         tokens: TokenRows,
     ) -> None:
         group = self.group
-        expert = group.expert_outputs(outputs, own, tokens).double()
+        expert = widen(group.expert_outputs(outputs, own, tokens))
         # The excess is a small difference of large objectives, which float32 would not resolve.
-        features = {source: group.features(inputs, tokens).double() for source, inputs in seen.items()}
+        features = {source: widen(group.features(inputs, tokens)) for source, inputs in seen.items()}
         weight = group.stack(own, "weight")
         for source, rows in features.items():
             if source not in self._task:

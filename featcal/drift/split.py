@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.models.compute import widen
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -46,4 +48,4 @@ def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tenso
 def _rows(state: Tensor, class_token: bool) -> Tensor:
     chosen = state[:, :1] if class_token and state.ndim == 3 else state
     # Drift is a small difference of large states: norms of float32 differences would lose its digits.
-    return chosen.flatten(1).double()
+    return widen(chosen.flatten(1))

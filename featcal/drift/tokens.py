@@ -13,6 +13,7 @@ from torch import Tensor
 from featcal.drift.streams import Crossing, cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.system.errors import InputError
@@ -97,7 +98,7 @@ def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], wor
     read: dict[tuple[str, str, int], _Named] = {}
     with walking(run.adapter):
         for crossing in cross(run, model, experts):
-            expert, reached = (state.double() for state in _list_tokens(crossing))
+            expert, reached = (widen(state) for state in _list_tokens(crossing))
             drift, norm = (reached - expert).norm(dim=2).cpu(), expert.norm(dim=2).cpu()
             stage, batch = crossing.place.stage, experts[crossing.task].batches[crossing.position]
             # Of texts all layers of a stage have the same tokens.

@@ -22,6 +22,7 @@ from featcal.evaluation.scoring_heads import (
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
+from featcal.models.compute import widen
 from featcal.models.features import final_features
 from featcal.models.model import Head, map_features, task_weights
 from featcal.samples.sources import Samples, open_pool
@@ -175,7 +176,7 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
     def embed(one: Samples) -> Tensor:
         batches = batches_of(one, BATCH_SIZE, family.compute.device)
         chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
-        return torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double()
+        return widen(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]))
 
     apart = embed(drawn), embed(replace(drawn, inputs=second))
     cosines = torch.nn.functional.cosine_similarity(apart[0], apart[1])

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
-from featcal.models.compute import computing
+from featcal.models.compute import computing, find_place
 from featcal.models.families.mixture import Mixture
 from featcal.models.linear_maps import KINDS, LinearMap, is_transposed, widths
 from featcal.system.errors import NoScores
@@ -554,10 +554,10 @@ def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | 
         other: weight of every other token.
         attended: 1 for tokens, 0 for padding, which has no weight.
     """
-    batch, device = len(call.hidden_state), call.hidden_state.device
-    weights = torch.full(call.hidden_state.shape[:2], other, device=device, dtype=torch.float64)
-    weights[torch.arange(batch, device=device), read] = 1.0
-    return weights if attended is None else weights * attended
+    batch, place = len(call.hidden_state), find_place(call.hidden_state.device, torch.float64)
+    weights = torch.full(call.hidden_state.shape[:2], other, device=place, dtype=torch.float64)
+    weights[torch.arange(batch, device=place), torch.as_tensor(read, device=place)] = 1.0
+    return weights if attended is None else weights * attended.to(place)
 
 
 def check_buffers(skeleton: nn.Module) -> nn.Module:

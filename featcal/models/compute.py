@@ -39,6 +39,29 @@ class Compute:
         }
 
 
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a dtype: where it lies, or on the CPU where its device has no such dtype."""
+    return tensor.to(find_place(tensor.device, dtype), dtype)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64: where it lies, or on the CPU where its device has none."""
+    return cast(tensor, torch.float64)
+
+
+def find_place(device: torch.device, dtype: torch.dtype) -> torch.device:
+    """Return the device, or the CPU where it has no such dtype."""
+    return torch.device("cpu") if dtype is torch.float64 and dtype is not widest_float(device) else device
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device has no float64."""
+    return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64
+
+
+_WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Kinds of devices whose features and products are float32, and whose sums and systems the CPU has in float64."""
+
 DTYPES = {"exact": torch.float32, "fast": torch.bfloat16}
 """By the names of `suite.calibration_options.PRECISIONS`."""
 
@@ -47,7 +70,8 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
     """Return the `Compute` of the public options.
 
     Args:
-        device: "auto" (CUDA if there is one), "cpu", or any CUDA device such as "cuda" or "cuda:1".
+        device: "auto" (CUDA if there is one), "cpu", any CUDA device such as "cuda" or "cuda:1", or "mps": a Mac's,
+            where sums and solves in float64 are the CPU's.
         precision: "exact" or "fast".
 
     Raises:

@@ -41,8 +41,15 @@ def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: C
 
     Args:
         tensors: the model's, placed, by name inside the block.
+
+    Raises:
+        InputError: torch lacks one of the block's operations on this device; names the block.
     """
-    return stage.advance(call, block.run(tensors, call))
+    try:
+        return stage.advance(call, block.run(tensors, call))
+    except NotImplementedError as error:  # Apple's devices have not all of them
+        device, (reason, *_) = call.hidden_state.device, str(error).splitlines() or [""]
+        raise InputError(f"{block.name} cannot be computed on {device} ({reason}); use --device cpu") from error
 
 
 class Kept:

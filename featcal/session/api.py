@@ -38,7 +38,7 @@ def measure_drift(
         suite: a session keeps the result; of a suite or a family nothing stays.
         model: a name ("merged", "base", "expert:TASK", "calibrated:lam=0.1", "anchor:rho=2", "ties:scale=1"), a
             checkpoint folder or Hub id, a `CalibrationResult`, or weights.
-        device: "auto", "cpu" or "cuda", for a suite; what is open stays where it is.
+        device: "auto", "cpu", "cuda" or "mps", for a suite; what is open stays where it is.
         max_memory: bytes of resident memory to stay within, for a suite or a family; a session has its own.
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
@@ -90,7 +90,7 @@ def calibrate(
         model: a suite, or a merged model in any form that `Suite.of` takes: in memory, a reference, a recipe, or what
             `merge` gives.
         config: left out, the options that the suite recommends, else the paper's for the architecture.
-        device: "auto", "cpu" or "cuda", for a suite; an opened one stays where it is.
+        device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays where it is.
         objects: keywords of `Suite.of` beside the merged model; none with a suite, which has them.
 
     Raises:

@@ -17,6 +17,7 @@ from featcal.calibration.token_rows import task_rows
 from featcal.family.opening import Family
 from featcal.models.adapter import Block, Call, Stage, capture_call
 from featcal.models.capture import capture_inputs, capture_outputs
+from featcal.models.features import final_features
 from featcal.models.lane import Step
 from featcal.models.replay import check_replay
 from featcal.suite.calibration_options import CalibrationConfig
@@ -218,3 +219,17 @@ def test_a_stage_that_carries_too_little_is_refused(tiny: Family, monkeypatch: p
     monkeypatch.setattr(stage, "advance", lambda _, call, output: Call((output,), {}))
     with pytest.raises(InputError, match=r"block 1: transformers calls"):
         check_replay(tiny.adapter, torch.device("cpu"))
+
+
+def test_an_operation_that_the_device_has_not_is_one_sentence(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "The operator 'aten::some' is not currently implemented for the MPS device. If you want it to be, say so."
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError(f"{reason}\nAs a temporary fix, set an environment variable.")
+
+    monkeypatch.setattr(Block, "run", refuse)
+    one = tiny.expert_pass(tiny.samples("pets", "test", 2, 0), 2)
+    with pytest.raises(InputError) as refused:
+        final_features(tiny.adapter, tiny.merged, {}, one.batches, tiny.compute)
+    first = tiny.adapter.blocks()[0].name
+    assert str(refused.value) == f"{first} cannot be computed on cpu ({reason}); use --device cpu"

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from featcal.formats.load_pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Call
+from featcal.models.compute import widen
 from featcal.models.generation import Generator
 
 IGNORED = -100
@@ -98,7 +99,7 @@ def unpadded_ids(inputs: Batch) -> Tensor:
 
 def mask_to_weights(mask: Tensor | None) -> Tensor | None:
     """Return a mask of 0 and 1 as token weights."""
-    return None if mask is None else mask.double()
+    return None if mask is None else widen(mask)
 
 
 def run_norm(module: nn.Module, weight: Tensor, hidden: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
+from featcal.models.compute import find_place, widen
 from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers
 from featcal.models.families.decoder_facts import SETTINGS
 from featcal.models.families.facts import class_of
@@ -137,7 +138,7 @@ class VisionStage(PartedStage):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Return 1 for every row; there is no padding."""
         rows = len(call.hidden_state) // (self._merged if weighting == "merged patches" else 1)
-        return torch.ones(1, rows, dtype=torch.float64, device=call.hidden_state.device)
+        return torch.ones(1, rows, dtype=torch.float64, device=find_place(call.hidden_state.device, torch.float64))
 
     def arrange_tokens(self, given: Tensor) -> Tensor:
         return given[None] if given.ndim == 2 else given
@@ -201,7 +202,7 @@ class LanguageStage(DecoderStage):
         """Return the weights of any decoder, those of a picture's tokens times `image_weight`."""
         weights = super().token_weights(weighting, call, inputs, options)
         ids = inputs["input_ids"]
-        seen = torch.where(ids == self._image_token, options.image_weight, 1.0).double()
+        seen = widen(torch.where(ids == self._image_token, options.image_weight, 1.0))
         return seen if weights is None else weights * seen
 
 
