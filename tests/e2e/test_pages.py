@@ -24,8 +24,11 @@ NUMBERED = ("drift", "calibrate", "features", "accuracy", "suite")
 """Pages whose first numbers stand on cards or buttons, or in a line beside one."""
 QUICK = f"{QUICK_LINK}&b=calibrated&sources=true"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+RULES = {"light": None, "dark": ["color-contrast"]}
+"""What is looked for in a scheme: all of it, then what another scheme can change."""
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-FOUND = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+FOUND = """async rules => (await axe.run(document, {resultTypes: ['violations'], ...rules && {runOnly: rules}}))
+  .violations
   .filter(one => ['serious', 'critical'].includes(one.impact))
   .map(one => [one.id, ...one.nodes.slice(0, 3).map(node => `${node.html.slice(0, 160)}: ${node.failureSummary}`)])"""
 
@@ -88,7 +91,7 @@ def look(visitor: Visitor, name: str) -> Seen:
     serious = {}
     for scheme in SCHEMES:
         visitor.dress(scheme)
-        if found := visitor.page.evaluate(FOUND):
+        if found := visitor.page.evaluate(FOUND, RULES[scheme]):
             serious[scheme] = found
     return Seen(visitor.heading, serious, cut_off, cards, size, frozenset(visitor.hosts))
 
