@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import browser
 import cpu_seconds
@@ -18,9 +19,8 @@ from e2e.visitor import Visitor
 
 MAPS_AT_ONCE = Path(__file__).parents[1] / "fixtures" / "at_once"
 WINDOW = {"width": 1280, "height": 900}
-FLAGS = ("--process-per-site", "--force-prefers-reduced-motion", "--disable-gpu")
-"""Of the browser: one process compiles the app's scripts for all pages; nothing is drawn again and again while a page
-only waits."""
+VISIT: dict[str, Any] = {"viewport": WINDOW, "reduced_motion": "reduce"}
+"""Of a browser's visitor; nothing is drawn again and again while a page only waits."""
 KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers"
 """What a visit leaves behind in a browser, but for scripts and pictures that were fetched."""
 
@@ -82,7 +82,7 @@ def app(executable: str, cheap_apps: None, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def chromium(executable: str) -> Iterator[Browser]:
-    with browser.chromium(executable, FLAGS) as running:
+    with browser.chromium(executable, ["--process-per-site"]) as running:
         yield running
         count_browser()
 
@@ -97,7 +97,7 @@ def count_browser() -> None:
 
 @pytest.fixture(scope="session")
 def profile(chromium: Browser) -> Iterator[Profile]:
-    with chromium.new_context(viewport=WINDOW) as context:
+    with chromium.new_context(**VISIT) as context:
         yield Profile(context)
 
 
@@ -111,7 +111,7 @@ def newcomer(app: App, chromium: Browser, profile: Profile) -> Iterator[Callable
             if shared:
                 page = shared.pop().new_page(app.address)
             else:
-                page = stack.enter_context(chromium.new_context(viewport=WINDOW)).new_page()
+                page = stack.enter_context(chromium.new_context(**VISIT)).new_page()
             return Visitor(stack.enter_context(page), app.address)
 
         yield make
