@@ -117,6 +117,13 @@ def test_a_page_is_read_without_much_scrolling_and_has_few_controls(seen: dict[s
     assert {name: page.size for name, page in seen.items() if page.size[0] > 1600 or page.size[1] > 7} == {}
 
 
+def test_tokens_above_picked_samples_are_read_without_much_scrolling(visitor: Visitor) -> None:
+    visitor.open(f"/drift?{QUICK}&tab=Token+by+token&picked=1,3,5,8,12")
+    assert visitor.page.locator(".st-key-selected-samples").count()
+    assert visitor.page.locator(".st-key-tokens-1").count()
+    assert visitor.size(1400)[0] <= 1600
+
+
 def test_every_formula_is_set(chromium: Browser, tmp_path: Path) -> None:
     """All explanations on one page, of which a visitor opens one at a time."""
     with browser.running_app(tmp_path, (str(Path(__file__).with_name("app_of_texts.py")),)) as server:
