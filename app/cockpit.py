@@ -70,17 +70,14 @@ def score_of(features: Features, scores: Scores | None) -> str:
 def recipe_scores(place: DeltaGenerator, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
     """Say what every recipe has given on the same samples at its defaults, as far as that is in the history."""
     known = {run.id: run for run in History().runs(hash_of(session))}
-    how, given, rest = state.kind_of_scores(session, on), [], []
+    how, given = state.kind_of_scores(session, on), []
     for recipe in RECIPES:
         run = known.get(run_of(session, opening.defaults(session, recipe, config.samples)).id)
         found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)
         if found and found.scores:
             given.append(f"{recipe} {percent(found.mean)} %")
-        else:
-            rest.append(recipe)
-    said = [f"At their defaults: {', '.join(given)}"] if given else []
-    said += [f"Not measured yet: {', '.join(rest)}"] if rest else []
-    place.caption(f"{'. '.join(said)}.")
+    if given:
+        place.caption(f"At their defaults: {', '.join(given)}.")
 
 
 def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> str:

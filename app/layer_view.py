@@ -155,14 +155,17 @@ def tokens(
     Args:
         relative: to the norm of the expert's state of the same token.
     """
-    sample = int(_choose_shown(session, task, on))
+    # Side by side, so that the page stays short where samples are picked, whose bar stands below.
+    left, words = st.columns([1, 3], vertical_alignment="bottom")
+    with left:
+        sample = int(_choose_shown(session, task, on))
     with state.progress() as report:
         found = {name: session.measure.tokens(model, task, on, report) for name, model in models.items()}
     frame = layer_tables.tokens(found, sample, layer)
     frames = {name: frame[frame["model"] == name] for name in models}
-    st.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
+    words.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
     if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
-        st.caption("Behind the last block the head reads the class token alone: other tokens have no effect any more.")
+        words.caption("Behind the last block the head reads the class token alone: other tokens have no effect there.")
     column, digits = ("relative drift", 3) if relative else ("drift", 2)
     origin = _origin(session, on, models, task)
     what = f"tokens of sample {sample} at {layer}"

@@ -58,7 +58,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
             ygap=1,
             # Black is read on the light picture and on every shade over it; more columns leave no room for numbers.
             texttemplate="%{z:" + form + "}" if columns <= _NUMBERED else None,
-            textfont={"color": "black", "size": 12},
+            textfont={"color": "black", "size": 11},
             hovertemplate="row %{y}, column %{x}: %{z:" + form + "}<br>%{customdata:.1%} of the layer's squared drift"
             "<extra></extra>",
         )
@@ -70,7 +70,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
     figure.add_scatter(x=[None], y=[None], mode="markers", marker=shown, hoverinfo="skip", showlegend=False)
     at = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows}
     figure.add_layout_image(source=picture, sizing="stretch", layer="below", **at)
-    finish(figure, 320)
+    finish(figure, 280)
     figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8})
     shared = {"constrain": "domain", "visible": False}
     figure.update_xaxes(range=[-0.5, columns - 0.5], constraintoward="left", **shared)

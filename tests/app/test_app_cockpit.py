@@ -136,9 +136,19 @@ def test_moves_are_undone_and_the_last_models_are_a_click_away(tiny_suite_file: 
     assert control(app, "rho").value == 1.8
     button(app, "Undo").click().run()
     assert (control(app, "rho").value, healthy(app)) == (1.4, True)
-    assert f"At their defaults: paper {scores[2.0]} %. Not measured yet: refined, informed." in [
-        one.value for one in app.caption
-    ]
+    assert f"At their defaults: paper {scores[2.0]} %." in [one.value for one in app.caption]
+
+
+def test_the_recommended_recipe_is_a_click_away(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", samples="8", rho="1.5")
+    recommended = "Recommended: informed"
+    button(app, recommended).click().run()
+    own = options.opening.defaults(open_session(tiny_suite_file, resident=True), "informed", 8)
+    assert control(app, "recipe").value == "informed"
+    assert {name: control(app, name).value for name in NUMBERS["informed"]} == {
+        name: getattr(own, name) for name in NUMBERS["informed"]
+    }
+    assert recommended not in [one.label for one in app.button]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

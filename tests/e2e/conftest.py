@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import browser
+import cpu_seconds
+import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -16,6 +19,8 @@ from e2e.visitor import Visitor
 
 MAPS_AT_ONCE = Path(__file__).parents[1] / "fixtures" / "at_once"
 WINDOW = {"width": 1280, "height": 900}
+VISIT: dict[str, Any] = {"viewport": WINDOW, "reduced_motion": "reduce"}
+"""Of a browser's visitor; nothing is drawn again and again while a page only waits."""
 KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers"
 """What a visit leaves behind in a browser, but for scripts and pictures that were fetched."""
 
@@ -59,15 +64,17 @@ def executable() -> str:
 
 
 @pytest.fixture(scope="session")
-def maps_at_once() -> Iterator[None]:
-    """Apps whose process for maps does not compile first, as no journey looks at where a map has its points."""
+def cheap_apps() -> Iterator[None]:
+    """Apps whose process for maps does not compile first, as no journey looks at where a map has its points; and that
+    compute in one thread, since two would wait for each other where browser and tests have the processor too."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(MAPS_AT_ONCE), prepend=os.pathsep)
+        patched.setenv("OMP_NUM_THREADS", "1")
         yield
 
 
 @pytest.fixture(scope="session")
-def app(executable: str, maps_at_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+def app(executable: str, cheap_apps: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     folder = tmp_path_factory.mktemp("served")
     with browser.running_app(folder) as server:
         yield App(server.address, folder)
@@ -77,11 +84,20 @@ def app(executable: str, maps_at_once: None, tmp_path_factory: pytest.TempPathFa
 def chromium(executable: str) -> Iterator[Browser]:
     with browser.chromium(executable, ["--process-per-site"]) as running:
         yield running
+        count_browser()
+
+
+def count_browser() -> None:
+    """Add what the browser has spent to what tests cost: no parent is told of it when it ends."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "chrom" in process.name():
+                cpu_seconds.elsewhere += sum(process.cpu_times()[:2])
 
 
 @pytest.fixture(scope="session")
 def profile(chromium: Browser) -> Iterator[Profile]:
-    with chromium.new_context(viewport=WINDOW) as context:
+    with chromium.new_context(**VISIT) as context:
         yield Profile(context)
 
 
@@ -95,7 +111,7 @@ def newcomer(app: App, chromium: Browser, profile: Profile) -> Iterator[Callable
             if shared:
                 page = shared.pop().new_page(app.address)
             else:
-                page = stack.enter_context(chromium.new_context(viewport=WINDOW)).new_page()
+                page = stack.enter_context(chromium.new_context(**VISIT)).new_page()
             return Visitor(stack.enter_context(page), app.address)
 
         yield make

@@ -36,7 +36,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(maps_at_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(cheap_apps: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FEATCAL_CACHE", str(tmp_path_factory.mktemp("jobs")))
         server = Server()

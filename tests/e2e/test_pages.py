@@ -24,8 +24,11 @@ NUMBERED = ("drift", "calibrate", "features", "accuracy", "suite")
 """Pages whose first numbers stand on cards or buttons, or in a line beside one."""
 QUICK = f"{QUICK_LINK}&b=calibrated&sources=true"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+RULES = {"light": None, "dark": ["color-contrast"]}
+"""What is looked for in a scheme: all of it, then what another scheme can change."""
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-FOUND = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+FOUND = """async rules => (await axe.run(document, {resultTypes: ['violations'], ...rules && {runOnly: rules}}))
+  .violations
   .filter(one => ['serious', 'critical'].includes(one.impact))
   .map(one => [one.id, ...one.nodes.slice(0, 3).map(node => `${node.html.slice(0, 160)}: ${node.failureSummary}`)])"""
 
@@ -88,7 +91,7 @@ def look(visitor: Visitor, name: str) -> Seen:
     serious = {}
     for scheme in SCHEMES:
         visitor.dress(scheme)
-        if found := visitor.page.evaluate(FOUND):
+        if found := visitor.page.evaluate(FOUND, RULES[scheme]):
             serious[scheme] = found
     return Seen(visitor.heading, serious, cut_off, cards, size, frozenset(visitor.hosts))
 
@@ -112,6 +115,13 @@ def test_no_number_and_no_button_is_cut_off(seen: dict[str, Seen]) -> None:
 
 def test_a_page_is_read_without_much_scrolling_and_has_few_controls(seen: dict[str, Seen]) -> None:
     assert {name: page.size for name, page in seen.items() if page.size[0] > 1600 or page.size[1] > 7} == {}
+
+
+def test_tokens_above_picked_samples_are_read_without_much_scrolling(visitor: Visitor) -> None:
+    visitor.open(f"/drift?{QUICK}&tab=Token+by+token&picked=1,3,5,8,12")
+    assert visitor.page.locator(".st-key-selected-samples").count()
+    assert visitor.page.locator(".st-key-tokens-1").count()
+    assert visitor.size(1400)[0] <= 1600
 
 
 def test_every_formula_is_set(chromium: Browser, tmp_path: Path) -> None:
