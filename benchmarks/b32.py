@@ -36,6 +36,7 @@ def main() -> None:
     against = parser.add_mutually_exclusive_group()
     against.add_argument("--against-reference", action="store_true", help="alternate with reference.py")
     against.add_argument("--recipes", action="store_true", help="alternate the recipes")
+    parser.add_argument("--recipe", choices=RECIPES, default=PAPER, help="of a run that alternates with nothing")
     parser.add_argument("--rounds", type=int, default=2, help="of that alternation")
     parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
@@ -54,7 +55,7 @@ def main() -> None:
 
 def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
     """One run of featcal, with its roofline."""
-    run = _run("stage.py", suite, options, "--peaks")
+    run = _run("stage.py", suite, options, "--peaks", "--recipe", options.recipe)
     flops = roofline.clip_flops(shape, options.tasks, options.samples)
     ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
     return {

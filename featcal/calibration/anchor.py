@@ -3,7 +3,7 @@ norms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,15 +16,19 @@ from featcal.models.context import Run
 
 
 def read_merged_and_base(
-    run: Run, block: Block, merged: Mapping[str, Tensor]
+    run: Run, block: Block, merged: Mapping[str, Tensor], modules: Collection[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of a block of the merged model and of the base, which its anchors are made of, by name inside
     it, on the compute device.
 
     Args:
         merged: by canonical name.
+        modules: those inside the block that are solved, whose tensors alone are read; None for all.
     """
-    own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
+    inside = {name: name[len(block.name) + 1 :] for name in block.names}
+    wanted = [name for name, own in inside.items() if modules is None or own.rpartition(".")[0] in modules]
+    models = ({name: merged[name] for name in wanted}, run.base.read(wanted))
+    own, base = ({inside[name]: one for name, one in run.compute.move(tensors).items()} for tensors in models)
     return own, base
 
 

@@ -71,18 +71,19 @@ class Pieces:
         }
         counted = _CountedBlock(self._streams, self._configs[0], stage, block)
         counted.run_experts(parts, [statistics for every in pieces.values() for statistics in every])
-        student = block.local(run.compute.place(merged))
+        placed = run.compute.place(merged)
         for part in parts:
             for names in part.pieces:
                 every = pieces.pop((part.name, names))  # what is solved is to leave the memory
                 if not every[0].groups:
                     continue
-                counted.count(part, every, student)
+                counted.count(part, every, block.local(placed))
                 for statistics in every:
                     self._watch(statistics)
-                solved |= solve_block(run, every[0], merged)
-                student = block.local(run.compute.place(merged | solved.tensors))
-            counted.pass_student(part, student)
+                found = solve_block(run, every[0], merged)
+                solved |= found
+                placed |= run.compute.place(found.tensors)  # the rest of the block is there already
+            counted.pass_student(part, block.local(placed))
         return solved
 
     def _find_parts(self, stage: Stage, block: Block) -> list[Part]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from featcal.system.libraries import load_libraries
+
 if TYPE_CHECKING:
     from featcal.session.session import Session
     from featcal.suite.schema import Suite
@@ -31,6 +33,7 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
     Raises:
         InputError: there is no such suite, or one of its models cannot be opened.
     """
+    load_libraries()
     from featcal.family.opening import open_family
     from featcal.session.session import Session
 

@@ -28,6 +28,7 @@ from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems,
 from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, readable
+from featcal.system.libraries import load_libraries
 from featcal.system.progress import keep_memory, silent
 
 
@@ -72,6 +73,7 @@ def calibrate(
     A model that generates text is then compared with the merged one as `featcal study canary` does. A repair that
     breaks generation is still written, with warnings.
     """
+    load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.system.distributed import join_process_group, own_device
 

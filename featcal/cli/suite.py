@@ -13,6 +13,7 @@ from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
 from featcal.cli.terminal import say, show
 from featcal.system.formatting import readable
+from featcal.system.libraries import load_libraries
 
 if TYPE_CHECKING:
     from featcal.preflight.check import Preflight
@@ -52,6 +53,7 @@ def check(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | 
         return check_folder(Path(suite), targets, base, as_json)
     if base is not None:
         raise click.UsageError("--base is for --for; a suite names its own base")
+    load_libraries()
     from featcal.preflight.check import check as preflight
 
     found = preflight(opening.load(suite), probe)

@@ -6,7 +6,6 @@ and the browser opens, not after.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from featcal.system.extras import require_packages
+from featcal.system.libraries import collect_later
 from featcal.system.sandbox import Shared
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
@@ -51,10 +51,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     _warming[0].start()
     print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
-    try:
-        return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
-    finally:
-        gc.unfreeze()  # else libraries report what was never collected as leaked, a screenful at every Ctrl-C
+    return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
 
 
 def wait_until_warm() -> None:
@@ -70,12 +67,7 @@ def is_warm() -> bool:
 
 def _warm_up(app: str) -> None:
     """Import everything that the first chart needs; the app's module `opening` prepares what the app opens on."""
-    # The collector would walk a million new objects while they are imported, all of them here to stay.
-    gc.disable()
-    try:
+    with collect_later():
         for name in (*FIRST_NEEDED, f"{app}.opening"):
             import_module(name)
-    finally:
-        gc.freeze()  # nor does a later collection walk them, in the middle of a slider's move
-        gc.enable()
     import_module(f"{app}.opening").prepare()

@@ -1,0 +1,39 @@
+"""Import what is here to stay without looking for garbage meanwhile, in a process that is featcal's own."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+
+def load_libraries() -> None:
+    """Import what every command on models needs.
+
+    For the owner of a process, since it sets the collector: the command line calls it, functions of the library never
+    do.
+    """
+    with collect_later():
+        import_module("transformers.modeling_utils")
+
+
+@contextmanager
+def collect_later() -> Iterator[None]:
+    """Import in the `with` without the collector, which would walk a million new objects that are here to stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        # Nor are they walked later, in the middle of a slider's move or when the process ends, for most of a second.
+        gc.freeze()
+        gc.enable()
+        atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    """Let the end of the process collect everything if a library would report what is left as leaked."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
