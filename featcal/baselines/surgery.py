@@ -145,8 +145,8 @@ def _train_all(
         alike.setdefault(own.shape, []).append(task)
     found: dict[str, FeatureMap] = {}
     for tasks in alike.values():
-        stacks = (torch.stack([of[task].float() for task in tasks]) for of in (features, targets))
-        found |= zip(tasks, _train(*stacks, options), strict=True)
+        own, wanted = (torch.stack([of[task].float() for task in tasks]) for of in (features, targets))
+        found |= zip(tasks, _train(own, wanted, options), strict=True)
     return found
 
 

@@ -19,7 +19,7 @@ from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
 from featcal.models.model import task_weights
 from featcal.system.errors import InputError
-from featcal.system.progress import available_bytes
+from featcal.system.progress import Effort, available_bytes
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,13 @@ class Kept:
     """
 
     def __init__(self, budget: int) -> None:
-        self.left = budget
+        self._budget = self.left = budget
         """Bytes that are still free."""
         self.checked: set[str] = set()
         """Tasks whose first batch was checked against the library's own forward."""
-        self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
+        self.spared = Effort()
+        """Work that was found and not done again, as long as it took when it was done."""
+        self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Effort]] = {}
 
     @classmethod
     def from_device(cls, device: torch.device) -> Kept:
@@ -68,17 +70,28 @@ class Kept:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
 
+    @property
+    def taken(self) -> int:
+        """Return the bytes of all that is kept."""
+        return self._budget - self.left
+
     def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
         """Return what was kept under a key, one thing per batch; None if it was made of other objects."""
-        of, things = self._entries.get(key, ((), []))
+        of, things, _ = self._entries.get(key, ((), [], None))
         # By identity, so that nothing stale is found and no tensor has to be compared.
         same = len(of) == len(made_of) and all(one is other for one, other in zip(of, made_of, strict=True))
         return things if things and same else None
 
     @contextmanager
-    def keeping(self, key: Hashable, made_of: Sequence[object]) -> Iterator[Callable[[Step | Call], None]]:
+    def keeping(
+        self, key: Hashable, made_of: Sequence[object], effort: Effort
+    ) -> Iterator[Callable[[Step | Call], None]]:
         """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
-        runs out or the walk is given up."""
+        runs out or the walk is given up.
+
+        Args:
+            effort: what it takes to make the things, complete when the `with` ends.
+        """
         self._drop(key)
         things: list[Step | Call] = []
         fits = True
@@ -104,10 +117,14 @@ class Kept:
             raise
         if things:
             self._drop(key)  # another lane of this name may have come first
-            self._entries[key] = made_of, things
+            self._entries[key] = made_of, things, effort
+
+    def spare(self, key: Hashable) -> None:
+        """Count what was kept under a key as found."""
+        self.spared.add(self._entries[key][2])
 
     def _drop(self, key: Hashable) -> None:
-        _, things = self._entries.pop(key, ((), []))
+        _, things, _ = self._entries.pop(key, ((), [], None))
         self.left += sum(map(_bytes, things))
 
 
@@ -189,10 +206,12 @@ class Lane:
         made_of = self._key_objects() if self._fixed else [*entrance.stored.values(), *self.batches]
         found = self._kept.find(key, made_of)
         if found is not None:
+            self._kept.spare(key)
             yield from self._enter(entrance, found)
             return
-        with self._kept.keeping(key, made_of) as keep:
-            for entry in self._enter(entrance):
+        effort = Effort()
+        with self._kept.keeping(key, made_of, effort) as keep:
+            for entry in effort.drawing(self._enter(entrance)):
                 keep(entry.first)
                 yield entry
 
@@ -229,12 +248,14 @@ class Lane:
         made_of = self._key_objects()
         found = kept.find(key, made_of)
         if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
+            kept.spare(key)
             for position, step in enumerate(found):
                 self.calls.put(position, step.after)
                 yield step
             return
-        with kept.keeping(key, made_of) as keep:
-            for step in self._walk(stage, block, stored, inputs, outputs, move):
+        effort = Effort()
+        with kept.keeping(key, made_of, effort) as keep:
+            for step in effort.drawing(self._walk(stage, block, stored, inputs, outputs, move)):
                 keep(step)
                 yield step
 
