@@ -85,28 +85,26 @@ def test_what_rows_share_is_made_once_and_changes_no_number(tiny: Family, tmp_pa
 
 @pytest.mark.slow
 def test_a_row_costs_what_it_costs_alone(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing samples takes 0.3 s here, merging 0.2 s: a part of every row that needs it, and done once."""
-    draw, merge = open_suite.expert_passes, maker._hold
+    """Drawing samples takes 0.3 s more here, and every model 0.2 s: a part of every row that needs them."""
+    draw, hold = open_suite.expert_passes, maker._hold
 
     def slow_draw(*args: Any, **options: Any) -> Any:
         time.sleep(0.3)
         return draw(*args, **options)
 
-    def slow_merge(weights: Any, names: Any) -> Any:
-        time.sleep(0.2 if "ties" in weights.label or "calibrat" not in weights.label else 0)
-        return merge(weights, names)
+    def slow_hold(weights: Any, names: Any) -> Any:
+        time.sleep(0.2)
+        return hold(weights, names)
 
     monkeypatch.setattr(open_suite, "expert_passes", slow_draw)
-    monkeypatch.setattr(maker, "_hold", slow_merge)
-    started = time.perf_counter()
+    monkeypatch.setattr(maker, "_hold", slow_hold)
     rows = {row.method: row.found for row in table(tiny, ["ties", "regmean", "calibrated@ties"], (42,), tmp_path)}
-    assert time.perf_counter() - started < 60
     wall = {name: one.seconds["make"].wall for name, one in rows.items()}
     assert wall["ties"] >= 0.2
     assert wall["regmean"] >= 0.5
-    assert wall["calibrated@ties"] >= 0.5
+    assert wall["calibrated@ties"] >= wall["ties"] + 0.5
     assert SHARED not in rows["regmean"].stages
-    assert rows["calibrated@ties"].stages[SHARED] >= 0.5
+    assert rows["calibrated@ties"].stages[SHARED] >= wall["ties"] + 0.3
 
 
 def test_passes_that_a_start_has_paid_for_are_not_paid_twice() -> None:
