@@ -113,7 +113,7 @@ def information(
             logs = log_probabilities(run, tensors, features, head)[0]
         # On the CPU in float64: every device draws the same labels.
         labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
-        for some, weights in zip(labels.split(together), shares.split(together), strict=True):
+        for some, weights in zip(*(torch.split(one, together) for one in (labels, shares)), strict=True):
             chosen = torch.nn.functional.one_hot(some.to(logs.device), len(logs)).to(logs)
             gradients = torch.autograd.grad(
                 logs, wanted, chosen, retain_graph=True, allow_unused=True, is_grads_batched=True

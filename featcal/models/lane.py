@@ -71,7 +71,7 @@ class Kept:
         return cls((free or 2**32) // 4)
 
     @property
-    def taken(self) -> int:
+    def used_bytes(self) -> int:
         """Return the bytes of all that is kept."""
         return self._budget - self.left
 
@@ -211,7 +211,7 @@ class Lane:
             return
         effort = Effort()
         with self._kept.keeping(key, made_of, effort) as keep:
-            for entry in effort.drawing(self._enter(entrance)):
+            for entry in effort.time_each(self._enter(entrance)):
                 keep(entry.first)
                 yield entry
 
@@ -255,7 +255,7 @@ class Lane:
             return
         effort = Effort()
         with kept.keeping(key, made_of, effort) as keep:
-            for step in effort.drawing(self._walk(stage, block, stored, inputs, outputs, move)):
+            for step in effort.time_each(self._walk(stage, block, stored, inputs, outputs, move)):
                 keep(step)
                 yield step
 

@@ -60,7 +60,7 @@ def task_weights(model: Weights, task: str) -> Weights:
     return next((one.adapted[task] for one in _models(model) if task in one.adapted), model)
 
 
-def under_maps(model: Weights) -> Weights:
+def strip_maps(model: Weights) -> Weights:
     """Return the model whose features those of a model are, but for its maps: the model itself if it has none, or has
     weights of its own for a task."""
     while isinstance(model, Model) and not model.adapted:

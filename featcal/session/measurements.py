@@ -27,7 +27,7 @@ from featcal.formats.weights import Weights
 from featcal.models.context import Run
 from featcal.models.features import depth_features, layer_features
 from featcal.models.lane import ExpertPass, Kept
-from featcal.models.model import Head, own_head, under_maps
+from featcal.models.model import Head, own_head, strip_maps
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
 from featcal.session.model_ref import MERGED, ModelId, ModelRef, Same
@@ -81,7 +81,7 @@ class Measurements:
 
         def make() -> Features:
             weights = self.fit.weights(one)
-            below = under_maps(weights)
+            below = strip_maps(weights)
             if below is not weights:  # whose walk is the same up to the maps
                 found = self.features(below, view, progress).tasks
                 mapped = {task: map_last_layer(features, weights) for task, features in found.items()}
@@ -335,7 +335,7 @@ class Measurements:
 
     def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
         """Return the final features of weights on samples that are scored; once for models that differ in maps."""
-        below = under_maps(weights)
+        below = strip_maps(weights)
         # No room: steps of a model that is scored once are worth nothing, and inputs are checked once for all models.
         checked = self.suite.get_or_make(_CHECKED, None, lambda: Kept(0))
         key = Same(below), drawn.task, drawn.split, drawn.indices

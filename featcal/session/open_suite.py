@@ -44,7 +44,7 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True)
 class Shared:
-    """What several sessions of one family have together: each finds what another has left."""
+    """Hold what several sessions of one family have together: each finds what another has left."""
 
     passes: Results[Hashable]
     """Expert passes, by what decides them."""

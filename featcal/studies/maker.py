@@ -55,7 +55,7 @@ class Maker:
     """
 
     def __init__(self, needed: Iterable[tuple[Session, ModelRef]]) -> None:
-        self._needed = Counter((id(of), key) for of, named in needed for key in _below(named))
+        self._needed = Counter((id(of), key) for of, named in needed for key in _list_starts(named))
         """How many points still act on a model of a session."""
         self._of: Session | None = None
         self._passes = Passes()
@@ -73,7 +73,7 @@ class Maker:
             return named, Cost(), {}
         if of is not self._of:  # the memory holds what is shared of one suite
             self._of, self._passes, self._made = of, Passes(), {}
-        start = next((self._made[key] for key in _below(named) if key in self._made), None)
+        start = next((self._made[key] for key in _list_starts(named) if key in self._made), None)
         shared = Shared(self._passes, {key: one.weights for key, one in self._made.items()})
         maker = Session(of.family, one_shot=True, shared=shared)  # which finds nothing but what is shared
         self._passes.begin(frozenset() if start is None else start.passes)
@@ -81,7 +81,7 @@ class Maker:
             weights, stages = _weights(maker, named, way)
             # Read here, inside the measurement: a lazy merge would do its work when it is scored.
             held = _hold(weights, of.family.adapter.tower)
-        _add_held(cost, own := self._passes.found(), self._passes.bytes_found)
+        _add_held(cost, own := self._passes.sum_found(), self._passes.bytes_found)
         shared_seconds = own.wall
         if start is not None:
             before = start.cost.peak_bytes
@@ -96,7 +96,7 @@ class Maker:
 
     def forget(self, of: Session, named: ModelRef) -> None:
         """Keep what a point acts on no longer, unless another one does too; the point is done."""
-        for key in _below(named):
+        for key in _list_starts(named):
             self._needed[id(of), key] -= 1
             if of is self._of and not self._needed[id(of), key]:
                 self._made.pop(key, None)
@@ -128,7 +128,7 @@ class Passes(Results[Hashable]):
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the kept passes, or else what `make` gives, to be kept."""
         there, effort = key in self, Effort()
-        with effort.measured():
+        with effort.measure():
             found = super().get_or_make(key, make)
         if not there:
             self._took[key] = effort
@@ -141,10 +141,10 @@ class Passes(Results[Hashable]):
         self._found.add(self._took[key])
         self.bytes_found += nbytes([one.batches for one in found.values()])
         for room in {id(one.kept): one.kept for one in found.values()}.values():
-            self.bytes_found += room.taken
+            self.bytes_found += room.used_bytes
             self._before.append((room, replace(room.spared)))
 
-    def found(self) -> Effort:
+    def sum_found(self) -> Effort:
         """Return what the model in hand would have taken beside its own work, had nothing been there."""
         for room, before in self._before:
             self._found.add(Effort(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
@@ -152,7 +152,7 @@ class Passes(Results[Hashable]):
         return self._found
 
 
-def _below(named: ModelRef) -> list[Hashable]:
+def _list_starts(named: ModelRef) -> list[Hashable]:
     """Return the keys of the models that a model acts on, the nearest first."""
     keys: list[Hashable] = []
     one: ModelRef | None = named
@@ -197,7 +197,7 @@ def measure_cost() -> Iterator[Cost]:
     # The system's peak counts from the start of the process unless it is told to begin anew.
     held, counts = rss_bytes(), _forget_peak()
     try:
-        with cost.measured():
+        with cost.measure():
             yield cost
     finally:
         peak = peak_rss_bytes()

@@ -51,7 +51,7 @@ class Effort:
     """Seconds of all processors together, of this process; what else runs on the machine does not count."""
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Add what the body of the `with` takes."""
         started, busy = time.perf_counter(), time.process_time()
         try:
@@ -60,10 +60,10 @@ class Effort:
             self.wall += time.perf_counter() - started
             self.cpu += time.process_time() - busy
 
-    def drawing(self, things: Iterator[T]) -> Iterator[T]:
+    def time_each(self, things: Iterator[T]) -> Iterator[T]:
         """Yield things, and add what it takes to make them; what is done with them meanwhile does not count."""
         while True:
-            with self.measured():
+            with self.measure():
                 try:
                     one = next(things)
                 except StopIteration:

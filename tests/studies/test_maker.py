@@ -119,7 +119,7 @@ def test_passes_that_a_start_has_paid_for_are_not_paid_twice() -> None:
         passes.begin(paid)
         for key in keys:
             passes.get_or_make(key, make)
-        return passes.found().wall
+        return passes.sum_found().wall
 
     assert cost(frozenset(), "a") == 0  # it is in what was measured
     assert cost(frozenset(), "a", "a") == pytest.approx(0.05, abs=0.04)
@@ -146,7 +146,7 @@ def test_what_a_walk_finds_counts_as_it_took(tiny: Family) -> None:
 
     walk()
     assert room.spared == Effort()
-    assert 0 < room.taken == 2**28 - room.left
+    assert 0 < room.used_bytes == 2**28 - room.left
     walk()
     once = room.spared.wall
     assert once > 0
@@ -161,7 +161,7 @@ def test_what_is_done_with_a_thing_is_no_part_of_making_it() -> None:
             yield number
 
     effort = Effort()
-    for _ in effort.drawing(slow()):
+    for _ in effort.time_each(slow()):
         time.sleep(0.2)
     assert 0.1 <= effort.wall < 0.2
     assert effort.cpu < 0.1
