@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,12 +56,14 @@ class Kept:
     """
 
     def __init__(self, budget: int) -> None:
-        self._budget = self.left = budget
+        self.left = budget
         """Bytes that are still free."""
         self.checked: set[str] = set()
         """Tasks whose first batch was checked against the library's own forward."""
         self.spared = Effort()
         """Work that was found and not done again, as long as it took when it was done."""
+        self.spared_bytes = 0
+        """Bytes of what was found, as far as it was asked for; found twice they count twice."""
         self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Effort]] = {}
 
     @classmethod
@@ -69,11 +71,6 @@ class Kept:
         """Return an empty one with a quarter of the memory that the device can spare now."""
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
-
-    @property
-    def used_bytes(self) -> int:
-        """Return the bytes of all that is kept."""
-        return self._budget - self.left
 
     def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
         """Return what was kept under a key, one thing per batch; None if it was made of other objects."""
@@ -119,9 +116,14 @@ class Kept:
             self._drop(key)  # another lane of this name may have come first
             self._entries[key] = made_of, things, effort
 
-    def spare(self, key: Hashable) -> None:
-        """Count what was kept under a key as found."""
+    def spare(self, key: Hashable, asked: Iterable[Step | Call]) -> None:
+        """Count what was kept under a key as found.
+
+        Args:
+            asked: what would have been kept had nothing been there.
+        """
         self.spared.add(self._entries[key][2])
+        self.spared_bytes += sum(map(_bytes, asked))
 
     def _drop(self, key: Hashable) -> None:
         _, things, _ = self._entries.pop(key, ((), [], None))
@@ -136,6 +138,12 @@ def _bytes(thing: Step | Call) -> int:
         parts = (thing.hidden_state,)
     # By identity: maps that share an input, such as q, k and v, hold one tensor.
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
+
+
+def _reduce(step: Step, inputs: Collection[str], outputs: Collection[str]) -> Step:
+    """Return a step with these inputs and outputs alone."""
+    given, returned = ({n: of[n] for n in names} for of, names in ((step.inputs, inputs), (step.outputs, outputs)))
+    return replace(step, inputs=given, outputs=returned)
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ class Lane:
         made_of = self._key_objects() if self._fixed else [*entrance.stored.values(), *self.batches]
         found = self._kept.find(key, made_of)
         if found is not None:
-            self._kept.spare(key)
+            self._kept.spare(key, found)
             yield from self._enter(entrance, found)
             return
         effort = Effort()
@@ -248,7 +256,7 @@ class Lane:
         made_of = self._key_objects()
         found = kept.find(key, made_of)
         if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
-            kept.spare(key)
+            kept.spare(key, (_reduce(step, inputs, outputs) for step in found))
             for position, step in enumerate(found):
                 self.calls.put(position, step.after)
                 yield step

@@ -81,8 +81,9 @@ class Maker:
             weights, stages = _weights(maker, named, way)
             # Read here, inside the measurement: a lazy merge would do its work when it is scored.
             held = _hold(weights, of.family.adapter.tower)
-        _add_held(cost, own := self._passes.sum_found(), self._passes.bytes_found)
-        shared_seconds = own.wall
+        found = self._passes.sum_found()
+        _add_held(cost, found, self._passes.bytes_found)
+        shared_seconds = found.wall
         if start is not None:
             before = start.cost.peak_bytes
             _add_held(cost, start.cost, nbytes(start.weights.read(of.family.adapter.tower)))
@@ -110,9 +111,9 @@ class Passes(Results[Hashable]):
         self._took: dict[Hashable, Effort] = {}
         self._paid: frozenset[Hashable] = frozenset()
         self._found = Effort()
-        self._before: list[tuple[Kept, Effort]] = []
+        self._before: list[tuple[Kept, Effort, int]] = []
         self.bytes_found = 0
-        """Memory of the sets that were there already."""
+        """Memory of what was there already, complete with `sum_found`."""
         self.used: frozenset[Hashable] = frozenset()
         """Those that the model in hand is made of, with what it acts on."""
 
@@ -141,13 +142,13 @@ class Passes(Results[Hashable]):
         self._found.add(self._took[key])
         self.bytes_found += nbytes([one.batches for one in found.values()])
         for room in {id(one.kept): one.kept for one in found.values()}.values():
-            self.bytes_found += room.used_bytes
-            self._before.append((room, replace(room.spared)))
+            self._before.append((room, replace(room.spared), room.spared_bytes))
 
     def sum_found(self) -> Effort:
         """Return what the model in hand would have taken beside its own work, had nothing been there."""
-        for room, before in self._before:
+        for room, before, held in self._before:
             self._found.add(Effort(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
+            self.bytes_found += room.spared_bytes - held
         self._before = []
         return self._found
 
