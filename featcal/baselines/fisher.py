@@ -34,6 +34,9 @@ from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
+_TOGETHER = 2**26
+"""Bytes of the gradients of several labels that are taken together; of a larger tower one label's alone."""
+
 
 @register_method(
     "fisher",
@@ -103,19 +106,23 @@ def information(
     total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     generator = torch.Generator().manual_seed(options.seed)
     samples, wanted = samples_of(one), [*tensors.values()]
+    together = max(1, _TOGETHER // sum(tensor.nbytes for tensor in wanted))
     for sample in samples:
         with torch.enable_grad():
             features = map_features(one.weights, one.task, final(run, tensors, sample.inputs))
             logs = log_probabilities(run, tensors, features, head)[0]
         # On the CPU in float64: every device draws the same labels.
         labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
-        for label, share in zip(labels.tolist(), shares.tolist(), strict=True):
-            chosen = torch.zeros_like(logs).index_fill(0, torch.tensor(label, device=logs.device), 1)
+        for some, weights in zip(*(torch.split(one, together) for one in (labels, shares)), strict=True):
+            chosen = torch.nn.functional.one_hot(some.to(logs.device), len(logs)).to(logs)
+            gradients = torch.autograd.grad(
+                logs, wanted, chosen, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
             # Squared label by label: products of different samples and labels would not be F.
-            gradients = torch.autograd.grad(logs, wanted, chosen, retain_graph=True, allow_unused=True)
+            weights = weights.to(logs) / len(samples)
             for name, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:
-                    total[name].addcmul_(gradient, gradient, value=share / len(samples))
+                    total[name] += torch.tensordot(weights, gradient.square_(), 1)
     return total
 
 

@@ -30,7 +30,7 @@ from featcal.baselines.surgery import with_modules
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.model import Model
+from featcal.models.model import FeatureMap, Model
 from featcal.suite.methods import MODULES, PROPOSED, SAMPLES, TASK, register_method
 from featcal.suite.options import option
 from featcal.system.errors import InputError, NumericalError
@@ -96,7 +96,10 @@ def react(
             raise NumericalError(f"task '{task}': final features are not finite")
         return regression(own, wanted, options.ridge, _takes_shift(run, experts[task].weights))
 
-    return with_modules(run, experts, model, options.kind, fit)
+    def fit_all(own: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, FeatureMap]:
+        return {task: fit(task, own[task], wanted[task]) for task in own}
+
+    return with_modules(run, experts, model, options.kind, fit_all)
 
 
 def _takes_shift(run: Run, expert: Weights) -> bool:

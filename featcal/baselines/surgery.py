@@ -88,9 +88,7 @@ def surgery(
         InputError: a model with maps or heads of its own, or one whose answers are text.
         NumericalError: modules that are not finite.
     """
-    return with_modules(
-        run, experts, model, options.kind, lambda _, own, wanted: _train(own.float(), wanted.float(), options)
-    )
+    return with_modules(run, experts, model, options.kind, lambda own, wanted: _train_all(own, wanted, options))
 
 
 def with_modules(
@@ -98,14 +96,14 @@ def with_modules(
     experts: Mapping[str, ExpertPass],
     model: Weights,
     kind: str,
-    fit: Callable[[str, Float[Tensor, "n k"], Float[Tensor, "n k"]], FeatureMap],
+    fit: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, FeatureMap]],
 ) -> tuple[Model, dict[str, float]]:
     """Fit a map of final features for every task; return the model with them, and the mean absolute difference to the
     experts before and after.
 
     Args:
         kind: of the model, for messages and progress.
-        fit: gives the map of a task from its name, the model's final features and the expert's.
+        fit: gives the maps by task from the model's final features and the experts'.
 
     Raises:
         InputError: a model that has maps or heads of its own already, or one whose answers are text.
@@ -120,15 +118,13 @@ def with_modules(
     targets = expert_features(run, experts)
     # A list of its own: a walk takes spent inputs out of the batches that it is given.
     own = {task: replace(one, weights=model, batches=[*one.batches], kept=None) for task, one in experts.items()}
-    maps: dict[str, FeatureMap] = {}
-    before = after = 0.0
-    for done, (task, features) in enumerate(expert_features(run, own).items()):
-        run.progress(kind, done, len(targets))
-        with run.seconds(kind):
-            maps[task] = fit(task, features, targets[task])
-        before += _difference(features, targets[task]) / len(targets)
-        after += _difference(maps[task](features), targets[task]) / len(targets)
+    features = expert_features(run, own)
+    run.progress(kind, 0, len(targets))
+    with run.seconds(kind):
+        maps = fit(features, targets)
     run.progress(kind, len(targets), len(targets))
+    before = sum(_difference(features[task], wanted) for task, wanted in targets.items()) / len(targets)
+    after = sum(_difference(maps[task](features[task]), wanted) for task, wanted in targets.items()) / len(targets)
     return Model(model, maps=maps), {"loss_before": before, "loss": after}
 
 
@@ -136,32 +132,51 @@ def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) ->
     return float((features - target).abs().mean())
 
 
+def _train_all(
+    features: Mapping[str, Float[Tensor, "n k"]], targets: Mapping[str, Float[Tensor, "n k"]], options: Surgery
+) -> dict[str, FeatureMap]:
+    """Train every task's module, those of tasks with as many samples side by side.
+
+    They see the same rows and the same noise at every step, since one seed decides them for all tasks, and nothing of
+    a task enters another's module: a step costs as many calls for eight tasks as for one.
+    """
+    alike: dict[torch.Size, list[str]] = {}
+    for task, own in features.items():
+        alike.setdefault(own.shape, []).append(task)
+    found: dict[str, FeatureMap] = {}
+    for tasks in alike.values():
+        own, wanted = (torch.stack([of[task].float() for task in tasks]) for of in (features, targets))
+        found |= zip(tasks, _train(own, wanted, options), strict=True)
+    return found
+
+
 @torch.enable_grad()
-def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options: Surgery) -> LowRank:
-    """Train one task's module, which does nothing at first: D starts uniform within 1 / sqrt(k), all else at 0."""
-    generator, width = torch.Generator().manual_seed(options.seed), features.shape[1]
+def _train(features: Float[Tensor, "t n k"], target: Float[Tensor, "t n k"], options: Surgery) -> list[LowRank]:
+    """Train a module for each of some tasks: D starts uniform within 1 / sqrt(k), all else at 0, so it does nothing."""
+    generator, (tasks, count, width) = torch.Generator().manual_seed(options.seed), features.shape
     start = (2 * torch.rand(options.rank, width, generator=generator) - 1) / width**0.5
-    down = start.to(features).requires_grad_()
-    up, spread = (features.new_zeros(width, options.rank).requires_grad_() for _ in range(2))
+    down = start.to(features).repeat(tasks, 1, 1).requires_grad_()
+    up, spread = (features.new_zeros(tasks, width, options.rank).requires_grad_() for _ in range(2))
     optimizer = torch.optim.Adam([down, up] if options.noise is None else [down, up, spread], lr=options.rate)
-    for rows in _draw_rows(len(features), options, generator):
-        few, wanted = features[rows], target[rows]
+    for rows in _draw_rows(count, options, generator):
+        few, wanted = features[:, rows], target[:, rows]
         optimizer.zero_grad()
         inner = torch.relu(few @ down.mT)
         taken, penalty = inner @ up.mT, few.new_zeros(())
         if options.noise is not None:
             log_variance = inner @ spread.mT
             # KL(N(m, v) || N(0, I)) = (m^2 + v - 1 - log v) / 2, summed over features.
-            divergence = (taken.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
+            divergence = (taken.square() + log_variance.exp() - 1 - log_variance).sum(2).mean(1) / 2
             # Drawn on the CPU, where every device gets the same numbers.
-            noise = torch.randn(taken.shape, generator=generator).to(taken)
+            noise = torch.randn(taken.shape[1:], generator=generator).to(taken)
             taken, penalty = taken + (log_variance / 2).exp() * noise, options.noise * divergence
-        loss = (few - taken - wanted).abs().mean() + penalty
+        # A sum over tasks: none enters another's gradient.
+        loss = ((few - taken - wanted).abs().mean((1, 2)) + penalty).sum()
         torch.autograd.backward(loss)
         optimizer.step()
     if not (all_finite(down.detach()) and all_finite(up.detach())):
         raise NumericalError(f"{options.kind}: the modules are not finite; lower the rate")
-    return LowRank(down.detach(), up.detach())
+    return [LowRank(*pair) for pair in zip(down.detach(), up.detach(), strict=True)]
 
 
 def _draw_rows(count: int, options: Surgery, generator: torch.Generator) -> Iterator[Tensor]:

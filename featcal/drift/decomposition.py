@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from featcal.models.adapter import LAST_LAYER, walking
 from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
+from featcal.models.model import map_features
 
 
 def decompose(
@@ -49,6 +51,16 @@ def decompose(
                 if crossing.position == 0 and crossing.layer not in record.residuals:
                     record.check(crossing, parts, second.states(crossing), first)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
+
+
+def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
+    """Return the features of a model from those of the model below its maps, which stand behind all other layers."""
+    expert = features.expert_features
+    pair = expert, map_features(model, features.task, features.model_features)
+    expert, reached = final_features(features.task, [pair])
+    far = (reached.double() - expert.double()).norm(dim=1)
+    last = FeatureDrift(LAST_LAYER, far, features.layers[-1].expert_norm)
+    return replace(features, layers=(*features.layers[:-1], last), model_features=reached)
 
 
 def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:

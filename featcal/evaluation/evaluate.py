@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.compute import widen
 from featcal.models.features import final_features
+from featcal.models.lane import Kept
 from featcal.models.model import Head, map_features, task_weights
 from featcal.samples.sources import Samples, open_pool
 from featcal.system.drawing import Drawable
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 128
 CHUNK = 8
+Reach = Callable[[Family, Weights, Samples], Tensor]
+"""What gives the final features of weights on samples, in front of any map, as `reach_features` does."""
 
 
 @dataclass(frozen=True)
@@ -114,24 +117,44 @@ def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> 
     return prompt_heads(family, {task: class_names(family, task, split) for task in models}, models)
 
 
-def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:
+def reach_features(
+    family: Family, weights: Weights, drawn: Samples, checked: Kept | None = None
+) -> Float[Tensor, "n k"]:
+    """Return the final features of weights on samples, on the compute device.
+
+    Args:
+        checked: remembers which batches were checked against the library's own forward.
+    """
+    batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
+    head, found = family.head(), []
+    for start in range(0, len(batches), CHUNK):  # states of one chunk are in memory at a time
+        name = f"{drawn.split} samples of {drawn.task} from {drawn.indices[start * BATCH_SIZE]} on"
+        some = batches[start : start + CHUNK]
+        found.append(final_features(family.adapter, weights, head, some, family.compute, checked, name))
+    return torch.cat(found)
+
+
+def score(
+    family: Family, model: Weights, parts: Iterable[Samples], head: Head | None, reach: Reach = reach_features
+) -> TaskScore:
     """Score a model on samples with known answers, part by part: top-1 accuracy of classes, a text's own metric.
 
     Args:
         head: from `scoring_heads`; a model's own head for the task comes before it.
+        reach: gives the features that classes are scored by.
 
     Raises:
         NoScores: labels, answers or a head are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
-    return concat_scores([_score(family, model, part, head) for part in parts])
+    return concat_scores([_score(family, model, part, head, reach) for part in parts])
 
 
-def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
+def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None, reach: Reach) -> TaskScore:
     if drawn.second is not None:
         return likeness(family, model, drawn, drawn.second)
     if answers_of(family, model, drawn.task) == "classes":
-        return accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
+        return accuracy(family, model, drawn, head_of(family, model, drawn.task, shared), reach)
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
@@ -140,7 +163,7 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) 
     return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
 
 
-def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: Reach = reach_features) -> TaskScore:
     """Measure how often the largest score is that of the right class, or of the first token of the right answer.
 
     Raises:
@@ -149,10 +172,10 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> Task
     """
     labels = right_answers(family, model, drawn)
     check_classes(head, drawn)
-    batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
     predictions = []
-    for start in range(0, len(batches), CHUNK):  # states of one chunk are in memory at a time
-        features = task_features(family, model, drawn.task, batches[start : start + CHUNK])
+    # In parts of a fixed size: a vocabulary has many scores of every sample.
+    for part in torch.split(reach(family, task_weights(model, drawn.task), drawn), CHUNK * BATCH_SIZE):
+        features = map_features(model, drawn.task, part).float().cpu()
         if not bool(torch.isfinite(features).all()):
             raise NumericalError(f"{model.label}, task '{drawn.task}': final features are not finite")
         predictions.append(head.scores(features).argmax(1))

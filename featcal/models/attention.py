@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,11 +74,16 @@ def _plain(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return attention by the kernel that torch takes if every fused one is switched off.
+    """Return attention by the operations that torch takes if every fused kernel is switched off.
 
     Args:
-        options: `scale` and `enable_gqa`, passed on to torch.
+        options: `scale` and `enable_gqa`, as torch has them.
     """
+    if attn_mask is None and not (is_causal or dropout_p or options.get("enable_gqa") or query.itemsize < 4):
+        # Torch looks through all scores for tokens that may attend to nothing, of which there are none without a mask.
+        scale = options.get("scale")
+        root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        return torch.softmax((query * root) @ (key.mT * root), -1) @ value
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         # This kernel adds its mask, whatever the dtype: one of booleans would add 0 and 1.
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)

@@ -12,17 +12,28 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Call, Stage, walking
 from featcal.models.compute import Compute
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass
+from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import map_features
 from featcal.models.walk import Walk
 
 
 def final_features(
-    adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
+    adapter: Adapter,
+    model: Weights,
+    head: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    compute: Compute,
+    kept: Kept | None = None,
+    name: str = "",
 ) -> Float[Tensor, "n k"]:
-    """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
-    alone = ExpertPass("", model, list(batches), (), compute)
-    return expert_features(Run(adapter, model, model, head, compute), {"": alone})[""]
+    """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time.
+
+    Args:
+        kept: remembers which batches were checked against the library's own forward.
+        name: of these batches there; no task that the model has a map for.
+    """
+    alone = ExpertPass(name, model, list(batches), (), compute, kept)
+    return expert_features(Run(adapter, model, model, head, compute), {name: alone})[name]
 
 
 def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Float[Tensor, "n k"]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
 from featcal.models.model import task_weights
 from featcal.system.errors import InputError
-from featcal.system.progress import available_bytes
+from featcal.system.progress import Effort, available_bytes
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class Kept:
         """Bytes that are still free."""
         self.checked: set[str] = set()
         """Tasks whose first batch was checked against the library's own forward."""
-        self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
+        self.spared = Effort()
+        """Work that was found and not done again, as long as it took when it was done."""
+        self.spared_bytes = 0
+        """Bytes of what was found, as far as it was asked for; found twice they count twice."""
+        self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Effort]] = {}
 
     @classmethod
     def from_device(cls, device: torch.device) -> Kept:
@@ -77,15 +81,21 @@ class Kept:
 
     def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
         """Return what was kept under a key, one thing per batch; None if it was made of other objects."""
-        of, things = self._entries.get(key, ((), []))
+        of, things, _ = self._entries.get(key, ((), [], None))
         # By identity, so that nothing stale is found and no tensor has to be compared.
         same = len(of) == len(made_of) and all(one is other for one, other in zip(of, made_of, strict=True))
         return things if things and same else None
 
     @contextmanager
-    def keeping(self, key: Hashable, made_of: Sequence[object]) -> Iterator[Callable[[Step | Call], None]]:
+    def keeping(
+        self, key: Hashable, made_of: Sequence[object], effort: Effort
+    ) -> Iterator[Callable[[Step | Call], None]]:
         """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
-        runs out or the walk is given up."""
+        runs out or the walk is given up.
+
+        Args:
+            effort: what it takes to make the things, complete when the `with` ends.
+        """
         self._drop(key)
         things: list[Step | Call] = []
         fits = True
@@ -111,10 +121,19 @@ class Kept:
             raise
         if things:
             self._drop(key)  # another lane of this name may have come first
-            self._entries[key] = made_of, things
+            self._entries[key] = made_of, things, effort
+
+    def spare(self, key: Hashable, asked: Iterable[Step | Call]) -> None:
+        """Count what was kept under a key as found.
+
+        Args:
+            asked: what would have been kept had nothing been there.
+        """
+        self.spared.add(self._entries[key][2])
+        self.spared_bytes += sum(map(_bytes, asked))
 
     def _drop(self, key: Hashable) -> None:
-        _, things = self._entries.pop(key, ((), []))
+        _, things, _ = self._entries.pop(key, ((), [], None))
         self.left += sum(map(_bytes, things))
 
 
@@ -126,6 +145,12 @@ def _bytes(thing: Step | Call) -> int:
         parts = (thing.hidden_state,)
     # By identity: maps that share an input, such as q, k and v, hold one tensor.
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
+
+
+def _reduce(step: Step, inputs: Collection[str], outputs: Collection[str]) -> Step:
+    """Return a step with these inputs and outputs alone."""
+    given, returned = ({n: of[n] for n in names} for of, names in ((step.inputs, inputs), (step.outputs, outputs)))
+    return replace(step, inputs=given, outputs=returned)
 
 
 @dataclass(frozen=True)
@@ -196,10 +221,12 @@ class Lane:
         made_of = self._key_objects() if self._fixed else [*entrance.stored.values(), *self.batches]
         found = self._kept.find(key, made_of)
         if found is not None:
+            self._kept.spare(key, found)
             yield from self._enter(entrance, found)
             return
-        with self._kept.keeping(key, made_of) as keep:
-            for entry in self._enter(entrance):
+        effort = Effort()
+        with self._kept.keeping(key, made_of, effort) as keep:
+            for entry in effort.time_each(self._enter(entrance)):
                 keep(entry.first)
                 yield entry
 
@@ -236,12 +263,14 @@ class Lane:
         made_of = self._key_objects()
         found = kept.find(key, made_of)
         if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
+            kept.spare(key, (_reduce(step, inputs, outputs) for step in found))
             for position, step in enumerate(found):
                 self.calls.put(position, step.after)
                 yield step
             return
-        with kept.keeping(key, made_of) as keep:
-            for step in self._walk(stage, block, stored, inputs, outputs, move):
+        effort = Effort()
+        with kept.keeping(key, made_of, effort) as keep:
+            for step in effort.time_each(self._walk(stage, block, stored, inputs, outputs, move)):
                 keep(step)
                 yield step
 

@@ -60,6 +60,14 @@ def task_weights(model: Weights, task: str) -> Weights:
     return next((one.adapted[task] for one in _models(model) if task in one.adapted), model)
 
 
+def strip_maps(model: Weights) -> Weights:
+    """Return the model whose features those of a model are, but for its maps: the model itself if it has none, or has
+    weights of its own for a task."""
+    while isinstance(model, Model) and not model.adapted:
+        model = model.under
+    return model
+
+
 def own_head(model: Weights, task: str) -> Head | None:
     """Return the head that a model brings for a task; None if it brings none."""
     return next((one.heads[task] for one in _models(model) if task in one.heads), None)

@@ -84,11 +84,16 @@ class Fits:
             InputError: no such model, or one that is more than its weights.
         """
         one = self.suite.resolve(model)
-        if one.kind == "merged":
-            return self.suite.family
-        weights = self.weights(one)
-        require_weights_alone(weights)
-        return self.suite.family.with_merged(weights, one.name)
+        if one.kind != "merged":
+            require_weights_alone(self.weights(one))
+        return self._start_from(one)
+
+    def _start_from(self, one: ModelRef) -> Family:
+        """Return the suite with a model in the place of its merged one, whatever the model has beside its weights."""
+        if one.kind != "merged":
+            return self.suite.family.with_merged(self.weights(one), one.name)
+        merged = self.suite.made.get(one.key)
+        return self.suite.family if merged is None else replace(self.suite.family, merged=merged)
 
     def baseline(self, model: ModelId, progress: Progress = silent) -> Fitted:
         """Return the model that a baseline makes of the suite.
@@ -103,9 +108,7 @@ class Fits:
             raise InputError(f"model '{one.name}' is not a baseline; those are {', '.join(baseline_names())}")
 
         def make() -> Fitted:
-            family, passes = self.suite.family, None
-            if of.kind != "merged":
-                family = family.with_merged(self.weights(of), of.name)
+            family, passes = self._start_from(of), None
             if isinstance(options, Sampled):
                 passes = self.suite.calibration_passes(options.counting, options.split)
             # The expert passes are those of calibrations with the same samples, so experts run once for both.
@@ -123,6 +126,8 @@ class Fits:
         one = self.suite.resolve(model)
         if one.given is not None:
             return self.suite.family.model(one.given)
+        if one.key in self.suite.made:
+            return self.suite.made[one.key]
         if one.config is not None:
             return self.calibrate(one).weights
         if one.baseline is not None:

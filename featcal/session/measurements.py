@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from featcal.drift.decomposition import decompose, follow
+from featcal.drift.decomposition import decompose, follow, map_last_layer
 from featcal.drift.depth import Depth, read_decisions
 from featcal.drift.inside import MapMismatch, map_mismatches
 from featcal.drift.ledger import DriftLedger, Features
@@ -17,19 +17,20 @@ from featcal.drift.output import lead, output_drift
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.drift.tokens import TokenDrift, token_drift
 from featcal.evaluation.comparison import Comparison, compare_scores
-from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.evaluation.evaluate import Scores, TaskScore, reach_features, score, scoring_heads
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import canary as measure_canary
 from featcal.evaluation.language import name_answers, name_tokens
 from featcal.evaluation.scoring_heads import answers_of, judges
+from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
 from featcal.models.features import depth_features, layer_features
-from featcal.models.lane import ExpertPass
-from featcal.models.model import Head, own_head
+from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import Head, own_head, strip_maps
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
-from featcal.session.model_ref import MERGED, ModelId, ModelRef
+from featcal.session.model_ref import MERGED, ModelId, ModelRef, Same
 from featcal.session.open_suite import Kind, OpenSuite
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
@@ -48,6 +49,8 @@ _DEPTH = Kind[Depth]("decisions through depth")
 _TOKENS = Kind[TokenDrift]("drift by token")
 _COSINES = Kind[dict[str, float]]("task vectors")
 _SCORES = Kind[Scores]("scores")
+_REACHED = Kind[Tensor]("features that are scored")
+_CHECKED = Kind[Kept]("inputs that were checked")
 _HEADS = Kind[Mapping[str, Head]]("heads")
 _QUICK = Kind[Scores]("quick scores")
 _MARGINS = Kind[dict[str, Tensor]]("margins")
@@ -78,6 +81,11 @@ class Measurements:
 
         def make() -> Features:
             weights = self.fit.weights(one)
+            below = strip_maps(weights)
+            if below is not weights:  # whose walk is the same up to the maps
+                found = self.features(below, view, progress).tasks
+                mapped = {task: map_last_layer(features, weights) for task, features in found.items()}
+                return Features(self.suite.family.suite.name, one.label, split, mapped)
             passes = self.suite.measured_passes(view, self.suite.samples(view))
             tasks = follow(self._run(weights, progress), weights, passes)
             return Features(self.suite.family.suite.name, one.label, split, tasks)
@@ -213,7 +221,8 @@ class Measurements:
             tasks = {}
             for done, task in enumerate(self.suite.tasks):
                 progress(said, done, len(self.suite.tasks))
-                tasks[task] = score(self.suite.family, models[task], self.suite.parts(task, view), heads.get(task))
+                parts = self.suite.parts(task, view)
+                tasks[task] = score(self.suite.family, models[task], parts, heads.get(task), self._reach)
             progress(said, len(self.suite.tasks), len(self.suite.tasks))
             return Scores(self.suite.family.suite.name, one.label, split, tasks)
 
@@ -323,6 +332,14 @@ class Measurements:
         kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+
+    def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
+        """Return the final features of weights on samples that are scored; once for models that differ in maps."""
+        below = strip_maps(weights)
+        # No room: steps of a model that is scored once are worth nothing, and inputs are checked once for all models.
+        checked = self.suite.get_or_make(_CHECKED, None, lambda: Kept(0))
+        key = Same(below), drawn.task, drawn.split, drawn.indices
+        return self.suite.get_or_make(_REACHED, key, lambda: reach_features(family, below, drawn, checked))
 
     def _require_task(self, task: str) -> None:
         if task not in self.suite.tasks:

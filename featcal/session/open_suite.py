@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import expert_passes
 from featcal.family.opening import Family, ensure_family
+from featcal.formats.weights import Weights
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session.cache import Results, nbytes
@@ -41,6 +42,16 @@ class Kind(Generic[T]):
     name: str
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Hold what several sessions of one family have together: each finds what another has left."""
+
+    passes: Results[Hashable]
+    """Expert passes, by what decides them."""
+    made: Mapping[Hashable, Weights]
+    """Models, by key."""
+
+
 _SAMPLES = Kind[dict[str, Samples]]("samples")
 _COUNTS = Kind[dict[str, int]]("counts")
 _VIEWABLE = Kind[Samples]("viewable samples")
@@ -54,10 +65,17 @@ class OpenSuite:
 
     Args:
         family, budget, one_shot, max_memory: those of `Session`.
+        shared: what several sessions of the family have together.
     """
 
     def __init__(
-        self, family: Family, *, budget: int | None = None, one_shot: bool = False, max_memory: int | None = None
+        self,
+        family: Family,
+        *,
+        budget: int | None = None,
+        one_shot: bool = False,
+        max_memory: int | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.family, self.max_memory = family, max_memory
         held = (family, family.adapter, family.origin, family.container)
@@ -67,7 +85,10 @@ class OpenSuite:
             share if budget is None else budget, partial(nbytes, beside=(*held, *models))
         )
         self._one_shot = one_shot or max_memory is not None
-        self._passes: Results[Hashable] = Results(0 if self._one_shot else PASSES, lambda _: 1)
+        own = Results[Hashable](0 if self._one_shot else PASSES, lambda _: 1)
+        self._passes = own if shared is None else shared.passes
+        self.made: Mapping[Hashable, Weights] = {} if shared is None else shared.made
+        """Models that are there already, by key."""
         self.first_block = None if self._one_shot else FirstBlock()
         self.released = False
         # Reentrant: what makes one result asks for others.

@@ -33,6 +33,7 @@ class Session(OpenSuite):
         max_memory: bytes of resident memory of the process that measurements of drift stay within: token states beyond
             it lie in files meanwhile, and as many samples are taken through together as there is room for. Nothing
             that experts compute is kept then.
+        shared: expert passes and models that are there for several sessions of the family; left out, its own alone.
     """
 
     # Both are made anew at every access: kept here, they and the session would hold each other, and the memory of a

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from featcal.formats.weights import Overlay, Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, TaskValue, current_maker
+from featcal.studies.maker import Cost, Make, Maker, measure_cost
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
@@ -24,13 +22,10 @@ from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.name_grammar import reference_in
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
-from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rss_bytes, silent
+from featcal.system.progress import Progress, silent
 
 EXPERT = "expert"
 """Every expert on its own task: what scores are a share of."""
-_OF_ALL = ("total", "samples")
-"""Stages of a record that are not a part of it, or that a session has taken out of it."""
-Make = Callable[[Session, CalibrationConfig], Weights]
 Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 
 
@@ -39,19 +34,6 @@ class Views(NamedTuple):
 
     scores: EvaluationSamples = EvaluationSamples(None, "test")
     features: EvaluationSamples = EvaluationSamples(64)
-
-
-@dataclass
-class Cost:
-    """Cost of a piece of work: seconds of clock and processor, memory; known when the work is done."""
-
-    wall: float = 0.0
-    """Seconds of the clock."""
-    cpu: float = 0.0
-    """Seconds of all processors together, of this process; what else runs on the machine does not count."""
-    peak_bytes: int | None = None
-    """By how much the process's resident memory grew at most, above what it held before; None where the system cannot
-    count a peak anew."""
 
 
 @dataclass(frozen=True)
@@ -118,31 +100,50 @@ def run(
         progress: is told the rows that are done; it may raise to end the work there.
     """
     rows, history = rows or Rows(), history or History()
-    found = []
-    for done, point in enumerate(points):
-        progress("models", done, len(points))
-        found.append(_row(session, point, on, rows, history))
+    found: dict[int, Row] = {}
+    wanted: dict[int, tuple[Point, ModelRef]] = {}
+    for number, point in enumerate(points):
+        try:
+            wanted[number] = point, (point.of or session).resolve(point.model)
+        except FeatcalError as error:
+            found[number] = Row(point, _needs(session, point), _failure(str(error)))
+    maker = Maker((point.of or session, named) for point, named in wanted.values())
+    for number in _order(session, points):
+        progress("models", len(found), len(points))
+        if number in wanted:
+            found[number] = _row(session, *wanted[number], on, rows, history, maker)
     progress("models", len(points), len(points))
-    return found
+    return [found[number] for number in range(len(points))]
 
 
-def _row(session: Session, point: Point, on: Views, rows: Rows, history: History) -> Row:
-    needed = needs(point.model, session.family.adapter.modality)
-    of = point.of or session
-    try:
-        named = of.resolve(point.model)
-    except FeatcalError as error:
-        return Row(point, needed, _failure(str(error)))
+def _order(session: Session, points: Sequence[Point]) -> list[int]:
+    """Return the numbers of points in the order in which they are made: those that share the most come together."""
+    suites = list({id(point.of or session): None for point in points})
+
+    def place(number: int) -> tuple[int, bool, int]:
+        point = points[number]
+        # First what no seed has a part in, on which others act; then seed by seed, since samples are drawn by it.
+        return suites.index(id(point.of or session)), point.seed is not None, point.seed or 0
+
+    return sorted(range(len(points)), key=place)
+
+
+def _row(session: Session, point: Point, named: ModelRef, on: Views, rows: Rows, history: History, maker: Maker) -> Row:
     # By the resolved model, so that a default that is spelt out and one that is left out share a row.
     identity = _identity(session, point, named, on)
     known = rows.get(hash_of(session), identity)
     if known is None:
-        known, final = _measure(session, point, named, on)
+        known, final = _measure(session, point, named, on, maker)
         if known.scores and on.scores.split == "test":
             history.look(hash_of(session), named.name, "a study")
         if final:
             rows.put(hash_of(session), identity, known)
-    return Row(point, needed, known)
+    maker.forget(point.of or session, named)
+    return Row(point, _needs(session, point), known)
+
+
+def _needs(session: Session, point: Point) -> tuple[str, ...]:
+    return needs(point.model, session.family.adapter.modality)
 
 
 def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dict[str, Any]:
@@ -162,10 +163,10 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
     return tuples_as_lists
 
 
-def _measure(session: Session, point: Point, named: ModelRef, on: Views) -> tuple[Found, bool]:
+def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: Maker) -> tuple[Found, bool]:
     """Return what there is to say of a model, and whether it will be the same the next time."""
     try:
-        weights, making, stages = _make(point.of or session, point, named)
+        weights, making, stages = maker.make(point.of or session, named, point.make)
         scores, scoring = _score(session, weights, on.scores)
         drift, cosine, walking = _measure_distance(session, weights, on.features)
         beside = _measure_beside(session, point, named)
@@ -188,31 +189,6 @@ def _measure_beside(session: Session, point: Point, named: ModelRef) -> Mapping[
         return {}
     assert named.calibration is not None
     return point.beside(point.of or session, named.calibration)
-
-
-def _make(of: Session, point: Point, named: ModelRef) -> tuple[ModelRef, Cost, dict[str, float]]:
-    """Make a model with every tensor that is computed with in memory; return it with its cost, in all and by stage."""
-    if named.is_every_expert:
-        return named, Cost(), {}
-    maker = Session(of.family, one_shot=True)  # which finds nothing that another model has left
-    with measure_cost() as cost:
-        weights, stages = _weights(maker, point, named)
-        # Read here, inside the measurement: a lazy merge would do its work when it is scored.
-        held = Overlay(weights.label, weights, weights.read(of.family.adapter.tower))
-    return of.resolve(held), cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
-
-
-def _weights(maker: Session, point: Point, named: ModelRef) -> tuple[Weights, Mapping[str, Any]]:
-    if point.make is not None:
-        assert named.calibration is not None
-        return point.make(maker, named.calibration), {}
-    if named.calibration is not None:
-        result = maker.fit.calibrate(named)
-        return result.weights, result.record["seconds"]
-    if named.baseline is not None:
-        fitted = maker.fit.baseline(named)
-        return fitted.weights, fitted.record["seconds"]
-    return maker.fit.weights(named), {}
 
 
 def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
@@ -243,32 +219,6 @@ def _measure_distance(
         if not (math.isfinite(value) and math.isfinite(cosine[task])):
             raise NumericalError(f"task '{task}': the relative final drift is {value}, the cosine {cosine[task]}")
     return drift, cosine, cost
-
-
-@contextmanager
-def measure_cost() -> Iterator[Cost]:
-    """Measure the body of the `with`; freed memory is given back before it."""
-    cost = Cost()
-    release_memory()
-    # The system's peak counts from the start of the process unless it is told to begin anew.
-    held, counts = rss_bytes(), _forget_peak()
-    started, busy = time.perf_counter(), time.process_time()
-    try:
-        yield cost
-    finally:
-        cost.wall, cost.cpu = time.perf_counter() - started, time.process_time() - busy
-        peak = peak_rss_bytes()
-        cost.peak_bytes = max(0, peak - held) if counts and peak is not None else None
-
-
-def _forget_peak() -> bool:
-    """Let the system count this process's peak from now on, and say whether it does (Linux alone)."""
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")
-    except OSError:
-        return False
-    return True
 
 
 def _plain(value: Any) -> Any:

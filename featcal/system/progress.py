@@ -8,8 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 """Called with a label, steps done and steps in all; it may raise to stop the work, and nothing is left half-done."""
 SLACK = 1.15
@@ -36,6 +39,41 @@ class Seconds(dict[str, float]):
         started = time.perf_counter()
         yield
         self[stage] = self.get(stage, 0.0) + time.perf_counter() - started
+
+
+@dataclass
+class Effort:
+    """Seconds that work took, added up."""
+
+    wall: float = 0.0
+    """Seconds of the clock."""
+    cpu: float = 0.0
+    """Seconds of all processors together, of this process; what else runs on the machine does not count."""
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Add what the body of the `with` takes."""
+        started, busy = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.wall += time.perf_counter() - started
+            self.cpu += time.process_time() - busy
+
+    def time_each(self, things: Iterator[T]) -> Iterator[T]:
+        """Yield things, and add what it takes to make them; what is done with them meanwhile does not count."""
+        while True:
+            with self.measure():
+                try:
+                    one = next(things)
+                except StopIteration:
+                    return
+            yield one
+
+    def add(self, other: Effort) -> None:
+        """Add other work."""
+        self.wall += other.wall
+        self.cpu += other.cpu
 
 
 def rss_bytes() -> int:

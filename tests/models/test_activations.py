@@ -19,7 +19,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block, Call
 from featcal.models.lane import Kept, Lane
 from featcal.models.walk import Walk
-from featcal.system.progress import SLACK, rss_bytes
+from featcal.system.progress import SLACK, Effort, rss_bytes
 from featcal.testing.pretended_device import PretendedDevice
 
 
@@ -131,7 +131,7 @@ def test_what_a_walk_leaves_is_kept_as_a_whole_or_not_at_all() -> None:
     room = 2 * calls[0].hidden_state.numel() * 4
     kept = Kept(room)
     for several, left, found in ((calls, room, None), (calls[:2], 0, calls[:2])):
-        with kept.keeping("lane", [room]) as keep:
+        with kept.keeping("lane", [room], Effort()) as keep:
             for one in several:
                 keep(one)
         assert (kept.left, kept.find("lane", [room])) == (left, found)

@@ -282,3 +282,19 @@ def test_sessions_overtaken_at_random_neither_fail_nor_disturb_each_other(famili
     together(*[lambda number=number: session(number) for number in range(6)])
     assert sum(finished) >= 6
     assert sum(overtaken) >= 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"is_causal": True}, {"mask": True}])
+def test_plain_attention_is_torchs_own_to_the_bit(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Without a mask fewer operations are done, and the same numbers come out of them."""
+    own = dict(options)
+    drawn = (torch.randn(3, 5, 2, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    query, key, value = (one.to(dtype).transpose(1, 2) for one in drawn)
+    mask = torch.zeros(5, 5, dtype=dtype).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    given = mask if own.pop("mask", False) else None
+    wanted = torch.ops.aten._scaled_dot_product_attention_math(query, key, value, given, **own)[0]
+    with plain_attention():
+        found = attention(query, key, value, given, **own)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()

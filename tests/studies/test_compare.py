@@ -28,14 +28,15 @@ from featcal.cli.study import whole_numbers
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
 from featcal.session.session import Session
-from featcal.studies import runner
+from featcal.studies import maker, runner
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
+from featcal.studies.maker import measure_cost
 from featcal.studies.method_lists import parse_methods, with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
-from featcal.studies.runner import Point, Row, measure_cost
+from featcal.studies.runner import Point, Row
 from featcal.studies.store import Found, Rows, Spent
 from featcal.studies.study import Study, read_study
 from featcal.studies.summary import spread, student_bound, summaries
@@ -67,15 +68,15 @@ def own(tiny: Family) -> Session:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Models that the runner makes."""
+    """Rows that are measured, in that order, by the names of their models."""
     names: list[str] = []
-    original = runner._make
+    original = runner._measure
 
-    def noted(of: Session, point: Point, named: Any) -> Any:
+    def noted(session: Session, point: Point, *rest: Any) -> Any:
         names.append(point.model)
-        return original(of, point, named)
+        return original(session, point, *rest)
 
-    monkeypatch.setattr(runner, "_make", noted)
+    monkeypatch.setattr(runner, "_measure", noted)
     return names
 
 
@@ -123,7 +124,8 @@ def test_a_study_that_was_ended_goes_on_and_ends_with_the_same_table(own: Sessio
     assert made == ["expert", "merged", "simple-averaging", "calibrated:samples=8,seed=42"]
     made.clear()
     resumed = table(own)
-    assert made == ["calibrated:samples=8,seed=43", "regmean:samples=8,seed=42", "regmean:samples=8,seed=43"]
+    # Seed by seed, since expert passes are those of a seed; rows stand as they were asked for.
+    assert made == ["regmean:samples=8,seed=42", "calibrated:samples=8,seed=43", "regmean:samples=8,seed=43"]
     made.clear()
     again = table(own)
     assert made == []
@@ -215,7 +217,7 @@ def test_what_may_pass_is_said_and_tried_again(
         raise kind("no room for 8 GiB")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_weights", full)
+        patched.setattr(maker, "_weights", full)
         assert "no room for 8 GiB" in table(own, ["merged"]).rows[1].found.failure
     assert table(own, ["merged"]).rows[1].found.failure == ""
 

@@ -22,7 +22,8 @@ from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
-from featcal.studies import ablate, budget, corrupt, runner, schedule, tasks
+from featcal.studies import ablate, budget, corrupt, schedule, tasks
+from featcal.studies.maker import Maker
 from featcal.studies.plan import Plan
 from featcal.studies.runner import Views
 from featcal.studies.study import Study
@@ -88,7 +89,7 @@ def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
 
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     budget.budget(own, plan("merged", "calibrated"), (5, 8))
-    monkeypatch.setattr(runner, "_make", None)
+    monkeypatch.setattr(Maker, "make", None)
     again = budget.budget(own, plan("calibrated", "merged"), (8,))
     assert len(again.rows) == 3
 
