@@ -14,6 +14,7 @@ from typing import Any
 
 import b32
 import families
+import gpu
 import load
 import measure
 import numpy as np
@@ -271,3 +272,15 @@ def test_cross_talk_is_a_page_that_a_visitor_alone_sees_otherwise() -> None:
 def test_memory_of_a_server_is_followed_by_its_second_half() -> None:
     climbing = [(0.0, 0), (10.0, 500), (20.0, 100), (30.0, 110), (40.0, 120)]
     assert load.bounded(climbing) == {"first": 0, "most": 500, "last": 120, "growth_per_hour": pytest.approx(3600)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "up"), [("paper", 8.7), ("refined", 9.2)])
+def test_the_path_of_a_gpu_is_walked_without_one(recipe: str, up: float, tmp_path: Path) -> None:
+    suite = families.clip_suite(tmp_path, gpu.DRY, gpu.DRY_TASKS, gpu.DRY_SAMPLES)
+    row = gpu.walk(suite, recipe, "exact")
+    block = 4 * (4 * gpu.DRY.width**2 + 2 * gpu.DRY.width * gpu.DRY.hidden)
+    assert row["largest_difference"] < 1e-5
+    # Every model once, the student as often as it changes, and the pictures: never a block anew for each of its pieces.
+    assert row["up_bytes_per_block"] < up * block
+    assert row["waits_per_block"] < 50
