@@ -1,4 +1,4 @@
-"""Record what there is to record on a GPU, the day there is one: `python benchmarks/gpu.py --out docs/gpu.json`.
+"""Record what there is to record on a GPU, the day there is one: `python benchmarks/gpu.py --out gpu.json`.
 
 CLIP ViT-B/32 with 8 experts: every recipe and precision at 32 and 256 samples per task, each run in a process of its
 own, with its roofline, device memory and energy (`b32.py`). The goal is 3 s for 256 samples in "fast" on an H200.

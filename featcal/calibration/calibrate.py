@@ -16,7 +16,7 @@ from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
 from featcal.calibration.config import config_of, resolve, select_tasks
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
-from featcal.calibration.memory import block_bytes, device_budget, state_budget
+from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
 from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
@@ -159,8 +159,7 @@ def calibrate_to_folder(
     out: str | Path,
     *,
     resume: bool = False,
-    max_memory: int | None = None,
-    max_device_memory: int | None = None,
+    max_memory: int | MemoryLimits | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -168,8 +167,8 @@ def calibrate_to_folder(
 
     Args:
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
-            written model is verified block by block where the whole does not fit.
-        max_device_memory: bytes of the device's memory to stay within; token states beyond it wait in the processor's.
+            written model is verified block by block where the whole does not fit. `MemoryLimits` has one of the device
+            beside it.
 
     Among several ranks (`distributed.join_process_group`) each calls this alike; every expert is read by those that
     have its task, and rank 0 writes.
@@ -192,9 +191,8 @@ def calibrate_to_folder(
     # Before the work: a model that does not come from the base must not cost a calibration first.
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)
-    run = distribute_run(
-        family.run(progress, _store(family, config, passes, (max_memory, max_device_memory), Path(out))), ranks
-    )
+    limits = MemoryLimits.of(max_memory)
+    run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
         blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
@@ -214,7 +212,7 @@ def calibrate_to_folder(
 
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)
-        content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, max_memory))
+        content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, limits.process))
     return {"out": str(folder.out), **content}
 
 
@@ -253,7 +251,7 @@ def _store(
     family: Family,
     config: CalibrationConfig,
     passes: Mapping[str, ExpertPass],
-    limits: tuple[int | None, int | None],
+    limits: MemoryLimits,
     out: Path,
 ) -> ActivationStore:
     """Make the store of token states between two blocks, within limits of the process and of the device; what is beyond
@@ -262,15 +260,15 @@ def _store(
     Raises:
         InputError: a limit is below what one block needs, or is of a device and there is none.
     """
-    (limit, of_device), folder = limits, out.expanduser().absolute().parent
-    if limit is None and of_device is None:
+    folder = out.expanduser().absolute().parent
+    if limits == MemoryLimits():
         return ActivationStore(None, folder)
     batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
     working = block_bytes(family.adapter.stages, family.merged, config, batch)
     return ActivationStore(
-        None if limit is None else state_budget(working, limit),
+        None if limits.process is None else state_budget(working, limits.process),
         folder,
-        None if of_device is None else device_budget(family.compute.device, working, of_device),
+        None if limits.device is None else device_budget(family.compute.device, working, limits.device),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +17,21 @@ from featcal.system.progress import SLACK, rss_bytes
 
 STARTED = 200 * 2**20
 """Bytes that libraries take once they compute: thread pools, kernels, packed operands."""
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """Bytes that a calibration stays within; None sets no limit."""
+
+    process: int | None = None
+    """Of the process's resident memory; token states beyond it lie in files meanwhile."""
+    device: int | None = None
+    """Of the device's memory; token states beyond it wait in the process's."""
+
+    @classmethod
+    def of(cls, limit: int | MemoryLimits | None) -> MemoryLimits:
+        """Return limits as they are, or those of a number of bytes for the process alone."""
+        return limit if isinstance(limit, MemoryLimits) else cls(limit)
 
 
 def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def calibrate(
     """
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
+    from featcal.calibration.memory import MemoryLimits
     from featcal.system.distributed import join_process_group, own_device
 
     if max_memory is None:
@@ -92,31 +94,28 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
-        document = calibrate_to_folder(
-            family,
-            config,
-            out,
-            resume=resume,
-            max_memory=max_memory,
-            max_device_memory=max_device_memory,
-            progress=said,
-        )
+        limits = MemoryLimits(max_memory, max_device_memory)
+        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
     if not document:  # of several processes rank 0 alone prints
         return
     say_notes(document)
-    rows = [
-        (block, *(f"{value:.4f}" for value in drift.values())) for block, drift in document["relative_drift"].items()
-    ]
+    drifts = document["relative_drift"].items()
+    rows = [(block, *(f"{value:.4f}" for value in drift.values())) for block, drift in drifts]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
-        say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
-        if "bytes" in document:
-            packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
-            say(f"packed weights: {readable(packed)}, {percent(packed / dense)} % of {readable(dense)} as calibrated")
-        say_where_to(document["out"])
+        _say_written(document)
     # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):
         raise SystemExit(1)
+
+
+def _say_written(document: Mapping[str, Any]) -> None:
+    """Say what was written, and where to go from there."""
+    say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+    if "bytes" in document:
+        packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
+        say(f"packed weights: {readable(packed)}, {percent(packed / dense)} % of {readable(dense)} as calibrated")
+    say_where_to(document["out"])
 
 
 @click.command()

@@ -101,11 +101,11 @@ class PretendedDevice:
         submit = ThreadPoolExecutor.submit
 
         def ask(pool: ThreadPoolExecutor, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            def inside() -> Any:
+            def run() -> Any:
                 with self._modes():
                     return task(*args, **kwargs)
 
-            return submit(pool, inside)
+            return submit(pool, run)
 
         self._entered.enter_context(patch.object(ThreadPoolExecutor, "submit", ask))
         for name, answer in _ANSWERS.items():

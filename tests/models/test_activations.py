@@ -13,7 +13,7 @@ from tiny_text import write_text_suite
 
 from featcal import InputError, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.memory import block_bytes, device_budget, state_budget
+from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block, Call
@@ -158,7 +158,7 @@ def test_states_wait_in_memory_where_the_device_is_small(
             start = card.restart_peak()
             with monkeypatch.context() as patched:
                 patched.setattr("featcal.calibration.calibrate.device_budget", lambda *_: 0)
-                calibrate_to_folder(family, config, out, max_device_memory=limit)
+                calibrate_to_folder(family, config, out, max_memory=MemoryLimits(device=limit))
             peaks.append(card.peak - start)
     assert peaks[1] < 0.8 * peaks[0]
     assert (
@@ -177,7 +177,7 @@ def test_a_limit_of_the_device_is_what_it_leaves_or_a_clear_error(tiny_suite_fil
             device_budget(card.device, working, working)
     family = open_family(load_suite(tiny_suite_file), "cpu")
     with pytest.raises(InputError, match="--max-device-memory is for a GPU, and this runs on the CPU"):
-        calibrate_to_folder(family, config_for(family), tmp_path / "out", max_device_memory=2**30)
+        calibrate_to_folder(family, config_for(family), tmp_path / "out", max_memory=MemoryLimits(device=2**30))
 
 
 def test_the_budget_is_what_the_limit_leaves(tmp_path: Path) -> None:
