@@ -167,8 +167,7 @@ def calibrate_to_folder(
 
     Args:
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
-            written model is verified block by block where the whole does not fit. `MemoryLimits` has one of the device
-            beside it.
+            written model is verified block by block where the whole does not fit; or limits of process and device.
 
     Among several ranks (`distributed.join_process_group`) each calls this alike; every expert is read by those that
     have its task, and rank 0 writes.
@@ -191,7 +190,7 @@ def calibrate_to_folder(
     # Before the work: a model that does not come from the base must not cost a calibration first.
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)
-    limits = MemoryLimits.of(max_memory)
+    limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
     run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
@@ -207,8 +206,8 @@ def calibrate_to_folder(
         solved = time.perf_counter()
 
         def seconds() -> dict[str, float]:
-            now = time.perf_counter()
-            return {"total": now - started, "samples": loaded, **run.seconds, "writing": now - solved}
+            own = {"samples": loaded, **run.seconds, "writing": time.perf_counter() - solved}
+            return {"total": time.perf_counter() - started, **own}
 
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)

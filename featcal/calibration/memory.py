@@ -28,11 +28,6 @@ class MemoryLimits:
     device: int | None = None
     """Of the device's memory; token states beyond it wait in the process's."""
 
-    @classmethod
-    def of(cls, limit: int | MemoryLimits | None) -> MemoryLimits:
-        """Return limits as they are, or those of a number of bytes for the process alone."""
-        return limit if isinstance(limit, MemoryLimits) else cls(limit)
-
 
 def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int) -> int:
     """Return the bytes that the largest block takes while it is calibrated, or what stands before the blocks.

@@ -133,6 +133,8 @@ class PretendedDevice:
         """Apply a function of torch's Python."""
         if func in (Tensor.pin_memory, Tensor.is_pinned):
             return args[0] if func is Tensor.pin_memory else False
+        if func is Tensor.untyped_storage and isinstance(args[0], _OnDevice):
+            return args[0].held.untyped_storage()
         if func in _device_constructors():
             return self._construct(func, args, kwargs)
         if func is Tensor.to:
