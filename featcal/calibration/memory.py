@@ -11,6 +11,7 @@ from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
+from featcal.models.compute import has_own_memory
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, rss_bytes
@@ -56,12 +57,11 @@ def device_budget(device: torch.device, working: int, limit: int) -> int:
     """Return the bytes that token states may take on a device so that all that lies there stays within `limit`.
 
     Raises:
-        InputError: it is the CPU, or the limit is below what one block needs; says how much that is.
+        InputError: its memory is the processor's, or the limit is below what one block needs; says how much that is.
     """
-    if device.type == "cpu":
-        raise InputError("--max-device-memory is for a GPU, and this runs on the CPU; use --max-memory")
-    used = torch.mps.current_allocated_memory() if device.type == "mps" else torch.cuda.memory_allocated(device)
-    return _leave("--max-device-memory", used, working, limit)
+    if not has_own_memory(device):
+        raise InputError(f"--max-device-memory: {device} has no memory of its own; use --max-memory")
+    return _leave("--max-device-memory", torch.cuda.memory_allocated(device), working, limit)
 
 
 def _leave(option: str, used: int, working: int, limit: int) -> int:

@@ -58,7 +58,7 @@ def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
     expert = features.expert_features
     pair = expert, map_features(model, features.task, features.model_features)
     expert, reached = final_features(features.task, [pair])
-    far = (reached.double() - expert.double()).norm(dim=1)
+    far = (widen(reached) - widen(expert)).norm(dim=1)
     last = FeatureDrift(LAST_LAYER, far, features.layers[-1].expert_norm)
     return replace(features, layers=(*features.layers[:-1], last), model_features=reached)
 

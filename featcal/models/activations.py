@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from featcal.models.adapter import Call
+from featcal.models.compute import has_own_memory
 from featcal.system.errors import InputError
 from featcal.system.progress import release_memory
 
@@ -66,8 +67,8 @@ class ActivationStore:
         return self.budget is None or self.resident + size <= self.budget
 
     def fits_on(self, device: torch.device, size: int) -> bool:
-        """Say whether `size` more bytes may stay on a device; never on the CPU, whose memory is the processor's."""
-        return device.type != "cpu" and (self._on_device is None or self.placed + size <= self._on_device)
+        """Say whether `size` more bytes may stay on a device; never where its memory is the processor's."""
+        return has_own_memory(device) and (self._on_device is None or self.placed + size <= self._on_device)
 
     def new_file(self) -> Path:
         if self._files is None:

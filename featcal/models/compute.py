@@ -54,6 +54,11 @@ def find_place(device: torch.device, dtype: torch.dtype) -> torch.device:
     return torch.device("cpu") if dtype is torch.float64 and dtype is not widest_float(device) else device
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Say whether a device has memory beside the processor's; a Mac's has not."""
+    return device.type not in ("cpu", "mps")
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """Return float64, or float32 where the device has no float64."""
     return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64

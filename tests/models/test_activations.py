@@ -176,7 +176,7 @@ def test_a_limit_of_the_device_is_what_it_leaves_or_a_clear_error(tiny_suite_fil
         ):
             device_budget(card.device, working, working)
     family = open_family(load_suite(tiny_suite_file), "cpu")
-    with pytest.raises(InputError, match="--max-device-memory is for a GPU, and this runs on the CPU"):
+    with pytest.raises(InputError, match="--max-device-memory: cpu has no memory of its own; use --max-memory"):
         calibrate_to_folder(family, config_for(family), tmp_path / "out", max_memory=MemoryLimits(device=2**30))
 
 
