@@ -193,8 +193,8 @@ def _recommend(session: Session) -> None:
         kwargs={"recipe": INFORMED},
         icon=":material/recommend:",
         type="tertiary",
-        help=f"On five of six suites that were measured, {INFORMED} gave the best average; on the sixth the experts are "
-        f"hardly better than the base. What a calibration begins with is {PAPER}, the method as published.",
+        help=f"On five of six suites that were measured, {INFORMED} gave the best average; on the sixth the experts "
+        f"are hardly better than the base. What a calibration begins with is {PAPER}, the method as published.",
     )
 
 
