@@ -23,12 +23,13 @@ def read_merged_and_base(
 
     Args:
         merged: by canonical name.
-        modules: those inside the block that are solved, whose tensors alone are read; None for all.
+        modules: those inside the block whose tensors are needed; None for all.
     """
-    inside = {name: name[len(block.name) + 1 :] for name in block.names}
-    wanted = [name for name, own in inside.items() if modules is None or own.rpartition(".")[0] in modules]
-    models = ({name: merged[name] for name in wanted}, run.base.read(wanted))
-    own, base = ({inside[name]: one for name, one in run.compute.move(tensors).items()} for tensors in models)
+    inside = (block.local(tensors) for tensors in (merged, run.base.read(block.names)))
+    own, base = (
+        run.compute.move({n: t for n, t in one.items() if modules is None or n.rpartition(".")[0] in modules})
+        for one in inside
+    )
     return own, base
 
 

@@ -484,5 +484,5 @@ def test_room_is_given_back_whatever_lanes_share(tiny: Family) -> None:
     calibrated_model = calibrate(tiny, CONFIG, experts=passes).weights
     for _ in range(2):
         measure_sources(tiny, calibrated_model, CONFIG, passes)
-        taken = sum(_bytes(thing) for _, things in kept._entries.values() for thing in things)
+        taken = sum(_bytes(thing) for _, things, _ in kept._entries.values() for thing in things)
         assert kept.left == 2**30 - taken

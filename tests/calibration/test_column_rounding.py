@@ -29,9 +29,13 @@ def loss(error: Tensor, left: Tensor) -> float:
     return float(torch.trace(error @ left @ error.T))
 
 
-def step_by_step(weight: Tensor, left: Tensor, grid: Grid) -> tuple[Tensor, list[Tensor]]:
+def step_by_step(weight: Tensor, left: Tensor, grid: Grid, found: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Round column by column from the last on; each time all columns that are free stand at the minimum of tr(E H E^T)
-    given those that are rounded, found by a solve of its own."""
+    given those that are rounded, found by a solve of its own.
+
+    Args:
+        found: decides ties, such as the value that its scale is made of: either neighbour is right there.
+    """
     rounded, size, scales = weight.clone(), grid.columns(COLUMNS), []
     for j in reversed(range(COLUMNS)):
         free, fixed = slice(0, j + 1), slice(j + 1, COLUMNS)
@@ -40,7 +44,13 @@ def step_by_step(weight: Tensor, left: Tensor, grid: Grid) -> tuple[Tensor, list
         if (j + 1) % size == 0:
             values = best[:, j + 1 - size :] if grid.group else weight
             scales.insert(0, values.abs().amax(1, keepdim=True) / ((2**grid.bits - 1) / 2))
-        whole = (best[:, j] / scales[0][:, 0]).round().clamp(-(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1)
+        exact = best[:, j] / scales[0][:, 0]
+        tied = ((exact - exact.floor()) - 0.5).abs() < 1e-9
+        whole = (
+            torch.where(tied, found[:, j] / scales[0][:, 0], exact)
+            .round()
+            .clamp(-(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1)
+        )
         rounded[:, j] = whole * scales[0][:, 0]
     return rounded, scales
 
@@ -51,7 +61,7 @@ def test_every_column_takes_the_best_value_given_those_behind_it(grid: Grid) -> 
         weight, left = problem(seed, lam=1e-3)
         factor = closed_form.left_factor(left, 0.0, 0.0)
         rounded, scale = round_columns(weight, factor, grid, torch.float64)
-        expected, scales = step_by_step(weight, left, grid)
+        expected, scales = step_by_step(weight, left, grid, rounded)
         torch.testing.assert_close(scale, torch.cat(scales, dim=1), rtol=1e-9, atol=0)
         torch.testing.assert_close(rounded, expected, rtol=1e-9, atol=1e-12)
 

@@ -20,6 +20,7 @@ from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
 
 from featcal.calibration import calibrate as calibrate_module
+from featcal.calibration.memory import MemoryLimits
 from featcal.cli.options import Size
 from featcal.family.opening import Family
 from featcal.formats.output import OutputFolder
@@ -184,13 +185,14 @@ def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeyp
     suite = write_text_suite(tmp_path / "text", "llama")
     numbers = ("--lam", 0.1, "--rho", 1.5, "--alpha", 0.2, "--samples", 5, "--batch-size", 3, "--seed", 9)
     switches = ("--no-biases", "--no-layernorms", "--rmsnorms", "--completion-only", "--precision", "fast", "--resume")
-    code, _, err = run("calibrate", suite, "--out", tmp_path / "o", *numbers, *switches, "--max-memory", "2kB")
+    limits = ("--max-memory", "2kB", "--max-device-memory", "3kB")
+    code, _, err = run("calibrate", suite, "--out", tmp_path / "o", *numbers, *switches, *limits)
     assert (code, "seen" in err) == (1, True), err
     ((config, more),) = taken
     off = {"beta": 0.0, "mu": 0.0, "biases": False, "layernorms": False}
     on = {"rmsnorms": True, "completion_only": True}
     assert config == CalibrationConfig(0.1, 1.5, 0.2, 5, 9, batch_size=3, precision="fast", **off, **on)
-    assert (more["resume"], more["max_memory"]) == (True, 2000)
+    assert (more["resume"], more["max_memory"]) == (True, MemoryLimits(2000, 3000))
 
 
 def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
