@@ -41,7 +41,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "--max-memory", type=Size(), help="Verify the model block by block if it is larger than this.  [no limit]"
 )
 @OUT
-@click.option("--device", help="auto, cpu, cuda or mps. Mergers are computed on the CPU unless cuda is said.  [auto]")
+@click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
 def merge(
     suite: str,

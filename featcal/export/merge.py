@@ -18,7 +18,7 @@ from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
-from featcal.models.compute import compute_for
+from featcal.models.compute import compute_for, require_float64
 from featcal.suite.facts import suite_facts
 from featcal.suite.methods import is_merger, merger_names, method
 from featcal.suite.name_grammar import model_name, read_options
@@ -65,7 +65,9 @@ def write_merge(
     family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
     """Write a merge by a recipe with all its options; the document and the errors are those of `merge_to_folder`."""
-    merged = replace(family.merge(recipe), device=compute_for(device).device)
+    place = compute_for(device).device
+    require_float64(place, f"a merge by {recipe.method}")
+    merged = replace(family.merge(recipe), device=place)
     settings = {**recipe.model_dump(exclude_none=True)}
     if hasattr(merged.merger, "scale"):
         settings.setdefault("scale", merged.merger.scale)

@@ -59,6 +59,16 @@ def has_own_memory(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
+def require_float64(device: torch.device, what: str) -> None:
+    """Check that a device has float64, for what is not divided between it and the CPU.
+
+    Raises:
+        InputError: it has not.
+    """
+    if widest_float(device) is not torch.float64:
+        raise InputError(f"{what} needs float64, which {device} does not have; use --device cpu")
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """Return float64, or float32 where the device has no float64."""
     return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64

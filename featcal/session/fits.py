@@ -20,6 +20,7 @@ from featcal.drift.source import SourceExcess, measure_sources
 from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
+from featcal.models.compute import require_float64
 from featcal.models.lane import ExpertPass
 from featcal.session.model_names import recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
@@ -99,13 +100,15 @@ class Fits:
         """Return the model that a baseline makes of the suite.
 
         Raises:
-            InputError: a model of another kind, or an option that is unknown or outside its range.
+            InputError: a model of another kind, an option that is unknown or outside its range, or a device without
+                float64.
             NumericalError: the fit has no trustworthy solution.
         """
         one = self.suite.resolve(model)
         options, of = one.baseline, one.of
         if options is None or of is None:
             raise InputError(f"model '{one.name}' is not a baseline; those are {', '.join(baseline_names())}")
+        require_float64(self.suite.family.compute.device, f"model '{one.name}'")
 
         def make() -> Fitted:
             family, passes = self._start_from(of), None

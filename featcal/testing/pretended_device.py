@@ -32,6 +32,8 @@ _READS = {
 """Operations whose result the processor waits for."""
 _COPIES = {Tensor.copy_, _ops.copy_.default}
 _INDEXED = {Tensor.__getitem__, Tensor.__setitem__, _ops.index.Tensor, _ops.index_put_.default}
+_WRITES = {Tensor.__setitem__, _ops.index_put_.default}
+"""Operations whose third argument is what is written, which has to be there already."""
 _BOTH_PLACES = _COPIES | _INDEXED | {_ops._to_copy.default}
 """Operations that take tensors of the processor beside those of the device: as what is copied, or as indices."""
 _GUARDED = (
@@ -170,10 +172,11 @@ class PretendedDevice:
         made: Tensor = lower(tensor).to(*map(lower, args), **{name: lower(one) for name, one in kwargs.items()})
         if isinstance(tensor, _OnDevice) and up:
             return tensor if made is tensor.held else self.wrap(made)
-        moved = self.wrap(made.clone()) if up else made.clone()
+        if not up and not down:
+            return made
         self.bus.up += up * made.nbytes
         self.bus.down += down * made.nbytes
-        return moved if up or down else made
+        return self.wrap(made.clone()) if up else made.clone()
 
     def run(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Apply an operation to what tensors hold."""
@@ -188,6 +191,8 @@ class PretendedDevice:
                 raise RuntimeError(f"{func}: tensors on {self.device} and {one.device}, at least two devices")
             return one
 
+        if func in _WRITES and isinstance(args[2], Tensor) and not isinstance(args[2], _OnDevice) and args[2].ndim:
+            raise RuntimeError(f"{func}: values on {args[2].device} are written into a tensor on {self.device}")
         given = tree_map_only(Tensor, lower, (args, dict(kwargs)))
         if target.type == self.device.type and "device" in given[1]:
             given[1]["device"] = _CPU

@@ -10,10 +10,12 @@ from tiny_text import text_suite
 
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.calibration.config import resolve
+from featcal.export.merge import merge_to_folder
 from featcal.family.opening import open_family
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.errors import InputError
 from featcal.testing.pretended_device import PretendedDevice
 
 NO_FLOAT64 = (torch.float64,)
@@ -24,6 +26,8 @@ def test_tensors_of_two_places_are_not_mixed() -> None:
         here, there = torch.ones(2, 3), torch.ones(2, 3, device="cuda:0")
         with pytest.raises(RuntimeError, match="tensors on cuda:0 and cpu"):
             here + there
+        with pytest.raises(RuntimeError, match="values on cpu are written into a tensor on cuda:0"):
+            there[torch.tensor([0])] = here[:1]
         assert (there + torch.tensor(2.0)).device.type == "cuda"  # one number is taken along, as on a card
         assert torch.equal((there @ there.mT).cpu(), torch.full((2, 2), 3.0))
 
@@ -87,3 +91,14 @@ def test_a_card_gives_what_the_cpu_gives(
         gap = (found[name].double() - tensor.double()).norm()
         assert gap <= 1e-5 * tensor.double().norm() + 1e-6, name
     assert pretended.bus.up > 0
+
+
+def test_what_is_not_divided_is_refused_where_there_is_no_float64(tiny_suite_file: Path, tmp_path: Path) -> None:
+    suite = load_suite(tiny_suite_file)
+    with PretendedDevice("mps", NO_FLOAT64):
+        with pytest.raises(
+            InputError, match="model 'regmean.* needs float64, which mps does not have; use --device cpu"
+        ):
+            Session(open_family(suite, "mps")).fit.baseline("regmean")
+        with pytest.raises(InputError, match="a merge by task-arithmetic needs float64, which mps does not have"):
+            merge_to_folder(suite, None, None, tmp_path / "out", device="mps")
