@@ -97,7 +97,7 @@ def test_what_is_not_divided_is_refused_where_there_is_no_float64(tiny_suite_fil
     suite = load_suite(tiny_suite_file)
     with PretendedDevice("mps", NO_FLOAT64):
         with pytest.raises(
-            InputError, match="model 'regmean.* needs float64, which mps does not have; use --device cpu"
+            InputError, match=r"model 'regmean.* needs float64, which mps does not have; use --device cpu"
         ):
             Session(open_family(suite, "mps")).fit.baseline("regmean")
         with pytest.raises(InputError, match="a merge by task-arithmetic needs float64, which mps does not have"):
