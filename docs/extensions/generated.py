@@ -120,8 +120,12 @@ def _default(one: dict[str, Any]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return words of the command line as Markdown that shows them as they are."""
-    return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", text)
+    """Return words of the command line as Markdown that shows them as they are, `code` as code."""
+    words, code = re.compile(r"([\\`*_<>\[\]|])"), re.compile(r"(`[^`]+`)")
+    parts = code.split(text)
+    parts[::2] = [words.sub(r"\\\1", one) for one in parts[::2]]
+    parts[1::2] = [_markdown(one) for one in parts[1::2]]
+    return "".join(parts)
 
 
 def _markdown(text: str) -> str:
