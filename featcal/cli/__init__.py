@@ -14,7 +14,7 @@ from featcal import __version__
 from featcal.cli import history, measure, repair, score, show, start, study, suite, write
 from featcal.cli.groups import Group, Verbs
 from featcal.cli.terminal import say
-from featcal.system.environment import ignore_own_warnings_of_torch
+from featcal.system.environment import ignore_own_warnings_of_torch, let_threads_sleep
 from featcal.system.errors import FeatcalError, InputError
 
 _SUITE = Group(
@@ -71,6 +71,8 @@ def commands(context: click.Context) -> None:
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
             f"'{context.invoked_subcommand}': only {', '.join(_SHARING)} shares its work; start this without torchrun"
         )
+    if context.invoked_subcommand != show.app.name:  # a slider is worth a core (`server.launch`)
+        let_threads_sleep()
 
 
 _SHARING = ("calibrate",)

@@ -1,7 +1,8 @@
-"""Facts of a machine that can change the last bits of a number, and what its torch need not say."""
+"""Facts of a machine that can change the last bits of a number, how its torch waits, and what it need not say."""
 
 from __future__ import annotations
 
+import os
 import platform
 import warnings
 from pathlib import Path
@@ -16,6 +17,17 @@ _PROCESSORS = Path("/proc/cpuinfo")
 def ignore_own_warnings_of_torch() -> None:
     """Pass over what torch warns of in its own code, for whoever owns the process: the command line and the app."""
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # its rules for jvp
+
+
+def let_threads_sleep() -> None:
+    """Let a thread of torch that waits for another one sleep soon, unless the environment says how long it waits awake.
+
+    To be called before torch is imported, whose OpenMP reads it then.
+    """
+    # GNU's own default is 300 times as long: beside other work a thread then spins through whole time slices of the
+    # one that it waits for, and a command on small models takes ten times as long.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:

@@ -46,6 +46,16 @@ def test_of_several_processes_each_would_do_it_all(run: Run, monkeypatch: pytest
     assert "only calibrate shares its work; start this without torchrun" in err
 
 
+@pytest.mark.parametrize(("command", "spins"), [(("suite", "list"), "1000"), (("app", "--help"), None)])
+def test_threads_of_commands_sleep_soon_and_those_of_the_app_do_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], spins: str | None
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert run(*command)[0] == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
 def test_check_finds_nothing_wrong(run: Run, tiny_suite_file: Path) -> None:
     found = document(run("check", tiny_suite_file, "--json"))
     assert (found["ok"], found["problems"], found["blocks"], found["tasks"]) == (True, [], BLOCKS, len(TASKS))
