@@ -18,7 +18,7 @@ def visit_inline(self: HTML5Translator, node: nodes.math) -> None:
 
 def visit_block(self: HTML5Translator, node: nodes.math_block) -> None:
     """Write a formula of its own."""
-    self.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
+    self.body.append(f'<div class="formula" tabindex="0">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
 
