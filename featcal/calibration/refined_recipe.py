@@ -77,7 +77,8 @@ class Pieces:
                 every = pieces.pop((part.name, names))  # what is solved is to leave the memory
                 if not every[0].groups:
                     continue
-                counted.count(part, every, block.local(placed))
+                later = [statistics for waiting in pieces.values() for statistics in waiting]
+                counted.count(part, every, block.local(placed), later)
                 for statistics in every:
                     self._watch(statistics)
                 found = solve_block(run, every[0], merged)
@@ -121,6 +122,8 @@ class _CountedBlock:
         if config.mu or config.weigh_tokens:  # what task vectors are taken from
             self._base = block.local(self._run.compute.move(self._run.base.read(block.names)))
         self._read: dict[str, dict[str, Tensor]] = {}
+        self._entering: set[str] = set()
+        """Modules whose inputs are the residual stream in front of a part."""
         self._traces: dict[str, CallList] = {}
         """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
@@ -132,14 +135,12 @@ class _CountedBlock:
         Args:
             counting: the statistics of all pieces.
         """
-        streams, seconds = {part.entering for part in parts if part.entering}, self._run.seconds
+        self._entering, seconds = {part.entering for part in parts if part.entering}, self._run.seconds
         own = [one for one in counting if one.config is self._config and not one.routing]
         groups = [group for one in own for group in one.linears]
         for task, expert in self._experts():
-            rows = self._streams.rows[task]
-            asked = [one.expert_modules(rows) for one in counting]
-            inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
-            inputs, acting = inputs | streams, self._begin_acting(groups, task, expert)
+            rows, acting = self._streams.rows[task], self._begin_acting(groups, task, expert)
+            inputs, outputs = self._find_needed(counting, task)
             watched = inputs | {group.names[0] for group in groups if acting}
             steps = self._streams.experts[task].walk(self._stage, self._block, expert, watched, outputs)
             with seconds("expert forward"):
@@ -151,12 +152,15 @@ class _CountedBlock:
                 self._weighed[task] = dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=False))
             self._run.store.settle()
 
-    def count(self, part: Part, every: Sequence[BlockStatistics], student: Named) -> None:
+    def count(
+        self, part: Part, every: Sequence[BlockStatistics], student: Named, later: Sequence[BlockStatistics]
+    ) -> None:
         """Count one piece on all tasks; the student stands in front of the part.
 
         Args:
             every: statistics of the piece, with the options of the calibration first.
             student: tensors of its block as they are now, by name inside it.
+            later: statistics of the pieces that are not counted yet.
         """
         statistics, seconds = every[0], self._run.seconds
         run = self._stage.sublayers(self._block, student)[part.name]
@@ -180,7 +184,24 @@ class _CountedBlock:
                 vectors = self._task_vectors(task, expert) if self._config.mu else None
                 for one in every:
                     end_task(self._run.ranks, one, expert, vectors)
+            self._let_go(task, later)
             self._run.store.settle()
+
+    def _let_go(self, task: str, later: Sequence[BlockStatistics]) -> None:
+        """Drop what later pieces do not need of the expert of a task."""
+        if self._run.store.is_limited:  # some of it may lie in files, which would be written anew
+            return
+        traces, (inputs, outputs) = self._traces[task], self._find_needed(later, task)
+        for position, trace in enumerate(traces):
+            given, returned = trace.kwargs["inputs"], trace.kwargs["outputs"]
+            kept = {name: given[name] for name in inputs & given.keys()}
+            traces.put(position, _trace(trace, kept, {name: returned[name] for name in outputs & returned.keys()}))
+
+    def _find_needed(self, counting: Sequence[BlockStatistics], task: str) -> tuple[set[str], set[str]]:
+        """Find of which modules of a task's expert these statistics need the inputs, and of which the outputs."""
+        asked = [one.expert_modules(self._streams.rows[task]) for one in counting]
+        inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
+        return inputs | self._entering, outputs
 
     def pass_student(self, part: Part, student: Named) -> None:
         """Take the student of every task through a part, whose pieces are solved.
@@ -258,5 +279,9 @@ def _reduce_step(
     """
     for group, one in acting:
         one.see(*group.expert_inputs({}, step.inputs, tokens[group.weighting], expert))
-    given = {name: step.inputs[name] for name in inputs}
-    return Call((step.call.hidden_state,), {"inputs": given, "outputs": dict(step.outputs)})
+    return _trace(step.call, {name: step.inputs[name] for name in inputs}, dict(step.outputs))
+
+
+def _trace(call: Call, inputs: Named, outputs: Named) -> Call:
+    """Return what an expert's modules were given and returned on one batch, as a call that can be held."""
+    return Call((call.hidden_state,), {"inputs": inputs, "outputs": outputs})

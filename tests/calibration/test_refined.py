@@ -3,6 +3,7 @@ computation in the tests of every architecture."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 
 from featcal import CalibrationConfig, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
+from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.residual_parts import Part
 from featcal.family.opening import Family
+from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
 from featcal.models.lane import run_block
@@ -172,3 +175,26 @@ def test_pieces_of_a_part_are_modules_with_one_input() -> None:
     norm, state, inner = (torch.zeros(1, 1, 2) for _ in range(3))
     part = Part("attention", {"norm": norm, "q": state, "k": state, "out": inner}, "norm", "out")
     assert part.pieces == [("norm",), ("q", "k"), ("out",)]
+
+
+def test_what_counted_pieces_needed_of_the_experts_leaves_memory(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, hold = list[CallList](), ActivationStore.hold
+
+    def note(store: ActivationStore, calls: Iterable[Call] = ()) -> CallList:
+        held.append(hold(store, calls))
+        return held[-1]
+
+    monkeypatch.setattr(ActivationStore, "hold", note)
+    counted, left = list[set[str]](), list[set[str]]()
+
+    def watch(piece: BlockStatistics) -> None:
+        traces = [call.kwargs for calls in held for call in calls if "outputs" in call.kwargs]
+        counted.append({name for group in piece.linears for name in group.names})
+        left.append({name for trace in traces for name in trace["outputs"]})
+
+    calibrate(tiny, replace(REFINED, blocks=("block 0",)), watch=watch)
+    assert set.union(*counted) > left[0]
+    for place, names in enumerate(left):
+        assert names <= set().union(*counted[place + 1 :])
+    assert left[0]
+    assert not left[-1]
