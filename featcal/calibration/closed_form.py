@@ -57,17 +57,19 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    return weight_by_factor(left_factor(gram_sum, lam, eps), target_sum, anchor, lam)
+    return weight_by_factor(left_factor(gram_sum.clone(), lam, eps), target_sum, anchor, lam)
 
 
-def left_factor(gram_sum: Float[Tensor, "d d"], lam: float, eps: float) -> Float[Tensor, "d d"]:
+def left_factor(left: Float[Tensor, "d d"], lam: float, eps: float) -> Float[Tensor, "d d"]:
     """Return L, lower triangular, of the left matrix of Eq. (17): L L^T = sum of omega_i G_i + (lam + eps) I.
+
+    Args:
+        left: sum of omega_i G_i, to whose diagonal the ridge is added in place.
 
     Raises:
         SolveError: the left matrix is not positive definite.
     """
-    left = gram_sum.clone()
-    del gram_sum  # the largest matrices there are: none stays longer than it must
+    # In place: of the largest matrices there are, one more would be in memory.
     left.diagonal().add_(lam + eps)
     # `_ex` reports failure as a number, so that the error can say which lam would do.
     factored: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(left)

@@ -70,6 +70,11 @@ class Gram:
             matrix[start:, start : start + STRIP] = strip
         return matrix
 
+    def add_to(self, matrix: Float[Tensor, "d d"], factor: float) -> None:
+        """Add `factor` times this matrix to one that has zeros above the blocks on its diagonal, in place."""
+        for start, strip in self._places():
+            matrix[start:, start : start + STRIP].add_(strip.to(matrix), alpha=factor)
+
     def full(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
         """Return the whole matrix."""
         matrix = self.lower(dtype)

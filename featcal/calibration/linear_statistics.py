@@ -139,7 +139,8 @@ class LinearSums:
     def left_matrix(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
         """Return the left matrix of the map at `place` with its prior, without the ridge, as `Gram.lower` has it."""
         whole = self.gram.lower(dtype)
-        return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
+        self.priors[place].gram.add_to(whole, mu)
+        return whole
 
     @staticmethod
     def combine(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
