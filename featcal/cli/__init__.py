@@ -71,7 +71,7 @@ def commands(context: click.Context) -> None:
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
             f"'{context.invoked_subcommand}': only {', '.join(_SHARING)} shares its work; start this without torchrun"
         )
-    if context.invoked_subcommand != show.app.name:  # a slider is worth a core (`server.launch`)
+    if context.invoked_subcommand != show.app.name:  # which lets threads wait longer (`server.launch`)
         let_threads_sleep()
 
 

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from featcal.system.environment import let_threads_sleep
 from featcal.system.extras import require_packages
 from featcal.system.libraries import collect_later
 from featcal.system.sandbox import Shared
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
 # For a part of a millisecond: sleeping at once costs half of a slider's time, spinning on costs the browser its core.
-SPINS = "30000"
+SPINS = 30_000
 """Number of times that a thread looks for its next small product before it sleeps, in the app and in its jobs."""
-ENVIRONMENT = {"GOMP_SPINCOUNT": SPINS, "HF_HUB_DISABLE_TELEMETRY": "1"}
 SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
 """Options of streamlit where others use the server too: who may reach it, and the most MB of one message."""
 _warming: list[threading.Thread] = []
@@ -34,8 +34,8 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
         extra: further options of `streamlit run`.
         rules: of a server that others use too, which listens on every address and works in its first folder.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    let_threads_sleep(SPINS)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     require_packages("streamlit", "plotly", "umap", "jinja2")
     from streamlit.web import cli
 

@@ -19,6 +19,7 @@ from featcal.server.launch import SPINS
 from featcal.server.orders import require_current
 from featcal.server.queue import DONE, FAILED, Job, Queue
 from featcal.system.atomic_files import put
+from featcal.system.environment import let_threads_sleep
 from featcal.system.errors import FeatcalError
 from featcal.system.progress import Progress, keep_memory
 
@@ -76,7 +77,7 @@ def leave_a_core() -> None:
     # To be set before torch is imported, which reads it then.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    let_threads_sleep(SPINS)
 
 
 def be_modest() -> None:

@@ -19,15 +19,18 @@ def ignore_own_warnings_of_torch() -> None:
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # its rules for jvp
 
 
-def let_threads_sleep() -> None:
+def let_threads_sleep(spins: int = 1000) -> None:
     """Let a thread of torch that waits for another one sleep soon, unless the environment says how long it waits awake.
 
     To be called before torch is imported, whose OpenMP reads it then.
+
+    Args:
+        spins: number of times that it looks for its next product before it sleeps.
     """
     # GNU's own default is 300 times as long: beside other work a thread then spins through whole time slices of the
     # one that it waits for, and a command on small models takes ten times as long.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = "1000"
+        os.environ["GOMP_SPINCOUNT"] = str(spins)
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:

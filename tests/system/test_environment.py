@@ -1,4 +1,4 @@
-"""What the owner of a process passes over of what torch says, and how long threads of torch wait awake."""
+"""Warnings of torch that the owner of a process passes over, and how long its threads wait awake."""
 
 import os
 import warnings
