@@ -6,11 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from featcal.system.environment import let_threads_sleep
-
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may look outside
 os.environ["STREAMLIT_BROWSER_GATHER_USAGE_STATS"] = "false"
-let_threads_sleep()
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "fixtures" / "host"), os.environ.get("PYTHONPATH")])
