@@ -83,7 +83,7 @@ def findings(found: Preflight) -> None:
 def expectations(found: Preflight) -> None:
     """Show what a run would fetch and take, how far every model is from the base, and every expert on every task."""
     if found.downloads:
-        st.subheader("Would be fetched from the Hub")
+        st.header("Would be fetched from the Hub")
         rows = [(one.ref, one.kind, readable(one.bytes)) for one in found.downloads]
         st.dataframe(pd.DataFrame(rows, columns=["id", "kind", "size"]), hide_index=True, alt="Downloads and sizes")
     if found.estimates is not None:

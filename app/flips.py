@@ -46,7 +46,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
     """Show the difference of two models per task with its interval."""
     rows = {**found.tasks, "average": found.average}
     said = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
-    st.subheader(f"Is {pair[1]} better than {pair[0]}?")
+    st.header(f"Is {pair[1]} better than {pair[0]}?")
     figure = sample_charts.differences(found, pair, metric)
     view.picture(figure, "differences", f"Difference per task: {said}", downloads.file_name("differences", origin))
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
@@ -64,7 +64,7 @@ def section(
         models: A and B, scored on `on` as base and experts are.
     """
     a, b = models
-    st.subheader(f"Which answers did {b} change?")
+    st.header(f"Which answers did {b} change?")
     counts, one = found.average.counts, found.tasks[task]
     if counts is not None:
         st.markdown(

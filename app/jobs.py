@@ -293,7 +293,7 @@ def _listing(busy: bool) -> None:
         st.info("Nothing is running or in line.", icon=":material/bedtime:")
     ended = [job for job in jobs if job.is_over]
     if ended:
-        st.subheader("Ended")
+        st.header("Ended")
     for job in ended[:ENDED]:
         took = "" if job.started is None else f" · {duration((job.ended or job.started) - job.started)}"
         with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):

@@ -156,7 +156,7 @@ def _every_sample(
     found = {name: sample_tables.model_samples(data, one) for name, one in drifts.items()}
     rows = sample_tables.sample_table(data, {"expert": expert, **found}, *[*found, ""][:2])
     numbers = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.with_task(task), kind="margins")
-    st.subheader(f"Every sample of {plain(task)}: margin and drift")
+    st.header(f"Every sample of {plain(task)}: margin and drift")
     picking.scatter(
         sample_charts.margins(rows, list(found), picking.make_dots(session, models, task, on)),
         "margins",

@@ -69,7 +69,7 @@ def first_page() -> None:
     kept = preview.read_kept()
     if kept is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
         return
-    st.header(preview.TITLE)
+    st.title(preview.TITLE)
     preview.say(kept.verdict)
     figures = preview.figures({"merged": kept.booked}, {"merged": kept.layers})
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):

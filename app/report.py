@@ -22,7 +22,7 @@ _WRITTEN = "report"
 
 def section(session: Session, on: EvaluationSamples) -> None:
     """Draw a button that writes the report, the file once it is there, and the command that writes it too."""
-    st.subheader("Report")
+    st.header("Report")
     try:
         models = compare.resolve_chosen(session)
     except FeatcalError as error:

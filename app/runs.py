@@ -102,7 +102,7 @@ def _choose_both(run_a: str, run_b: str) -> None:
 
 def section(session: Session, history: History) -> None:
     """Show the list of runs, one of them to be named, pinned, deleted or shown, and another to compare it with."""
-    st.subheader("Every run of this suite")
+    st.header("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
     everything, here = history.runs(), hash_of(session)

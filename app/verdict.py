@@ -127,10 +127,10 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, sh
     left, right = (st.container(), st.container()) if wide else st.columns(2)
     first, second = preview.figures(*shown)
     with left:
-        st.subheader("Which layer caused the final drift?")
+        st.header("Which layer caused the final drift?")
         ledger_view.attribution(first, shown[0], tables.ALL_TASKS, origin)
     with right:
-        st.subheader("Own mismatch or inherited?")
+        st.header("Own mismatch or inherited?")
         said = tables.describe_ranges({name: one.set_index("layer")["drift"] for name, one in shown[1].items()})
         view.chart(
             second,

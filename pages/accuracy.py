@@ -12,7 +12,7 @@ from featcal.system.formatting import percent
 
 WHOLE = EvaluationSamples(None, "test")
 
-st.header("What is it worth on the test split?")
+st.title("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 compared = compare.choose_in_sidebar(session)

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import bring
 
-st.header("Bring your own models")
+st.title("Bring your own models")
 st.caption(
     "A suite names a base, a merged model or how to merge, one expert per task and where samples lie. What is "
     "made here is a file that the command line takes as well. Relative paths start from its folder."
@@ -17,8 +17,8 @@ with uploaded:
 text = bring.suite_text()
 file = bring.place(text) if text else None
 if file is not None:
-    st.subheader("Does it fit together?")
+    st.header("Does it fit together?")
     suite = bring.verdict(text, file)
     if suite is not None:
-        st.subheader("Take it into use")
+        st.header("Take it into use")
         bring.write(text, file)

@@ -24,7 +24,7 @@ from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EXPERT
 
-st.header("Repair it in closed form")
+st.title("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
 options.chosen_config(session)  # what cannot be used is said here, above everything
@@ -35,7 +35,7 @@ controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
     more, recipes = options.controls_on_page(session)
 undo.buttons(trail, session, options.chosen_config(session))
-drift_place.subheader("Drift per layer")
+drift_place.header("Drift per layer")
 words = window.container(key="block-preview")
 previewed = repair.preview(session, on, more, drift_place, words)
 compared = compare.with_calibrated(session)
@@ -65,7 +65,7 @@ with drift_place:
 with score_place:
     if scores:
         metric = tables.metric_name(scores)
-        st.subheader(f"{metric.capitalize()} per task")
+        st.header(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
         ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
@@ -77,7 +77,7 @@ with score_place:
             ),
         )
     else:
-        st.subheader("Scores per task")
+        st.header("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 said = (
     f"Measured on {tables.describe_samples(before)}, which calibration does not see. Choose options here, not on test."

@@ -10,7 +10,7 @@ from app.downloads import Numbers
 from featcal.figures import charts, sample_charts, tables, text
 from featcal.figures.names import plain
 
-st.header("How close to the experts?")
+st.title("How close to the experts?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
@@ -34,7 +34,7 @@ of_tasks = {
 
 left, right = st.columns(2)
 with left:
-    st.subheader("a. Feature cosine, per task")
+    st.header("a. Feature cosine, per task")
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
     means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.describe_ranges(of_tasks['a'])}", numbers=means)
@@ -43,7 +43,7 @@ if compared.pair is not None:
     a, b = compared.pair
     said_below = f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}."
     with right:
-        st.subheader(f"b. Per sample of {plain(task)}")
+        st.header(f"b. Per sample of {plain(task)}")
         cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
         pairs = pd.DataFrame({"sample": range(len(cosines[a])), **cosines})
         alt = (
@@ -59,7 +59,7 @@ if compared.pair is not None:
         view.tools(numbers)
     left, right = st.columns(2)
     with left:
-        st.subheader("c. Cosine gain and score gain")
+        st.header("c. Cosine gain and score gain")
         if scores:
             metric = tables.metric_name(scores)
             gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
@@ -77,7 +77,7 @@ if compared.pair is not None:
         else:
             st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 with right:
-    st.subheader("d. Task-vector cosine")
+    st.header("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
     # Task vectors are of weights alone: a file that named samples would claim what it does not hold.
     without_samples = replace(origin, counts={})

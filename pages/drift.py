@@ -21,7 +21,7 @@ def choose_tab() -> None:
     state.select(tab=st.session_state["drift-tabs"])
 
 
-st.header("Where did the merged model go wrong?")
+st.title("Where did the merged model go wrong?")
 session = view.open_or_explain()
 averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
 # Drawn though it has no effect, so that nothing in the sidebar jumps when the mean is taken.

@@ -6,7 +6,7 @@ from app import cloud, compare, downloads, options, samples, slices, state, view
 from featcal.figures import text
 from featcal.session.model_ref import EXPERT
 
-st.header("Features, before and after")
+st.title("Features, before and after")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
@@ -31,7 +31,7 @@ with right:
     cloud.distance_section(features, origin, layer)
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 
-st.subheader("Every task")
+st.header("Every task")
 every = state.selection().every
 state.control(st.toggle, "every", every, False, "Show a small map of every task", help="As in the paper's Fig. 6.")
 if every:

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import jobs
 
-st.header("What is being computed?")
+st.title("What is being computed?")
 st.caption(
     "Work that takes longer than a moment runs in processes of its own, one at a time, and visitors take turns. It "
     "goes on when this page is closed or the app is stopped. A result is found again wherever the same is asked for."

@@ -4,5 +4,5 @@ import streamlit as st
 
 from app import leaderboard
 
-st.header("What do methods give, and what do they need?")
+st.title("What do methods give, and what do they need?")
 leaderboard.show()

@@ -5,7 +5,7 @@ import streamlit as st
 from app import compare, runs, state, sweep, view
 from featcal.studies.history import History
 
-st.header("What was tried, and what is best?")
+st.title("What was tried, and what is best?")
 session = view.open_or_explain()
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)

@@ -6,7 +6,7 @@ from app import catalogue, page_end, report, state, view
 from featcal.figures.names import plain
 from featcal.system.errors import FeatcalError
 
-st.header("What is loaded?")
+st.title("What is loaded?")
 try:
     # The suite file alone: what is wrong with a model is a finding below, and does not end the page here.
     suite, _ = state.opened_files()
@@ -15,7 +15,7 @@ except FeatcalError as error:
     view.offer_home()
     page_end.end_page()
 
-st.subheader(plain(suite.name))
+st.header(plain(suite.name))
 st.text(suite.description)
 found = catalogue.preflight()
 catalogue.findings(found)

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import compare, preview, samples, verdict, view
 
-st.header(preview.TITLE)
+st.title(preview.TITLE)
 session = view.open_or_explain()
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)

@@ -64,7 +64,7 @@ def test_one_button_leads_to_what_is_next(tiny_suite_file: Path, monkeypatch: py
     if label:
         button(app, label).click().run()
         assert healthy(app)
-        assert header in app.header[0].value
+        assert header in app.title[0].value
 
 
 @pytest.mark.slow

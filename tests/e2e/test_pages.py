@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,8 @@ class Seen:
     """What a visitor sees of one page, all of it unfolded."""
 
     heading: str
+    levels: list[int]
+    """Of its headings, from top to bottom."""
     serious: dict[str, list[Any]]
     """Colour scheme → serious and critical findings of axe-core, each with its first places."""
     cut_off: dict[int, list[str]]
@@ -93,7 +96,7 @@ def look(visitor: Visitor, name: str) -> Seen:
         visitor.dress(scheme)
         if found := visitor.page.evaluate(FOUND, RULES[scheme]):
             serious[scheme] = found
-    return Seen(visitor.heading, serious, cut_off, cards, size, frozenset(visitor.hosts))
+    return Seen(visitor.heading, visitor.levels, serious, cut_off, cards, size, frozenset(visitor.hosts))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,12 @@ def seen(app: App, profile: Profile) -> dict[str, Seen]:
 
 def test_nothing_serious_is_found_on_any_page(seen: dict[str, Seen]) -> None:
     assert {name: page.serious for name, page in seen.items() if page.serious} == {}
+
+
+def test_a_page_has_one_title_and_no_level_of_headings_is_left_out(seen: dict[str, Seen]) -> None:
+    for page in seen.values():
+        assert (page.levels[0], page.levels.count(1)) == (1, 1)
+        assert all(below <= above + 1 for above, below in pairwise(page.levels))
 
 
 def test_no_number_and_no_button_is_cut_off(seen: dict[str, Seen]) -> None:
@@ -140,7 +149,7 @@ def test_every_page_is_reached_by_its_link_and_none_asks_other_hosts(visitor: Vi
     visitor.open(f"/?{QUICK}")  # what `seen` has computed
     for name in PAGES[1:]:
         visitor.page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click()
-        expect(visitor.page.get_by_role("heading", level=2).first).to_have_text(seen[name].heading, timeout=60_000)
+        expect(visitor.page.get_by_role("heading", level=1).first).to_have_text(seen[name].heading, timeout=60_000)
         assert visitor.place == name
     visitor.settle()
     visitor.go("verdict")

@@ -151,7 +151,13 @@ class Visitor:
     def heading(self) -> str:
         """The title of the page."""
         assert not self.page.get_by_text("Page not found").count()
-        return self.page.get_by_role("heading", level=2).first.inner_text()
+        return self.page.get_by_role("heading", level=1).first.inner_text()
+
+    @property
+    def levels(self) -> list[int]:
+        """Levels of the headings that the page shows, from top to bottom."""
+        shown = self.page.locator("[data-testid='stMain'] :is(h1, h2, h3, h4, h5, h6):visible")
+        return [int(name[1]) for name in shown.evaluate_all("all => all.map(one => one.tagName)")]
 
     @property
     def history(self) -> int:
