@@ -26,20 +26,14 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
 from featcal.baselines.common.baseline import Given, Made, Trained
-from featcal.baselines.common.gradients import (
-    Sample,
-    batch_by_shape,
-    draw_batches,
-    final,
-    heads_of,
-    log_probabilities,
-    samples_of,
-)
+from featcal.baselines.common.gradients import draw_batches, log_probabilities
+from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head
+from featcal.models.whole_forward import Sample, batch_by_shape, final, samples_of
 from featcal.suite.methods import SAMPLES, TRAINING, register_method
 from featcal.system.errors import NumericalError
 

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.baselines.common.gradients import final, heads_of, log_probabilities, samples_of
+from featcal.baselines.common.gradients import log_probabilities
+from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
+from featcal.models.whole_forward import final, samples_of
 from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError

@@ -18,13 +18,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.baseline import Given, Made, Trained
-from featcal.baselines.common.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
+from featcal.baselines.common.gradients import draw_batches
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
 from featcal.models.model import map_features
+from featcal.models.whole_forward import Sample, batch_by_shape, final, samples_of
 from featcal.suite.methods import PROPOSED, SAMPLES, TRAINING, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError

@@ -128,6 +128,8 @@ def hold(
     """
     adapter = run.adapter
     config = resolve(config, adapter, measured)
+    if config.decisions:
+        raise InputError("there is no preview with decisions: the directions of every expert would have to be kept")
     names = {layer: name for name, layer in adapter.block_names().items()}
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")

@@ -136,11 +136,19 @@ class BlockStatistics:
         for norm in self._norms:
             norm.update({name: self.stage.arrange_tokens(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 
-    def end_task(self, expert: Named, vectors: TaskVectors | None = None, only: Collection[int] | None = None) -> None:
+    def end_task(
+        self,
+        expert: Named,
+        vectors: TaskVectors | None = None,
+        only: Collection[int] | None = None,
+        directions: Named | None = None,
+    ) -> None:
         """Fold the task's statistics into the sums over tasks.
 
         Args:
             vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
+            directions: of the expert's decisions, by name of the map inside the block (`calibration.decisions`); None
+                where errors count alike.
             only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
@@ -149,7 +157,10 @@ class BlockStatistics:
         """
         ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
         for group in ended:
-            group.end_task(expert, self.config)
+            if isinstance(group, LinearGroup):
+                group.end_task(expert, self.config, directions)
+            else:
+                group.end_task(expert, self.config)
             if vectors is not None and isinstance(group, LinearGroup):
                 group.add_prior(vectors)
         # One transfer for all groups: each check on its own would wait for the device.

@@ -15,6 +15,7 @@ from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
 from featcal.calibration.config import config_of, resolve, select_tasks
+from featcal.calibration.decisions import add_directions
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
@@ -147,6 +148,7 @@ def calibrate(
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
+    passes = add_directions(family, run, passes) if config.decisions else passes
     account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
@@ -193,6 +195,7 @@ def calibrate_to_folder(
     limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
     run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)
     loaded = time.perf_counter() - started
+    passes = add_directions(family, run, passes) if config.decisions else passes
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
         blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
         account = ForwardOrder(run, passes, config, blocks).calibrate()

@@ -17,7 +17,7 @@ from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.lane import ExpertPass
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.system.errors import NumericalError
+from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
 
 
@@ -91,6 +91,8 @@ def measure_conditioning(
     """
     adapter, found = family.adapter, list[Conditioning]()
     config = resolve(config, adapter, family.suite.tasks)
+    if config.decisions:
+        raise InputError("with decisions a system is not of one matrix per map; measure its conditioning without them")
     layers = adapter.block_names()
 
     def look(statistics: BlockStatistics) -> None:

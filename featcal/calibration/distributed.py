@@ -34,12 +34,19 @@ def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, Task
     return {task: own.part_of(task, [one[task] for one in counts if task in one]) for task, own in rows.items()}
 
 
-def end_task(ranks: Ranks, statistics: BlockStatistics, expert: Named, vectors: TaskVectors | None = None) -> None:
+def end_task(
+    ranks: Ranks,
+    statistics: BlockStatistics,
+    expert: Named,
+    vectors: TaskVectors | None = None,
+    directions: Named | None = None,
+) -> None:
     """Fold a task into the sums. Where the ranks of a team count its parts, each of them ends some groups.
 
     Args:
         expert: tensors of the expert's block by name inside it.
         vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
+        directions: of the expert's decisions, in a process that is alone (`BlockStatistics.end_task`).
 
     Raises:
         InputError: tokens of the task were not counted.
@@ -47,7 +54,7 @@ def end_task(ranks: Ranks, statistics: BlockStatistics, expert: Named, vectors: 
     """
     team, groups = ranks.team, statistics.groups
     if len(team) == 1:
-        statistics.end_task(expert, vectors)
+        statistics.end_task(expert, vectors, directions=directions)
         return
     # The owner ends its group where it can: then its sums need not be sent again.
     ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(_owners(ranks, groups))]

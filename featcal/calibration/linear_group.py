@@ -13,6 +13,7 @@ from featcal.calibration import closed_form
 from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.column_rounding import Rounder
+from featcal.calibration.decisions import Metric, bias_in_metrics, weight_in_metrics
 from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
@@ -147,11 +148,12 @@ class LinearGroup:
     def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> TaskStatistics:
         return TaskStatistics.zeros(rows, self.inputs, device, dtype)
 
-    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
+    def end_task(self, expert: Named, config: CalibrationConfig, directions: Named | None = None) -> None:
         """Fold the current task into the sums, weighed by omega_i (Eq. 14), which is of the whole task.
 
         Args:
             expert: tensors of the expert's block by name inside it.
+            directions: of its decisions, by name of the map inside the block; None where errors count alike.
 
         Raises:
             InputError: a part of the task's tokens was not counted, nor merged.
@@ -167,6 +169,10 @@ class LinearGroup:
             # Eq. (14) on the mean G_i of all samples: parts of a task must be merged before.
             omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
             self._sums.add(current.share * omega, task, target, target_mean)
+            if directions is not None:
+                own = LinearSums.zeros(target, solve_dtype(self._products))
+                own.add(omega, task, target, target_mean)
+                self._sums.apart.append((own, [directions.get(name) for name in self.names]))
             self._sums.tokens += current.counted
         self._sums.share += current.share
         self._sums.tasks += 1
@@ -298,6 +304,9 @@ class LinearGroup:
             for names, left, target, pulled in self._find_systems(sums, anchor, start, config):
                 factor = closed_form.left_factor(left(), lam, eps)
                 weight = closed_form.weight_by_factor(factor, target, pulled, lam)
+                if sums.apart:
+                    right = torch.add(target, pulled, alpha=lam)
+                    weight = self._weigh_decisions(sums, names, weight, factor, right, config)
                 weights += [weight] if rounder is None else self._round_rows(names, weight, factor, merged, rounder)
         except SolveError as error:
             unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
@@ -307,6 +316,8 @@ class LinearGroup:
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
+            if sums.apart:
+                bias = self._weigh_bias(sums, weight, anchor, config)
             solved |= self.split(bias, "bias")
         return solved
 
@@ -320,15 +331,56 @@ class LinearGroup:
             Names of maps, what makes their left matrix without its ridge, their stacked targets and anchors.
         """
         dtype = anchor.dtype
-        if not sums.priors:  # they share the left matrix, and their rows do not see each other
+        if not (sums.priors or sums.apart):  # they share the left matrix, and their rows do not see each other
             yield self.names, partial(sums.gram.lower, dtype), sums.target, anchor
             return
         mu = sums.scale * config.mu
         targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, base))
+        if not sums.priors:
+            for name, target, pulled in zip(self.names, targets, anchors, strict=True):
+                yield (name,), partial(sums.gram.lower, dtype), target, pulled
         for place, prior in enumerate(sums.priors):
             pull = prior.target(starts[place].to(self._exact_products), config.rho)
             target = torch.add(targets[place], pull, alpha=mu)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
+
+    def _find_metrics(self, sums: LinearSums, place: int, config: CalibrationConfig, like: Tensor) -> list[Metric]:
+        """Return S_i of every task for the map at `place`, in the dtype and place of its weight."""
+        return [Metric.from_rows(directions[place], config.decisions, like) for _, directions in sums.apart]
+
+    def _weigh_decisions(
+        self,
+        sums: LinearSums,
+        names: Sequence[str],
+        plain: Float[Tensor, "m d"],
+        factor: Float[Tensor, "d d"],
+        right: Float[Tensor, "m d"],
+        config: CalibrationConfig,
+    ) -> Float[Tensor, "m d"]:
+        """Return the weight of one map with errors weighed by the experts' decisions, from the solution without."""
+        (name,) = names
+        place = self.names.index(name)
+        metrics = self._find_metrics(sums, place, config, plain)
+        if not any(one.share for one in metrics):
+            return plain
+        grams = [own.gram.full(plain.dtype) for own, _ in sums.apart]
+        targets = [torch.split(own.target, self._rows)[place] for own, _ in sums.apart]
+        try:
+            return weight_in_metrics(metrics, grams, targets, plain, factor, right)
+        except NumericalError as error:
+            raise NumericalError(f"{name}: {error}") from error
+
+    def _weigh_bias(
+        self, sums: LinearSums, weight: Float[Tensor, "m d"], anchor: Float[Tensor, " m"], config: CalibrationConfig
+    ) -> Float[Tensor, " m"]:
+        """Return the biases of all maps with errors weighed by the experts' decisions."""
+        errors = [own.target_mean - weight.to(own.mean) @ own.mean for own, _ in sums.apart]
+        omegas, found = [own.omega for own, _ in sums.apart], list[Tensor]()
+        for place, pulled in enumerate(torch.split(anchor, self._rows)):
+            own = [torch.split(error, self._rows)[place] for error in errors]
+            metrics = self._find_metrics(sums, place, config, pulled[:, None])
+            found.append(bias_in_metrics(metrics, omegas, own, pulled, config.lam))
+        return torch.cat(found)
 
     def _round_rows(
         self, names: Sequence[str], stacked: Tensor, factor: Tensor, merged: Named, rounder: Rounder

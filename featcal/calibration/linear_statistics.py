@@ -89,6 +89,9 @@ class LinearSums:
     """Sum of their shares (`CurrentTask.share`)."""
     priors: list[Prior] = field(default_factory=list)
     """Prior of every map, in the order of the group; empty without a prior."""
+    apart: list[tuple[LinearSums, Sequence[Tensor | None]]] = field(default_factory=list)
+    """The share of every task in these sums, with the directions of its decisions map by map; empty where errors count
+    alike in every direction."""
 
     @property
     def scale(self) -> float:

@@ -182,8 +182,9 @@ class _CountedBlock:
                         one.update(rows, position, given, step, expert, weighed)
             with seconds("moments"), prefix_errors(f"{self._run.adapter.name_of(self._block)}, task '{task}'"):
                 vectors = self._task_vectors(task, expert) if self._config.mu else None
+                directions = self._streams.directions(task, self._block) if self._config.decisions else None
                 for one in every:
-                    end_task(self._run.ranks, one, expert, vectors)
+                    end_task(self._run.ranks, one, expert, vectors, directions)
             self._let_go(task, later)
             self._run.store.settle()
 

@@ -50,6 +50,12 @@ class Streams:
         self.rows: Mapping[str, TaskRows] = {}
         """By task: the tokens that count in the stage, with their weights (`find_rows`)."""
 
+    def directions(self, task: str, block: Block) -> Named:
+        """Return the directions of the decisions of a task's expert, by name of the map inside a block."""
+        found = self._passes[task].directions
+        own = {name: block.stored_name(name) for name in block.linears}
+        return {name: found[stored] for name, stored in own.items() if stored in found}
+
     def enter(self, stage: Stage) -> Entrance:
         """Make the first calls of a stage on all lanes; return the student's entrance to it."""
         return self.walk.enter(stage)[_STUDENT]

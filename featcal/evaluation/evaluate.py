@@ -25,7 +25,7 @@ from featcal.models.adapter import Batch
 from featcal.models.compute import widen
 from featcal.models.features import final_features
 from featcal.models.lane import Kept
-from featcal.models.model import Head, map_features, task_weights
+from featcal.models.model import Head, map_features, own_head, task_weights
 from featcal.samples.sources import Samples, open_pool
 from featcal.system.drawing import Drawable
 from featcal.system.errors import InputError, NoScores, NumericalError
@@ -115,6 +115,26 @@ def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> 
     if family.adapter.scores_with != "prompts":
         return {}
     return prompt_heads(family, {task: class_names(family, task, split) for task in models}, models)
+
+
+def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[str, Head | None]:
+    """Return by task the head that turns a model's features into scores without labels; None for its own vocabulary,
+    which is a part of the tower.
+
+    Args:
+        models: by task.
+        split: whose source names the classes.
+
+    Raises:
+        InputError: class names, a text tower or a head are missing.
+    """
+    needed = {task: model for task, model in models.items() if own_head(model, task) is None}
+    shared = scoring_heads(family, split, needed)
+    vocabulary = {*needed} if family.adapter.scores_with == "vocabulary" else set()
+    return {
+        task: None if task in vocabulary else head_of(family, model, task, shared.get(task))
+        for task, model in models.items()
+    }
 
 
 def reach_features(

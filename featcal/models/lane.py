@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -326,6 +326,9 @@ class ExpertPass:
     """Room for what the next walk can use; without it there is only one walk, which drops inputs once they are read."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
+    directions: Mapping[str, Tensor] = field(default_factory=dict)
+    """Gradients `[samples, m]` of the samples' margins by a shift of a map's output, by the name that files give to the
+    map (`calibration.decisions`); empty where nobody asked for them."""
 
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
         """Return the expert's lane, or another model's on the same samples."""

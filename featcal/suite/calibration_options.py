@@ -208,6 +208,12 @@ class CalibrationConfig:
         False, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
         "dearer.", label="Weigh tokens", recipes=_OWN, later=True,
     )
+    decisions: float = _option(
+        0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
+        "sample: 0.9 helps most where many tasks share a small model; needs heads, one backward pass per expert, and "
+        "several times as long.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN, later=True,
+        steps=(0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99),
+    )
     augment: int = _option(
         0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
         label="Copies", least=0, later=True,
@@ -260,6 +266,9 @@ class CalibrationConfig:
                 theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)
                 said = name if known.kind is bool else f"{name} is {value:g}; it"
                 raise InputError(f"{said} belongs to the recipe {theirs}")
+        if self.decisions and (self.is_quantized or self.routers):
+            said = "routers" if self.routers else "quantize"
+            raise InputError(f"decisions is {self.decisions:g}: {said} cannot go with it; leave one of them out")
         if self.beta and self.alpha == 0:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
 

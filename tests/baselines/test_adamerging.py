@@ -18,8 +18,8 @@ from featcal import evaluate
 from featcal.baselines.adamerging import AdaMerging
 from featcal.baselines.adamerging_test import AdaMergingTest
 from featcal.baselines.common.fit import fit
-from featcal.baselines.common.gradients import heads_of
 from featcal.calibration.calibrate import expert_passes
+from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.models.lane import Kept
 from featcal.session.session import Session

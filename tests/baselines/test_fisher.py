@@ -16,8 +16,8 @@ from torch import Tensor
 
 from featcal import evaluate
 from featcal.baselines.common.fit import fit
-from featcal.baselines.common.gradients import heads_of
 from featcal.baselines.fisher import Fisher, labels_of
+from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.models.model import Head
 from featcal.system.errors import InputError

@@ -1,0 +1,236 @@
+"""Weigh errors by what they do to the experts' decisions (the option `decisions` of featcal's own recipes).
+
+Eq. (15) counts an error of a map's output alike in every direction. A decision does not: of the outputs of a late block
+a classifier reads a few directions per task, others for every task, and where tasks share a map they need not agree in
+the rest. With z the scores of expert i, the margin of a sample is that of the largest score over the second, and
+
+    u_n = gradient of the margin of sample n by a shift of the map's output that all of its tokens share,
+    S_i = (1 - delta) I + delta m U_i^T U_i / ||U_i||_F^2,
+
+U_i `[n, m]` the rows u_n. The recipe's objective measures what a task loses in S_i in place of I,
+
+    J(W) = sum_i omega_i / n_i ||S_i^(1/2) (W X_i - Y_i)||^2 + mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||^2
+           + lam ||W - W_anc||^2,
+
+whose minimiser solves sum_i omega_i S_i W G_i + W (mu sum_i K_i + (lam + eps) I) = right-hand side: one linear system
+with m d unknowns, which conjugate gradients solve. The prior and the ridge stay as they are. Nothing is trained: one
+backward pass of every expert measures U_i. S_i is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC,
+arXiv 1503.05671, whose sharing of weights over tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339)
+merges in such matrices by conjugate gradients. Deployed inputs, targets and margins are featcal's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from featcal.evaluation.evaluate import heads_of
+from featcal.family.opening import Family
+from featcal.formats.weights import all_finite
+from featcal.models.adapter import Adapter, walking
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass
+from featcal.models.model import Head, map_features
+from featcal.models.whole_forward import batch_by_shape, final, samples_of
+from featcal.system.errors import InputError, NoScores, NumericalError
+
+MOST_STEPS = 2000
+"""Steps of conjugate gradients after which a system counts as one that cannot be solved."""
+_LEFT = 1e-6
+"""Norm of the residual beside the right-hand side at which a solution is good: sums of float32 products have no more
+digits."""
+
+
+def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -> dict[str, ExpertPass]:
+    """Return expert passes that know in which directions of a map's output every sample's margin moves.
+
+    The whole tower of one expert is in memory meanwhile, with what the gradient of `whole_forward.TOGETHER` samples
+    needs.
+
+    Raises:
+        InputError: a task without a head, a mixture, several processes, or a limit of memory.
+        NumericalError: a gradient that is not finite.
+    """
+    adapter = family.adapter
+    if any(block.mixtures for block in adapter.blocks()):
+        raise InputError(f"decisions: a {adapter.family} model is a mixture, whose maps see some tokens each; set it 0")
+    if run.ranks.several or run.store.is_limited:
+        what = "several processes" if run.ranks.several else "--max-memory"
+        raise InputError(f"decisions: every expert runs whole, in one process; leave {what} out, or set it 0")
+    try:
+        heads = heads_of(family, {task: one.weights for task, one in passes.items()}, "calibration")
+    except NoScores as error:
+        raise InputError(f"decisions: {error}; or set it 0") from error
+    with walking(adapter), run.seconds("decisions"):
+        return {task: replace(one, directions=measure(run, one, heads[task])) for task, one in passes.items()}
+
+
+def measure(run: Run, one: ExpertPass, head: Head | None) -> dict[str, Float[Tensor, "n m"]]:
+    """Measure U of one expert on its samples, by the name that files give to a map; to be called inside `walking`.
+
+    Maps that no margin depends on are left out.
+
+    Args:
+        head: of `heads_of`.
+
+    Raises:
+        NumericalError: a gradient that is not finite; names the task.
+    """
+    adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
+    found: dict[str, list[Tensor]] = {}
+    for batch, some in batch_by_shape(samples_of(one)):
+        with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
+            features = map_features(one.weights, one.task, final(run, tensors, batch))
+            scores = adapter.output(tensors, features) if head is None else head.scores(features)
+            best = scores.topk(2, dim=1).values
+            margins = (best[:, 0] - best[:, 1]).sum()
+            gradients = torch.autograd.grad(margins, [*shifts.values()], allow_unused=True)
+        for name, gradient in zip(shifts, gradients, strict=True):
+            if gradient is not None:
+                found.setdefault(name, []).append(gradient[:, 0].double())
+    rows = {name: torch.cat(parts) for name, parts in found.items()}
+    if not all(all_finite(own) for own in rows.values()):
+        raise NumericalError(f"decisions: the gradient of the margins of expert '{one.task}' is not finite")
+    return {name: own for name, own in rows.items() if bool(own.any())}
+
+
+@contextmanager
+def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]]:
+    """Add to the output of every linear map of the blocks a shift of 0 per sample, which gradients are taken by; fill
+    the shifts `[n, 1, m]` of maps that run inside the `with`, by the name that files give to a map."""
+    shifts: dict[str, Tensor] = {}
+
+    def shift(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            if output.ndim != 3 or len(output) != samples:
+                raise InputError(
+                    f"decisions: {name} puts out {list(output.shape)} of {samples} samples, not [samples, tokens, "
+                    "width]; set it 0"
+                )
+            shifts[name] = output.new_zeros(samples, 1, output.shape[-1]).requires_grad_()
+            return output + shifts[name]
+
+        return hook
+
+    maps = {block.stored_name(name): linear for block in adapter.blocks() for name, linear in block.linears.items()}
+    handles = [linear.register_forward_hook(shift(name)) for name, linear in maps.items()]
+    try:
+        yield shifts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """S of one task for one map, (1 - share) I + V V^T; I where no decision depends on the map."""
+
+    share: float
+    """delta, or 0 where S is I."""
+    factor: Float[Tensor, "m n"]
+    """V = U^T (delta m / ||U||_F^2)^(1/2)."""
+
+    @classmethod
+    def from_rows(cls, rows: Float[Tensor, "n m"] | None, share: float, like: Float[Tensor, "m d"]) -> Metric:
+        """Make S of U, in the dtype and place of a tensor with as many rows as the map has outputs."""
+        if rows is None:
+            return cls(0.0, like.new_zeros(len(like), 0))
+        own = rows * (share * len(like) / rows.square().sum()).sqrt()
+        return cls(share, own.mT.to(like))
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Return S times values, whose rows are the map's outputs."""
+        return (1 - self.share) * values + self.factor @ (self.factor.mT @ values)
+
+    def dense(self) -> Float[Tensor, "m m"]:
+        return self @ torch.eye(len(self.factor)).to(self.factor)
+
+
+def weight_in_metrics(
+    metrics: Sequence[Metric],
+    grams: Sequence[Float[Tensor, "d d"]],
+    targets: Sequence[Float[Tensor, "m d"]],
+    plain: Float[Tensor, "m d"],
+    factor: Float[Tensor, "d d"],
+    right: Float[Tensor, "m d"],
+) -> Float[Tensor, "m d"]:
+    """Return the minimiser of J for one map.
+
+    Args:
+        metrics, grams, targets: by task: S_i, omega_i G_i and omega_i W_i C_i.
+        plain: the solution with I in the place of every S_i, where the search begins.
+        factor: L, lower triangular, of the system of `plain`, L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
+        right: the right-hand side of that system.
+
+    Raises:
+        NumericalError: conjugate gradients do not come to an end.
+    """
+    # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
+    right = right + torch.stack([one @ own - own for one, own in zip(metrics, targets, strict=True)]).sum(0)
+    whole = factor @ factor.mT
+    left = whole - torch.stack([one.share * gram for one, gram in zip(metrics, grams, strict=True)]).sum(0)
+    stacked, sizes = torch.cat([one.factor for one in metrics], dim=1), [one.factor.shape[1] for one in metrics]
+
+    def apply(weight: Tensor) -> Tensor:
+        parts = zip(torch.split(stacked.mT @ weight, sizes), grams, strict=True)
+        return weight @ left + stacked @ torch.cat([part @ gram for part, gram in parts])
+
+    # Divides by the mean of the metrics from the left, and by the plain system from the right.
+    kept, few = 1 - sum(one.share for one in metrics) / len(metrics), stacked / len(metrics) ** 0.5
+    # The inverse of kept I + V V^T, by what is as small as there are samples.
+    inner = torch.linalg.cholesky(few.mT @ few + kept * torch.eye(few.shape[1]).to(few))
+
+    def divide(residual: Tensor) -> Tensor:
+        own = residual - few @ torch.cholesky_solve(few.mT @ residual, inner)
+        return torch.cholesky_solve(own.mT, factor).mT / kept
+
+    return _search(apply, divide, plain, right)
+
+
+def _search(
+    apply: Callable[[Tensor], Tensor], divide: Callable[[Tensor], Tensor], start: Tensor, right: Tensor
+) -> Tensor:
+    """Solve apply(x) = right by preconditioned conjugate gradients."""
+    enough = float(right.norm()) * max(_LEFT, 100 * torch.finfo(right.dtype).eps)
+    found, residual = start, right - apply(start)
+    ahead = near = divide(residual)
+    power = (residual * near).sum()
+    for _ in range(MOST_STEPS):
+        if float(residual.norm()) <= enough:
+            return found
+        turned = apply(ahead)
+        length = power / (ahead * turned).sum()
+        found = found + length * ahead
+        residual = residual - length * turned
+        near = divide(residual)
+        before, power = power, (residual * near).sum()
+        ahead = near + power / before * ahead
+    raise NumericalError(
+        f"decisions: {MOST_STEPS} steps of conjugate gradients leave a residual of {float(residual.norm()):.1e} beside "
+        f"{float(right.norm()):.1e}; lower decisions, or raise lam"
+    )
+
+
+def bias_in_metrics(
+    metrics: Sequence[Metric],
+    omegas: Sequence[Float[Tensor, ""]],
+    errors: Sequence[Float[Tensor, " m"]],
+    anchor: Float[Tensor, " m"],
+    lam: float,
+) -> Float[Tensor, " m"]:
+    """Return the bias of Eq. (55) with S_i in place of I.
+
+    Args:
+        omegas, errors: by task: omega_i, and omega_i (W_i mu_i^tgt + b_i - W mu_i), with W the weight as solved.
+    """
+    weighed = [omega * one.dense() for one, omega in zip(metrics, omegas, strict=True)]
+    left = torch.stack(weighed).sum(0) + lam * torch.eye(len(anchor)).to(anchor)
+    right = torch.stack([one @ error for one, error in zip(metrics, errors, strict=True)]).sum(0) + lam * anchor
+    solved: Tensor = torch.linalg.solve(left, right)
+    return solved

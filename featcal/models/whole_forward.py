@@ -1,0 +1,64 @@
+"""Run whole forwards that gradients flow through, on samples one by one or in batches of one shape.
+
+A gradient passes through all layers, so the whole tower is in memory, not one block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.models.adapter import Batch, Call
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass, run_block
+
+TOGETHER = 64
+"""Largest number of samples that go through a model together."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a task, a batch of its own."""
+
+    task: str
+    inputs: Batch
+
+
+S = TypeVar("S", bound=Sample)
+
+
+def samples_of(one: ExpertPass) -> list[Sample]:
+    """Return every sample of a task, in order."""
+    return [
+        Sample(one.task, {name: tensor[i : i + 1] for name, tensor in batch.items()})
+        for batch in one.batches
+        for i in range(len(next(iter(batch.values()))))
+    ]
+
+
+def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
+    """Yield batches of inputs of one shape, of `TOGETHER` samples at most, with these samples."""
+    groups: dict[Hashable, list[S]] = {}
+    for one in samples:
+        # By shape: padding would put tokens into a sample that it does not have.
+        groups.setdefault(tuple((name, tensor.shape) for name, tensor in one.inputs.items()), []).append(one)
+    for own in groups.values():
+        for start in range(0, len(own), TOGETHER):
+            some = own[start : start + TOGETHER]
+            yield {name: torch.cat([one.inputs[name] for one in some]) for name in some[0].inputs}, some
+
+
+def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "b k"]:
+    """Return the final features of one batch, with what their gradient needs where gradients are enabled."""
+    adapter, call = run.adapter, None
+    for stage in adapter.stages:
+        call = stage.first_call({name: tensors[name] for name in stage.outer}, batch, call)
+        for block in stage.blocks:
+            call = run_block(stage, block, block.local(tensors), call)
+    assert isinstance(call, Call)
+    return adapter.final({name: tensors[name] for name in adapter.closing} | dict(run.head), call, batch)

@@ -1,0 +1,249 @@
+"""Errors weighed by the experts' decisions: the directions by finite differences, the solution by its gradient, what is
+refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from clip_config import clip_config
+from tiny_decoders import fresh
+from tiny_encoders import ROWS, tiny_encoder
+from torch import Tensor
+
+from featcal import CalibrationConfig, InputError, NumericalError, calibrate_to_folder
+from featcal.calibration import closed_form, decisions
+from featcal.calibration.block_preview import hold
+from featcal.calibration.block_statistics import BlockStatistics
+from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.conditioning import measure_conditioning
+from featcal.calibration.decisions import Metric, add_directions, bias_in_metrics, weight_in_metrics
+from featcal.calibration.linear_group import LinearGroup
+from featcal.evaluation.evaluate import heads_of
+from featcal.family.opening import Family, batches_of
+from featcal.formats.weights import InMemory, Overlay, Weights
+from featcal.models.compute import Compute, computing
+from featcal.models.features import final_features
+from featcal.testing.trial import TASKS, Trial, write_trial
+
+ON = {"recipe": "informed", "decisions": 0.9}
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def bert(root: Path) -> Trial:
+    return write_trial(tiny_encoder(ROWS["bert"]), ROWS["bert"], root)
+
+
+def doubled(family: Family) -> Family:
+    """The family in float64, with the experts' heads."""
+
+    def double(model: Weights) -> Weights:
+        return InMemory(model.label, {name: tensor.double() for name, tensor in model.read(model.info).items()})
+
+    experts = {task: double(expert) for task, expert in family.experts.items()}
+    compute = Compute(torch.device("cpu"), torch.float64)
+    return replace(family, compute=compute, base=double(family.base), merged=double(family.merged), experts=experts)
+
+
+def margins(family: Family, task: str, name: str, shift: Tensor) -> Tensor:
+    """Margins of a task's expert on its samples, with a shift added to the bias of a map."""
+    expert, bias = family.experts[task], f"{name}.bias"
+    moved = Overlay("moved", expert, {bias: expert.read([bias])[bias] + shift})
+    drawn = family.samples(task, "calibration", None, 42)
+    features = final_features(family.adapter, moved, {}, batches_of(drawn, 3, torch.device("cpu")), family.compute)
+    head = heads_of(family, {task: expert}, "calibration")[task]
+    assert head is not None
+    best = head.scores(features).topk(2, dim=1).values
+    return best[:, 0] - best[:, 1]
+
+
+@pytest.mark.parametrize("inside", ["attention.self.value", "output.dense"])
+def test_directions_are_the_slopes_of_the_margins(inside: str, tmp_path: Path) -> None:
+    family = doubled(bert(tmp_path).family)
+    name = next(n for b in family.adapter.blocks()[:1] for n in map(b.stored_name, b.linears) if n.endswith(inside))
+    config = CalibrationConfig(samples=5, batch_size=4)
+    passes = add_directions(family, family.run(), expert_passes(family, config))
+    for task, one in passes.items():
+        rows = one.directions[name]
+        along, step = noise(3, rows.shape[1]), 1e-5
+        slope = (margins(family, task, name, step * along) - margins(family, task, name, -step * along)) / (2 * step)
+        # Batches of one shape: the samples stand in another order.
+        torch.testing.assert_close((rows @ along).sort().values, slope.sort().values, rtol=1e-6, atol=1e-9)
+        assert float(slope.abs().max()) > 1e-3
+
+
+def problem(tasks: int = 3, outputs: int = 7, inputs: int = 5) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Gram matrices, targets and directions by task."""
+    rows = [noise(i, 30, inputs) for i in range(tasks)]
+    grams = [one.T @ one / 30 for one in rows]
+    return grams, [noise(20 + i, outputs, inputs) for i in range(tasks)], [noise(40 + i, 4, outputs) for i in range(3)]
+
+
+def solve(
+    metrics: list[Metric], grams: list[Tensor], targets: list[Tensor], anchor: Tensor, lam: float, known: Tensor
+) -> Tensor:
+    """The solution, with a prior that is `known` on the left."""
+    left = torch.stack(grams).sum(0) + known
+    factor = closed_form.left_factor(left, lam, 0.0)
+    target = torch.stack(targets).sum(0)
+    plain = closed_form.weight_by_factor(factor, target, anchor, lam)
+    return weight_in_metrics(metrics, grams, targets, plain, factor, target + lam * anchor)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
+@computing
+def test_the_solution_minimises_the_objective(share: float) -> None:
+    grams, targets, rows = problem()
+    anchor, lam, known = noise(9, 7, 5), 0.01, 0.1 * torch.eye(5).double()
+    metrics = [Metric.from_rows(one, share, anchor) for one in rows]
+    weight = solve(metrics, grams, targets, anchor, lam, known).requires_grad_()
+    dense = [(1 - share) * torch.eye(7) + share * 7 * one.T @ one / one.square().sum() for one in rows]
+    parts = [
+        torch.trace(s @ (w @ g @ w.T - 2 * t @ w.T))
+        for s, w, g, t in zip(dense, [weight] * 3, grams, targets, strict=True)
+    ]
+    total = torch.stack(parts).sum() + torch.trace(weight @ known @ weight.T) + lam * (weight - anchor).square().sum()
+    (slope,) = torch.autograd.grad(total, weight)
+    assert float(slope.norm()) < 1e-5 * float(weight.detach().norm())
+    torch.testing.assert_close(metrics[0].dense(), dense[0])
+
+
+@computing
+def test_tasks_that_see_alike_are_solved_as_without() -> None:
+    """One S for all, and nothing else: it cancels."""
+    grams, targets, rows = problem()
+    anchor = noise(9, 7, 5)
+    metrics = [Metric.from_rows(rows[0], 0.9, anchor)] * 3
+    found = solve(metrics, grams, targets, anchor, 0.0, torch.zeros(5, 5).double())
+    plain = torch.linalg.solve(torch.stack(grams).sum(0), torch.stack(targets).sum(0).mT).mT
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+
+
+@computing
+def test_the_bias_minimises_its_objective() -> None:
+    anchor, lam, rows = noise(0, 6), 0.05, [noise(1 + i, 3, 6) for i in range(2)]
+    metrics = [Metric.from_rows(rows[0], 0.8, anchor[:, None]), Metric.from_rows(None, 0.8, anchor[:, None])]
+    omegas, wanted = [torch.tensor(0.3).double(), torch.tensor(0.7).double()], [noise(5, 6), noise(6, 6)]
+    errors = [omega * own for omega, own in zip(omegas, wanted, strict=True)]
+    bias = bias_in_metrics(metrics, omegas, errors, anchor, lam).requires_grad_()
+    parts = [w * (bias - y) @ (one @ (bias - y)) for w, y, one in zip(omegas, wanted, metrics, strict=True)]
+    (slope,) = torch.autograd.grad(torch.stack(parts).sum() + lam * (bias - anchor).square().sum(), bias)
+    assert float(slope.norm()) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"recipe": "refined"}])
+def test_every_map_of_a_calibration_has_gradient_0(options: dict[str, str], tmp_path: Path) -> None:
+    """In the metrics of the experts' own directions, read from the passes and not from the solver."""
+    family = doubled(bert(tmp_path).family)
+    config = CalibrationConfig(**ON | options, lam=0.01, samples=5, batch_size=4)
+    seen: list[BlockStatistics] = []
+    made = calibrate(family, config, watch=lambda one: seen.append(one.with_config(one.config)))
+    passes, checked = add_directions(family, family.run(), expert_passes(family, config)), 0
+    for statistics in seen:
+        block, old = statistics.block, {n: family.merged.read([n])[n] for n in statistics.block.names}
+        merged, base = block.local(old), block.local(family.base.read(block.names))
+        solved = block.local(made.weights.read(block.names))
+        for group in (one for one in statistics.groups if isinstance(one, LinearGroup)):
+            for place, name in enumerate(group.names):
+                slope = slope_of(group, place, (solved, merged, base), made.config, [
+                    passes[task].directions.get(block.stored_name(name)) for task in TASKS
+                ])  # fmt: skip
+                assert slope < 1e-4, (str(group), name)
+                checked += 1
+    assert checked == 12
+
+
+def slope_of(
+    group: LinearGroup,
+    place: int,
+    models: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]],
+    config: CalibrationConfig,
+    directions: list[Tensor | None],
+) -> float:
+    """Norm of the gradient of J at the solved weight of one map, beside that of the right-hand side."""
+    name, sums = group.names[place], group.sums
+    weight, merged, base = (one[f"{name}.weight"] for one in models)
+    anchor = config.rho * merged + (1 - config.rho) * base
+    slope, scale = (config.lam + config.eps) * weight - config.lam * anchor, config.lam * anchor
+    for (own, _), rows in zip(sums.apart, directions, strict=True):
+        assert rows is not None
+        m = len(weight)
+        s = (1 - config.decisions) * torch.eye(m) + config.decisions * m * rows.T @ rows / rows.square().sum()
+        target = own.target[m * place : m * (place + 1)]
+        slope, scale = slope + s @ (weight @ own.gram.full(torch.float64) - target), scale + s @ target
+    if sums.priors:
+        prior = sums.priors[place]
+        slope = slope + config.mu * (weight @ prior.gram.full(torch.float64) - prior.target(base, config.rho))
+    return float(slope.norm() / scale.norm())
+
+
+def test_pictures_and_continued_text_have_decisions_too(tiny: Family, tmp_path: Path) -> None:
+    for family in (tiny, fresh("llama", tmp_path).family):
+        config = CalibrationConfig(**ON, samples=5, batch_size=4)
+        moved, plain = (calibrate(family, one).weights for one in (config, replace(config, decisions=0.0)))
+        names = [f"{n}.weight" for b in family.adapter.blocks() for n in map(b.stored_name, b.linears)]
+        apart = [not moved.read([n])[n].allclose(plain.read([n])[n], rtol=1e-4) for n in names]
+        assert sum(apart) >= len(names) - 2
+
+
+def test_a_search_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    grams, targets, rows = problem()
+    anchor = noise(9, 7, 5)
+    monkeypatch.setattr(decisions, "MOST_STEPS", 2)
+    metrics = [Metric.from_rows(one, 0.99, anchor) for one in rows]
+    with pytest.raises(NumericalError, match=r"2 steps of conjugate gradients leave .*; lower decisions, or raise lam"):
+        solve(metrics, grams, targets, anchor, 0.01, torch.eye(5).double())
+
+
+def test_a_gradient_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    family = bert(tmp_path).family
+    name = family.adapter.closing[0] if family.adapter.closing else family.adapter.blocks()[-1].names[0]
+    expert = family.experts["left"]
+    broken = Overlay("broken", expert, {name: torch.full_like(expert.read([name])[name], torch.nan)})
+    family = replace(family, experts={**family.experts, "left": broken})
+    passes = expert_passes(family, CalibrationConfig(samples=5))
+    with pytest.raises(NumericalError, match="margins of expert 'left' is not finite"):
+        add_directions(family, family.run(), passes)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"recipe": "paper"}, r"decisions is 0\.9; it belongs to the recipe 'refined' or 'informed'"),
+        ({"quantize": "int8"}, r"decisions is 0\.9: quantize cannot go with it"),
+        ({"routers": True}, r"decisions is 0\.9: routers cannot go with it"),
+        ({"decisions": 1.0}, "decisions is 1"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        CalibrationConfig(**{**ON, **options})  # type: ignore[arg-type]
+
+
+def test_a_mixture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="decisions: a mixtral model is a mixture"):
+        calibrate(fresh("mixtral", tmp_path).family, CalibrationConfig(**ON, samples=4))
+
+
+def test_a_limit_of_memory_is_refused(tiny: Family, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leave --max-memory out, or set it 0"):
+        calibrate_to_folder(tiny, clip_config(**ON, samples=4), tmp_path / "out", max_memory=2**40)
+
+
+@pytest.mark.parametrize("measure", [measure_conditioning, lambda family, config: _hold(family, config)])
+def test_what_needs_one_matrix_per_map_says_so(
+    tiny: Family, measure: Callable[[Family, CalibrationConfig], object]
+) -> None:
+    with pytest.raises(InputError, match="decisions"):
+        measure(tiny, clip_config(**ON, samples=4))
+
+
+def _hold(family: Family, config: CalibrationConfig) -> object:
+    passes = expert_passes(family, config)
+    return hold(family.run(), config, family.merged, family.adapter.block_layers()[0], passes, passes)
