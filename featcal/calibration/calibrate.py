@@ -189,8 +189,7 @@ def calibrate_to_folder(
     require_packable(family, config)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
-    # Before the work: a model that does not come from the base must not cost a calibration first.
-    before, origin = _input_stamps(family), _origin(family, ranks)
+    before, origin = _input_stamps(family), _origin(family, ranks)  # a model of another base is to cost no work
     passes, drawn = own_passes(family, config, ranks)
     limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
     run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)

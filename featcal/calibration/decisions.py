@@ -40,6 +40,8 @@ from featcal.models.model import Head, map_features
 from featcal.models.whole_forward import batch_by_shape, final, samples_of
 from featcal.system.errors import InputError, NoScores, NumericalError
 
+KEPT = 0.99
+"""Share of the square of U that its principal directions hold which count: half of them, which is half the time."""
 MOST_STEPS = 2000
 """Steps of conjugate gradients after which a system counts as one that cannot be solved."""
 _LEFT = 1e-6
@@ -133,16 +135,22 @@ class Metric:
 
     share: float
     """delta, or 0 where S is I."""
-    factor: Float[Tensor, "m n"]
-    """V = U^T (delta m / ||U||_F^2)^(1/2)."""
+    factor: Float[Tensor, "m k"]
+    """V, whose columns are the k largest principal directions of U, so scaled that the trace of S is m."""
 
     @classmethod
     def from_rows(cls, rows: Float[Tensor, "n m"] | None, share: float, like: Float[Tensor, "m d"]) -> Metric:
-        """Make S of U, in the dtype and place of a tensor with as many rows as the map has outputs."""
+        """Make S of U, in the dtype and place of a tensor with as many rows as the map has outputs.
+
+        Of U the fewest principal directions count that hold `KEPT` of its square.
+        """
         if rows is None:
             return cls(0.0, like.new_zeros(len(like), 0))
-        own = rows * (share * len(like) / rows.square().sum()).sqrt()
-        return cls(share, own.mT.to(like))
+        sizes, turn = torch.linalg.eigh(rows @ rows.mT)
+        sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
+        count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
+        kept = rows.mT @ turn[:, :count]
+        return cls(share, (kept * (share * len(like) / sizes[:count].sum()).sqrt()).to(like))
 
     def __matmul__(self, values: Tensor) -> Tensor:
         """Return S times values, whose rows are the map's outputs."""
@@ -156,16 +164,18 @@ def weight_in_metrics(
     metrics: Sequence[Metric],
     grams: Sequence[Float[Tensor, "d d"]],
     targets: Sequence[Float[Tensor, "m d"]],
-    plain: Float[Tensor, "m d"],
     factor: Float[Tensor, "d d"],
     right: Float[Tensor, "m d"],
 ) -> Float[Tensor, "m d"]:
     """Return the minimiser of J for one map.
 
+    Outputs that no task's V reaches are a system of one matrix, which is solved directly; those that one reaches, as
+    many as all V have columns together, are found by conjugate gradients.
+
     Args:
         metrics, grams, targets: by task: S_i, omega_i G_i and omega_i W_i C_i.
-        plain: the solution with I in the place of every S_i, where the search begins.
-        factor: L, lower triangular, of the system of `plain`, L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
+        factor: L, lower triangular, of the system with I in the place of every S_i,
+            L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
         right: the right-hand side of that system.
 
     Raises:
@@ -173,32 +183,30 @@ def weight_in_metrics(
     """
     # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
     right = right + torch.stack([one @ own - own for one, own in zip(metrics, targets, strict=True)]).sum(0)
-    whole = factor @ factor.mT
-    left = whole - torch.stack([one.share * gram for one, gram in zip(metrics, grams, strict=True)]).sum(0)
-    stacked, sizes = torch.cat([one.factor for one in metrics], dim=1), [one.factor.shape[1] for one in metrics]
+    left = factor @ factor.mT - torch.stack([one.share * own for one, own in zip(metrics, grams, strict=True)]).sum(0)
+    reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))
+    wanted = reached.mT @ right
+    beside = torch.cholesky_solve((right - reached @ wanted).mT, torch.linalg.cholesky(left)).mT
+    inside = [reached.mT @ one.factor for one in metrics]
+    stacked, sizes = torch.cat(inside, dim=1), [own.shape[1] for own in inside]
 
     def apply(weight: Tensor) -> Tensor:
         parts = zip(torch.split(stacked.mT @ weight, sizes), grams, strict=True)
         return weight @ left + stacked @ torch.cat([part @ gram for part, gram in parts])
 
-    # Divides by the mean of the metrics from the left, and by the plain system from the right.
-    kept, few = 1 - sum(one.share for one in metrics) / len(metrics), stacked / len(metrics) ** 0.5
-    # The inverse of kept I + V V^T, by what is as small as there are samples.
-    inner = torch.linalg.cholesky(few.mT @ few + kept * torch.eye(few.shape[1]).to(few))
-
-    def divide(residual: Tensor) -> Tensor:
-        own = residual - few @ torch.cholesky_solve(few.mT @ residual, inner)
-        return torch.cholesky_solve(own.mT, factor).mT / kept
-
-    return _search(apply, divide, plain, right)
+    # Near its inverse: the mean of the metrics from the left, the plain system from the right.
+    share = 1 - sum(one.share for one in metrics) / len(metrics)
+    mean = share * torch.eye(len(stacked)).to(stacked) + stacked @ stacked.mT / len(metrics)
+    before, behind = torch.linalg.inv(mean), torch.cholesky_inverse(factor)
+    return beside + reached @ _search(apply, lambda residual: before @ residual @ behind, wanted)
 
 
 def _search(
-    apply: Callable[[Tensor], Tensor], divide: Callable[[Tensor], Tensor], start: Tensor, right: Tensor
-) -> Tensor:
-    """Solve apply(x) = right by preconditioned conjugate gradients."""
+    apply: Callable[[Tensor], Tensor], divide: Callable[[Tensor], Tensor], right: Float[Tensor, "k d"]
+) -> Float[Tensor, "k d"]:
+    """Solve apply(x) = right by conjugate gradients, preconditioned by `divide`."""
     enough = float(right.norm()) * max(_LEFT, 100 * torch.finfo(right.dtype).eps)
-    found, residual = start, right - apply(start)
+    found, residual = torch.zeros_like(right), right
     ahead = near = divide(residual)
     power = (residual * near).sum()
     for _ in range(MOST_STEPS):

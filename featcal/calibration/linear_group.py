@@ -366,7 +366,7 @@ class LinearGroup:
         grams = [own.gram.full(plain.dtype) for own, _ in sums.apart]
         targets = [torch.split(own.target, self._rows)[place] for own, _ in sums.apart]
         try:
-            return weight_in_metrics(metrics, grams, targets, plain, factor, right)
+            return weight_in_metrics(metrics, grams, targets, factor, right)
         except NumericalError as error:
             raise NumericalError(f"{name}: {error}") from error
 

@@ -20,7 +20,7 @@ from featcal.calibration.block_preview import hold
 from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.calibrate import calibrate, expert_passes
 from featcal.calibration.conditioning import measure_conditioning
-from featcal.calibration.decisions import Metric, add_directions, bias_in_metrics, weight_in_metrics
+from featcal.calibration.decisions import KEPT, Metric, add_directions, bias_in_metrics, weight_in_metrics
 from featcal.calibration.linear_group import LinearGroup
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family, batches_of
@@ -85,6 +85,15 @@ def problem(tasks: int = 3, outputs: int = 7, inputs: int = 5) -> tuple[list[Ten
     return grams, [noise(20 + i, outputs, inputs) for i in range(tasks)], [noise(40 + i, 4, outputs) for i in range(3)]
 
 
+def metric(rows: Tensor, share: float) -> Tensor:
+    """S by its definition, by another decomposition."""
+    _, sizes, along = torch.linalg.svd(rows, full_matrices=False)
+    kept = torch.cumsum(sizes.square(), 0) - sizes.square() < KEPT * sizes.square().sum()
+    few = torch.diag(sizes[kept]) @ along[kept]
+    m = rows.shape[1]
+    return (1 - share) * torch.eye(m, dtype=torch.float64) + share * m * few.T @ few / few.square().sum()
+
+
 def solve(
     metrics: list[Metric], grams: list[Tensor], targets: list[Tensor], anchor: Tensor, lam: float, known: Tensor
 ) -> Tensor:
@@ -92,8 +101,7 @@ def solve(
     left = torch.stack(grams).sum(0) + known
     factor = closed_form.left_factor(left, lam, 0.0)
     target = torch.stack(targets).sum(0)
-    plain = closed_form.weight_by_factor(factor, target, anchor, lam)
-    return weight_in_metrics(metrics, grams, targets, plain, factor, target + lam * anchor)
+    return weight_in_metrics(metrics, grams, targets, factor, target + lam * anchor)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
@@ -103,7 +111,7 @@ def test_the_solution_minimises_the_objective(share: float) -> None:
     anchor, lam, known = noise(9, 7, 5), 0.01, 0.1 * torch.eye(5).double()
     metrics = [Metric.from_rows(one, share, anchor) for one in rows]
     weight = solve(metrics, grams, targets, anchor, lam, known).requires_grad_()
-    dense = [(1 - share) * torch.eye(7) + share * 7 * one.T @ one / one.square().sum() for one in rows]
+    dense = [metric(one, share) for one in rows]
     parts = [
         torch.trace(s @ (w @ g @ w.T - 2 * t @ w.T))
         for s, w, g, t in zip(dense, [weight] * 3, grams, targets, strict=True)
@@ -173,8 +181,7 @@ def slope_of(
     slope, scale = (config.lam + config.eps) * weight - config.lam * anchor, config.lam * anchor
     for (own, _), rows in zip(sums.apart, directions, strict=True):
         assert rows is not None
-        m = len(weight)
-        s = (1 - config.decisions) * torch.eye(m) + config.decisions * m * rows.T @ rows / rows.square().sum()
+        m, s = len(weight), metric(rows, config.decisions)
         target = own.target[m * place : m * (place + 1)]
         slope, scale = slope + s @ (weight @ own.gram.full(torch.float64) - target), scale + s @ target
     if sums.priors:

@@ -48,6 +48,8 @@ def draw(rng: random.Random, family: Family) -> CalibrationConfig:
             continue
         if rng.random() < 0.5:
             asked[name] = value_of(rng, one, known.get(name, ()))
+    if asked.get("decisions"):  # which go with neither
+        asked |= {"quantize": "off", "routers": False}
     if {"quantize", "group_size"} & asked.keys():
         asked["group_size"] = rng.choice((0, 8, 16))  # of 16 and 32 inputs
     if asked.get("alpha") == 0:
@@ -65,7 +67,8 @@ def value_of(rng: random.Random, one: Option, names: list[str] | tuple[str, ...]
         return rng.random() < 0.5
     if one.kind is int:
         return rng.randint(int(max(one.least or 0, 0)), 300)
-    return rng.choice([0.0, 1.0]) if one.above is None and rng.random() < 0.2 else rng.uniform(1e-9, 1)
+    ends = [0.0] if one.below else [0.0, 1.0]
+    return rng.choice(ends) if one.above is None and rng.random() < 0.2 else rng.uniform(1e-9, 1)
 
 
 def read_back(family: Family, command: str) -> CalibrationConfig:

@@ -131,7 +131,8 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
 
 def changed(family: Family, name: str) -> CalibrationConfig:
     """The options of a suite but for one."""
-    own = config_for(family, recipe={"beta": "refined", "mu": "informed", "weigh_tokens": "refined"}.get(name))
+    of_recipe = {"beta": "refined", "mu": "informed", "weigh_tokens": "refined", "decisions": "informed"}
+    own = config_for(family, recipe=of_recipe.get(name))
     value = getattr(own, name)
     named = {
         "blocks": ("block 1",),
