@@ -21,7 +21,7 @@ merges in such matrices by conjugate gradients. Deployed inputs, targets and mar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +44,8 @@ KEPT = 0.99
 """Share of the square of U that its principal directions hold which count: half of them, which is half the time."""
 MOST_STEPS = 2000
 """Steps of conjugate gradients after which a system counts as one that cannot be solved."""
+SHARE = 1e-3
+"""Share of a residual that is left where float32 begins anew: it holds no more than that of a large system."""
 _LEFT = 1e-6
 """Norm of the residual beside the right-hand side at which a solution is good: sums of float32 products have no more
 digits."""
@@ -188,41 +190,73 @@ def weight_in_metrics(
     wanted = reached.mT @ right
     beside = torch.cholesky_solve((right - reached @ wanted).mT, torch.linalg.cholesky(left)).mT
     inside = [reached.mT @ one.factor for one in metrics]
-    stacked, sizes = torch.cat(inside, dim=1), [own.shape[1] for own in inside]
-
-    def apply(weight: Tensor) -> Tensor:
-        parts = zip(torch.split(stacked.mT @ weight, sizes), grams, strict=True)
-        return weight @ left + stacked @ torch.cat([part @ gram for part, gram in parts])
-
-    # Near its inverse: the mean of the metrics from the left, the plain system from the right.
     share = 1 - sum(one.share for one in metrics) / len(metrics)
-    mean = share * torch.eye(len(stacked)).to(stacked) + stacked @ stacked.mT / len(metrics)
-    before, behind = torch.linalg.inv(mean), torch.cholesky_inverse(factor)
-    return beside + reached @ _search(apply, lambda residual: before @ residual @ behind, wanted)
+    mean = share * torch.eye(len(wanted)).to(left) + torch.stack([own @ own.mT for own in inside]).mean(0)
+    system = _System(inside, [*grams], left, torch.linalg.inv(mean), torch.cholesky_inverse(factor))
+    solution: Tensor = beside + reached @ _solve(system, wanted)
+    return solution
 
 
-def _search(
-    apply: Callable[[Tensor], Tensor], divide: Callable[[Tensor], Tensor], right: Float[Tensor, "k d"]
-) -> Float[Tensor, "k d"]:
-    """Solve apply(x) = right by conjugate gradients, preconditioned by `divide`."""
-    enough = float(right.norm()) * max(_LEFT, 100 * torch.finfo(right.dtype).eps)
-    found, residual = torch.zeros_like(right), right
-    ahead = near = divide(residual)
-    power = (residual * near).sum()
-    for _ in range(MOST_STEPS):
-        if float(residual.norm()) <= enough:
-            return found
-        turned = apply(ahead)
-        length = power / (ahead * turned).sum()
-        found = found + length * ahead
-        residual = residual - length * turned
-        near = divide(residual)
-        before, power = power, (residual * near).sum()
-        ahead = near + power / before * ahead
-    raise NumericalError(
-        f"decisions: {MOST_STEPS} steps of conjugate gradients leave a residual of {float(residual.norm()):.1e} beside "
-        f"{float(right.norm()):.1e}; lower decisions, or raise lam"
-    )
+@dataclass(frozen=True)
+class _System:
+    """The system of the outputs that some V reaches, `[k, d]`: X -> X left + sum_i V_i V_i^T X G_i."""
+
+    factors: list[Tensor]
+    """V_i, `[k, r]` with as many columns as its task has directions."""
+    grams: list[Float[Tensor, "d d"]]
+    left: Float[Tensor, "d d"]
+    before: Float[Tensor, "k k"]
+    """Inverse of the mean of the metrics."""
+    behind: Float[Tensor, "d d"]
+    """Inverse of the plain system."""
+
+    def apply(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        stacked = torch.cat(self.factors, dim=1)
+        parts = torch.split(stacked.mT @ values, [own.shape[1] for own in self.factors])
+        return values @ self.left + stacked @ torch.cat([p @ g for p, g in zip(parts, self.grams, strict=True)])
+
+    def divide(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """Return nearly what `apply` gives these values for."""
+        return self.before @ values @ self.behind
+
+    def to(self, dtype: torch.dtype) -> _System:
+        """Return the system in another dtype."""
+        factors, grams = ([one.to(dtype) for one in several] for several in (self.factors, self.grams))
+        return _System(factors, grams, *(one.to(dtype) for one in (self.left, self.before, self.behind)))
+
+    def improve(self, right: Float[Tensor, "k d"], share: float, steps: int) -> tuple[Float[Tensor, "k d"], int]:
+        """Take steps of conjugate gradients from 0 until so much of the right-hand side is left; return where they
+        lead, and how many they were."""
+        enough, found, residual = share * float(right.norm()), torch.zeros_like(right), right
+        ahead = near = self.divide(residual)
+        power = (residual * near).sum()
+        for step in range(steps):
+            if float(residual.norm()) <= enough:
+                return found, step
+            turned = self.apply(ahead)
+            length = power / (ahead * turned).sum()
+            found = found + length * ahead
+            residual = residual - length * turned
+            near = self.divide(residual)
+            before, power = power, (residual * near).sum()
+            ahead = near + power / before * ahead
+        return found, steps
+
+
+def _solve(system: _System, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+    """Solve a system by conjugate gradients in float32, from which residuals in the system's own dtype begin anew."""
+    quick, found, residual, taken = system.to(torch.float32), torch.zeros_like(right), right, 0
+    size = float(right.norm())
+    while float(residual.norm()) > size * max(_LEFT, 100 * torch.finfo(right.dtype).eps):
+        more, steps = quick.improve(residual.float(), SHARE, MOST_STEPS - taken)
+        found = found + more.to(right)
+        residual, taken = right - system.apply(found), taken + steps
+        if taken >= MOST_STEPS or not bool(torch.isfinite(residual.norm())):
+            raise NumericalError(
+                f"decisions: {taken} steps of conjugate gradients leave a residual of {float(residual.norm()):.1e} "
+                f"beside {size:.1e}; lower decisions, or raise lam"
+            )
+    return found
 
 
 def bias_in_metrics(
