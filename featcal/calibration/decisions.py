@@ -30,10 +30,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from featcal.calibration.closed_form import left_factor
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.adapter import Adapter, walking
+from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
@@ -97,7 +99,7 @@ def measure(run: Run, one: ExpertPass, head: Head | None) -> dict[str, Float[Ten
             gradients = torch.autograd.grad(margins, [*shifts.values()], allow_unused=True)
         for name, gradient in zip(shifts, gradients, strict=True):
             if gradient is not None:
-                found.setdefault(name, []).append(gradient[:, 0].double())
+                found.setdefault(name, []).append(widen(gradient[:, 0]))
     rows = {name: torch.cat(parts) for name, parts in found.items()}
     if not all(all_finite(own) for own in rows.values()):
         raise NumericalError(f"decisions: the gradient of the margins of expert '{one.task}' is not finite")
@@ -182,13 +184,14 @@ def weight_in_metrics(
 
     Raises:
         NumericalError: conjugate gradients do not come to an end.
+        SolveError: a left matrix is not positive definite.
     """
     # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
     right = right + torch.stack([one @ own - own for one, own in zip(metrics, targets, strict=True)]).sum(0)
     left = factor @ factor.mT - torch.stack([one.share * own for one, own in zip(metrics, grams, strict=True)]).sum(0)
     reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))
     wanted = reached.mT @ right
-    beside = torch.cholesky_solve((right - reached @ wanted).mT, torch.linalg.cholesky(left)).mT
+    beside = torch.cholesky_solve((right - reached @ wanted).mT, left_factor(left.clone(), 0.0, 0.0)).mT
     inside = [reached.mT @ one.factor for one in metrics]
     share = 1 - sum(one.share for one in metrics) / len(metrics)
     mean = share * torch.eye(len(wanted)).to(left) + torch.stack([own @ own.mT for own in inside]).mean(0)
@@ -247,7 +250,8 @@ def _solve(system: _System, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]
     """Solve a system by conjugate gradients in float32, from which residuals in the system's own dtype begin anew."""
     quick, found, residual, taken = system.to(torch.float32), torch.zeros_like(right), right, 0
     size = float(right.norm())
-    while float(residual.norm()) > size * max(_LEFT, 100 * torch.finfo(right.dtype).eps):
+    # Not `>`: what is not a number must not pass for a solution.
+    while not float(residual.norm()) <= size * max(_LEFT, 100 * torch.finfo(right.dtype).eps):
         more, steps = quick.improve(residual.float(), SHARE, MOST_STEPS - taken)
         found = found + more.to(right)
         residual, taken = right - system.apply(found), taken + steps
