@@ -77,7 +77,8 @@ def _numbers(config: CalibrationConfig, names: Iterable[str]) -> list[str]:
 def _rest(config: CalibrationConfig, session: Session) -> list[str]:
     """Say what differs from the suite's defaults beside a recipe's numbers and the samples."""
     defaults = opening.defaults(session)
-    said = [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
+    said = _numbers(config, ["decisions"] if config.decisions != defaults.decisions else [])
+    said += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
     said += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     said += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
     return [*said, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())]

@@ -87,9 +87,11 @@ def confirm(
     words: DeltaGenerator,
 ) -> None:
     """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
+    says = f"{plain(shown.layer)} answers first, as a point in the chart; then the exact run takes its place."
     (shown.words or words).caption(
-        f"Move a slider of the recipe: {plain(shown.layer)} answers first, as a point in the chart; then the exact run "
-        "takes its place."
+        "With δ above 0 there is no preview: the exact run answers a slider."
+        if config.decisions
+        else f"Move a slider of the recipe: {says}"
     )
     if shown.found is None:
         return

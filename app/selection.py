@@ -169,7 +169,7 @@ def file_words(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     'refined-lam0.05-rho2.1-alpha0.3-beta0.5-n64'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
-    numbers |= {name: getattr(config, name) for name in ("beta", "mu") if getattr(config, name)}
+    numbers |= {name: getattr(config, name) for name in ("beta", "mu", "decisions") if getattr(config, name)}
     numbers |= {"n": config.samples}
     numbers |= {"copies": config.augment} if config.augment else {}
     numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}
