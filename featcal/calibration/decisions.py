@@ -222,7 +222,7 @@ class _System:
         """Return nearly what `apply` gives these values for."""
         return self.before @ values @ self.behind
 
-    def to(self, dtype: torch.dtype) -> _System:
+    def convert(self, dtype: torch.dtype) -> _System:
         """Return the system in another dtype."""
         factors, grams = ([one.to(dtype) for one in several] for several in (self.factors, self.grams))
         return _System(factors, grams, *(one.to(dtype) for one in (self.left, self.before, self.behind)))
@@ -248,7 +248,7 @@ class _System:
 
 def _solve(system: _System, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
     """Solve a system by conjugate gradients in float32, from which residuals in the system's own dtype begin anew."""
-    quick, found, residual, taken = system.to(torch.float32), torch.zeros_like(right), right, 0
+    quick, found, residual, taken = system.convert(torch.float32), torch.zeros_like(right), right, 0
     size = float(right.norm())
     # Not `>`: what is not a number must not pass for a solution.
     while not float(residual.norm()) <= size * max(_LEFT, 100 * torch.finfo(right.dtype).eps):

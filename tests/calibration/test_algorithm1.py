@@ -197,9 +197,9 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
     counted: list[int] = []
     end_task = BlockStatistics.end_task
 
-    def ended(self: BlockStatistics, expert: Mapping[str, Tensor], *more: Any) -> None:
+    def ended(self: BlockStatistics, expert: Mapping[str, Tensor], *more: Any, **named: Any) -> None:
         counted[-1] += 1
-        end_task(self, expert, *more)
+        end_task(self, expert, *more, **named)
 
     monkeypatch.setattr(BlockStatistics, "end_task", ended)
     passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()

@@ -112,7 +112,7 @@ def test_passes_that_a_start_has_paid_for_are_not_paid_twice() -> None:
 
     def make() -> dict[str, Any]:
         made.append(1)
-        time.sleep(0.05)
+        time.sleep(0.5)
         return {}
 
     def cost(paid: frozenset[Any], *keys: str) -> float:
@@ -122,7 +122,7 @@ def test_passes_that_a_start_has_paid_for_are_not_paid_twice() -> None:
         return passes.sum_found().wall
 
     assert cost(frozenset(), "a") == 0  # it is in what was measured
-    assert cost(frozenset(), "a", "a") == pytest.approx(0.05, abs=0.04)
+    assert 0.5 <= cost(frozenset(), "a", "a") < 1  # once, on a machine that others use too
     assert cost(frozenset("a"), "a") == 0
     assert passes.used == {"a"}
     assert len(made) == 1
