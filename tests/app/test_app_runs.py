@@ -151,9 +151,10 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     assert History().get(run.id).pinned
     assert button(app, "Delete").disabled
     go(app, "drift")
-    assert control(app, "b").options.index("**the best** <b> · pinned run") < control(app, "b").options.index(
-        "ties · merge"
-    )
+    offered = control(app, "b").options
+    # With its score, where another test has made a table of this suite.
+    merges = [place for place, name in enumerate(offered) if name.startswith("ties · merge")]
+    assert offered.index("**the best** <b> · pinned run") < merges[0]
     control(app, "b").set_value(run.model).run()
     assert app.session_state["selection"].b == run.model
     assert healthy(go(app, "runs"))
