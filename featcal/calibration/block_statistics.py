@@ -147,9 +147,9 @@ class BlockStatistics:
 
         Args:
             vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
+            only: places of the groups whose task ends here, where others end elsewhere.
             directions: of the expert's decisions, by name of the map inside the block (`calibration.decisions`); None
                 where errors count alike.
-            only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
             InputError: a part of the task's tokens was not counted, nor merged.

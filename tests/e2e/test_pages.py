@@ -59,7 +59,7 @@ class Seen:
 
     heading: str
     levels: list[int]
-    """Of its headings, from top to bottom."""
+    """Levels of its headings, from top to bottom."""
     serious: dict[str, list[Any]]
     """Colour scheme → serious and critical findings of axe-core, each with its first places."""
     cut_off: dict[int, list[str]]
