@@ -65,13 +65,17 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
-        own.add_rows(rows)
-        share = 1 / own.norm()
-        # The cheaper order of the same product.
-        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
+        wide = len(rows) < rows.shape[1]
+        small = Gram.zeros(min(rows.shape), rows.device, rows.dtype)
+        small.add_rows(rows.mT if wide else rows)
+        share = 1 / small.norm()  # tau tau^T has the norm of tau^T tau
+        if wide:
+            pull = small.full(rows.dtype) @ rows
+            self.gram.add_rows(rows * share.sqrt().to(rows))
+        else:
+            pull = rows @ small.full(rows.dtype)
+            self.gram.add(small, share)
         pull = pull if turn is None else turn @ pull
-        self.gram.add(own, share)
         self.pull.add_((pull * (share * widen(size))).to(self.pull))
 
     def merge(self, other: Prior) -> None:
