@@ -210,7 +210,9 @@ def test_a_record_names_the_base(tmp_path: Path) -> None:
         check_for(data_path("lm-mini", "base"), ["gguf"], "owner/never-fetched")
 
 
-def test_export_adds_what_the_base_has(folder: Path, base: Path, tmp_path: Path, run: Run) -> None:
+def test_export_adds_what_the_base_has(
+    folder: Path, base: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     own = tmp_path / "own"
@@ -220,6 +222,9 @@ def test_export_adds_what_the_base_has(folder: Path, base: Path, tmp_path: Path,
     edit(own / "tokenizer_config.json", chat_template=CHATML)
     (repair,) = check_for(folder, ["ollama"], str(own)).handovers[0].commands
     assert repair == f"featcal export '{folder}' --for ollama --base {own} --out '{folder}-ollama'"
+    monkeypatch.chdir(folder)
+    (here,) = check_for(Path("."), ["ollama"], str(own)).handovers[0].commands
+    assert here == f"featcal export . --for ollama --base {own} --out '../{folder.name}-ollama'"
     out = tmp_path / "out"
     found = document(run("export", folder, "--for", "ollama", "--base", own, "--out", out, "--json"))
     assert found["added"] == [

@@ -186,7 +186,10 @@ def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle
 
 def _export_place(folder: Folder, target: str) -> Path:
     """Return the folder that one is written to with everything beside it."""
-    return Path(f"{folder.path}-{target}")
+    path = folder.path
+    if path.name in ("", ".."):  # of "." and ".." the folder's own name is not part
+        path = path / ".." / path.resolve().name
+    return path.with_name(f"{path.name}-{target}")
 
 
 def _export_command(folder: Folder, base: Base, target: str) -> str:
