@@ -162,9 +162,10 @@ def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) ->
     """Compare two models sample by sample, or many in one table.
 
     Exactly two models, without an option that belongs to a table (--table, --seeds, --out, --csv, --markdown), are
-    compared sample by sample: the difference B - A with its interval, and the samples that turned. The interval is of
-    95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; neither covers other calibration
-    seeds. A rank correlation has the interval alone, since none of its answers is right or wrong.
+    compared sample by sample: the difference B - A with its interval, and the samples that B gets right and A does not,
+    or the other way. The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test;
+    neither covers other calibration seeds. A rank correlation has the interval alone, since none of its answers is
+    right or wrong.
 
     Otherwise there is a table: scores (average, share of the experts', worst task), drift and cosine of the final
     features, what making a model costs and what it needs, with the 95 % interval over calibration seeds. Every

@@ -122,7 +122,7 @@ def compare(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Comparison:
-    """Score two models on the same samples: how much better B is than A, how sure that is, which samples turned.
+    """Score two models on the same samples: how much better B is than A, how sure that is, which answers changed.
 
     Args:
         suite, device: as in `measure_drift`.
