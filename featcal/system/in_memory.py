@@ -20,7 +20,7 @@ class Holdable(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Of its content when it was given, in hexadecimal digits."""
+        """Return the SHA-256 of its content when it was given, in hexadecimal digits."""
 
     def is_unchanged(self) -> bool:
         """Say whether its content is still what `sha256` says; reads all of it."""
