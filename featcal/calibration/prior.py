@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.alike import add_alike
-from featcal.calibration.gram import Gram
+from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
@@ -70,13 +70,12 @@ class Prior:
         small.add_rows(rows.mT if wide else rows)
         share = 1 / small.norm()  # tau tau^T has the norm of tau^T tau
         if wide:
-            pull = small.full(rows.dtype) @ rows
             self.gram.add_rows(rows * share.sqrt().to(rows))
         else:
-            pull = rows @ small.full(rows.dtype)
             self.gram.add(small, share)
-        pull = pull if turn is None else turn @ pull
-        self.pull.add_((pull * (share * widen(size))).to(self.pull))
+        inner = small.full(rows.dtype) * (share * widen(size)).to(rows)
+        left, right = (inner, rows) if wide else (rows, inner)
+        add_product(self.pull, (left if turn is None else turn @ left).mT, right)
 
     def merge(self, other: Prior) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""
@@ -84,13 +83,9 @@ class Prior:
         add_alike(self.pull, other.pull)
 
     def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
-        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype of the sums.
-
-        Args:
-            base: W_0; its product with the sum of K_i is formed in this dtype.
-        """
-        product = base @ self.gram.full(base.dtype)
-        return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
+        """Return sum_i (W_0 + rho tau_i) K_i of W_0 = base, in the dtype of the sums."""
+        dtype = self.pull.dtype
+        return torch.addmm(self.pull, base.to(dtype), self.gram.full(dtype), beta=rho)
 
 
 def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
