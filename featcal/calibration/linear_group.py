@@ -203,8 +203,8 @@ class LinearGroup:
         """
         sums = self.sums
         if not sums.priors:
-            place = sums.target.device
-            sums.priors = [Prior.zeros(rows, self.inputs, place, self._exact_products) for rows in self._rows]
+            like = sums.target
+            sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
         for name, prior in zip(self.names, sums.priors, strict=True):
             try:
                 prior.add(vectors.map_vector(name, self._modules[name], self._exact_products))
@@ -340,7 +340,7 @@ class LinearGroup:
             for name, target, pulled in zip(self.names, targets, anchors, strict=True):
                 yield (name,), partial(sums.gram.lower, dtype), target, pulled
         for place, prior in enumerate(sums.priors):
-            pull = prior.target(starts[place], config.rho)
+            pull = prior.target(starts[place].to(self._exact_products), config.rho)
             target = torch.add(targets[place], pull, alpha=mu)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
 

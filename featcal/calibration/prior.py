@@ -83,9 +83,13 @@ class Prior:
         add_alike(self.pull, other.pull)
 
     def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
-        """Return sum_i (W_0 + rho tau_i) K_i of W_0 = base, in the dtype of the sums."""
-        dtype = self.pull.dtype
-        return torch.addmm(self.pull, base.to(dtype), self.gram.full(dtype), beta=rho)
+        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype of the sums.
+
+        Args:
+            base: W_0; its product with the sum of K_i is formed in this dtype.
+        """
+        product = base @ self.gram.full(base.dtype)
+        return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
 
 
 def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
