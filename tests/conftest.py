@@ -25,12 +25,15 @@ import torch
 import turns
 import yaml
 from command_line import Run
+from hypothesis import settings
 from tiny_clip import in_float64, write_suite
 
 from featcal.evaluation import generation_check
 from featcal.family.opening import Family, open_family
 from featcal.suite.schema import Suite, load_suite
 
+settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
+settings.load_profile("untimed")
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
 

@@ -33,9 +33,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import message
 from featcal.system.resources import data_path
 
-QUICK = settings(
-    max_examples=200 if NIGHTLY else 25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=200 if NIGHTLY else 25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ODD = WRONG | ABSURD
 MERGEKIT: dict[str, Any] = {
     "merge_method": "ties",

@@ -98,7 +98,7 @@ def test_the_deployed_minimiser_is_the_calibrated_weight(tiny64: Family, monkeyp
 
 
 @given(seed=st.integers(0, 2**31), lam=st.floats(1e-3, 10))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_excess_on_random_objectives(seed: int, lam: float) -> None:
     generator = torch.Generator().manual_seed(seed)
 

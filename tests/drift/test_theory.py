@@ -153,7 +153,7 @@ def test_corollary_1_on_chains_that_grow() -> None:
 
 
 @given(seed=SEEDS, size=st.floats(0.01, 10))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_growth_bound_on_random_vectors(seed: int, size: float) -> None:
     before, p, m = random(seed, 20, 5), random(seed + 1, 20, 5) * 2, random(seed + 2, 20, 5) * size
     layer = growth(before.norm(dim=1), (m + p).norm(dim=1), m.norm(dim=1), p.norm(dim=1))
@@ -184,7 +184,7 @@ def test_no_incoming_drift_certifies_nothing() -> None:
 
 
 @given(seed=SEEDS, spread=st.floats(0.01, 5), classes=st.integers(2, 8), scale=st.floats(1, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_output_bounds_are_never_violated(seed: int, spread: float, classes: int, scale: float) -> None:
     expert = random(seed, 30, 6)
     model = expert + spread * random(seed + 1, 30, 6)

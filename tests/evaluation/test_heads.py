@@ -97,7 +97,7 @@ def test_it_is_a_head(make: Callable[[Tensor], Head]) -> None:
 
 @HEADS
 @given(seed=st.integers(0, 2**31), spread=st.floats(0.01, 10), rows=st.integers(2, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_score_moves_faster_on_a_segment(
     make: Callable[[Tensor], Head], seed: int, spread: float, rows: int
 ) -> None:

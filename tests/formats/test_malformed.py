@@ -214,9 +214,7 @@ def test_no_memory_out_of_proportion(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------- property-based
 
-QUICK = settings(
-    max_examples=150 if NIGHTLY else 40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=150 if NIGHTLY else 40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -136,7 +136,7 @@ def test_entries_that_cancel_have_no_sign() -> None:
 
 
 @pytest.mark.parametrize("digit", [9, ties._DIGIT])
-@settings(max_examples=15, deadline=None)  # 2**21 counts per part take their time
+@settings(max_examples=15)  # 2**21 counts per part take their time
 @given(
     st.lists(st.floats(-1e300, 1e300) | st.sampled_from([0.0, -1.5, 1.5]), min_size=1, max_size=40),
     st.integers(0, 39),
