@@ -17,12 +17,12 @@ STRIP = 256
 
 
 def add_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: Float[Tensor, "n d"]) -> None:
-    """Add left^T right in place; factors of another dtype or on another device are multiplied there first."""
-    if (left.dtype, left.device) == (total.dtype, total.device):
+    """Add left^T right in place; factors of another dtype give a product of that dtype, which is rounded once."""
+    if left.dtype == total.dtype:
         # Accumulated inside the product: no second matrix of this size is needed.
         total.addmm_(left.mT, right)
     else:
-        total.add_((left.mT @ right).to(total.device))
+        total.add_(left.mT @ right)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.alike import add_alike
-from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
@@ -65,17 +65,14 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        wide = len(rows) < rows.shape[1]
-        small = Gram.zeros(min(rows.shape), rows.device, rows.dtype)
-        small.add_rows(rows.mT if wide else rows)
-        share = 1 / small.norm()  # tau tau^T has the norm of tau^T tau
-        if wide:
-            self.gram.add_rows(rows * share.sqrt().to(rows))
-        else:
-            self.gram.add(small, share)
-        inner = small.full(rows.dtype) * (share * widen(size)).to(rows)
-        left, right = (inner, rows) if wide else (rows, inner)
-        add_product(self.pull, (left if turn is None else turn @ left).mT, right)
+        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
+        own.add_rows(rows)
+        share = 1 / own.norm()
+        # The cheaper order of the same product.
+        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
+        pull = pull if turn is None else turn @ pull
+        self.gram.add(own, share)
+        self.pull.add_((pull * (share * widen(size))).to(self.pull))
 
     def merge(self, other: Prior) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""
