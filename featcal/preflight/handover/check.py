@@ -187,7 +187,7 @@ def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle
 def _export_place(folder: Folder, target: str) -> Path:
     """Return the folder that one is written to with everything beside it."""
     path = folder.path
-    if path.name in ("", ".."):  # of "." and ".." the folder's own name is not part
+    if path.name in ("", ".."):  # "." and ".." do not say what the folder is called
         path = path / ".." / path.resolve().name
     return path.with_name(f"{path.name}-{target}")
 
