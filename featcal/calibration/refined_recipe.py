@@ -13,10 +13,9 @@ added, and a target moved by the gap would be wrong by the norm. Such a map is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.distributed import end_task
@@ -121,7 +120,6 @@ class _CountedBlock:
         self._base: Named = {}
         if config.mu or config.weigh_tokens:  # what task vectors are taken from
             self._base = block.local(self._run.compute.move(self._run.base.read(block.names)))
-        self._read: dict[str, dict[str, Tensor]] = {}
         self._entering: set[str] = set()
         """Modules whose inputs are the residual stream in front of a part."""
         self._traces: dict[str, CallList] = {}
@@ -138,7 +136,7 @@ class _CountedBlock:
         self._entering, seconds = {part.entering for part in parts if part.entering}, self._run.seconds
         own = [one for one in counting if one.config is self._config and not one.routing]
         groups = [group for one in own for group in one.linears]
-        for task, expert in self._experts():
+        for task, expert in self._streams.walk.experts_at(self._block):
             rows, acting = self._streams.rows[task], self._begin_acting(groups, task, expert)
             inputs, outputs = self._find_needed(counting, task)
             watched = inputs | {group.names[0] for group in groups if acting}
@@ -167,7 +165,10 @@ class _CountedBlock:
         name = next(name for name in part.given if name in statistics.modules)
         # without a router all modules of a piece are given what the first one is given
         watched = statistics.modules if statistics.routing else {name: statistics.modules[name]}
-        for task, expert in self._experts():
+        # Not kept from piece to piece: a block of every expert is more than all else that is in memory. The inputs of a
+        # member of a mixture are made of maps of other pieces.
+        needed = None if statistics.routing else statistics.modules
+        for task, expert in self._streams.walk.experts_at(self._block, needed):
             rows, calls, weighed = self._streams.rows[task], self._streams.student[task].calls, self._weighed[task]
             if statistics.routing and self._config.weigh_tokens:
                 weighed = self._weigh_routed(statistics, run, task, expert)
@@ -216,14 +217,6 @@ class _CountedBlock:
                 for position, call in enumerate(lane.calls):
                     lane.calls.put(position, run(call))
             self._run.store.settle()
-
-    def _experts(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield every task with its expert's tensors of the block; read once where memory is not limited."""
-        if self._run.store.is_limited:
-            yield from self._streams.walk.experts_at(self._block)
-            return
-        self._read = self._read or dict(self._streams.walk.experts_at(self._block))
-        yield from self._read.items()
 
     def _task_vectors(self, task: str, expert: Named) -> TaskVectors:
         return TaskVectors(self._block, expert, self._base, self._streams.experts[task].weights)

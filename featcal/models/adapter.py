@@ -152,9 +152,14 @@ class Block:
         """Return every module of the given classes by name inside the block, in module order."""
         return {name: module for name, module in self.module.named_modules() if isinstance(module, kinds)}
 
+    def names_of(self, modules: Collection[str]) -> tuple[str, ...]:
+        """Return the canonical names of the tensors of some modules, by name inside the block."""
+        starts = tuple(f"{self.stored_name(module)}." for module in modules)
+        return tuple(name for name in self.names if name.startswith(starts))
+
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the block's tensors under their names inside the block, given those under canonical names."""
-        return {name[len(self.name) + 1 :]: tensors[name] for name in self.names}
+        """Return those of some tensors that are the block's, under their names inside it, given canonical names."""
+        return {name[len(self.name) + 1 :]: tensors[name] for name in self.names if name in tensors}
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors under canonical names, given those under names inside the block."""

@@ -208,9 +208,14 @@ class Lane:
         """The call of the next block for every batch."""
         self._kept, self._name, self._fixed = kept, name, fixed
 
-    def tensors(self, block: Block) -> dict[str, Tensor]:
-        """Return the model's tensors of a block as they are stored, by name inside the block, on the compute device."""
-        return block.local(self.compute.move(self.weights.read(block.names)))
+    def tensors(self, block: Block, modules: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return the model's tensors of a block as they are stored, by name inside the block, on the compute device.
+
+        Args:
+            modules: names inside the block of those that are enough; None for all of it.
+        """
+        names = block.names if modules is None else block.names_of(modules)
+        return block.local(self.compute.move(self.weights.read(names)))
 
     def enter(self, entrance: Entrance) -> Iterator[Entry]:
         """Replace the calls by first calls of a stage, and yield old and new ones; to be consumed to the end."""

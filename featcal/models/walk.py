@@ -6,7 +6,7 @@ what they captured. Calibration, drift, feature sources and final features are v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -96,12 +96,18 @@ class Walk:
             self._done += 1
             self._run.store.settle()
 
-    def experts_at(self, block: Block) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield every task with its expert's tensors of a block, placed as stored, by name inside the block."""
+    def experts_at(
+        self, block: Block, modules: Collection[str] | None = None
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield every task with its expert's tensors of a block, placed as stored, by name inside the block.
+
+        Args:
+            modules: names inside the block of those that are enough; None for all of it.
+        """
         seconds = self._run.seconds
         # Tensors in memory are looked up: a thread for that would only take turns with this one.
         if all(is_in_memory(lane.weights, block.names) for lane in self.experts.values()):
-            yield from ((task, lane.tensors(block)) for task, lane in self.experts.items())
+            yield from ((task, lane.tensors(block, modules)) for task, lane in self.experts.items())
             return
         # Reading the next expert ahead needs memory for a second one.
         ahead = not self._run.store.is_limited
@@ -109,8 +115,9 @@ class Walk:
             reading: Future[dict[str, Tensor]] | None = None
             for task, following in zip_longest(self.experts, list(self.experts)[1:]):
                 with seconds("load"):
-                    tensors = self.experts[task].tensors(block) if reading is None else reading.result()
-                reading = reader.submit(self.experts[following].tensors, block) if ahead and following else None
+                    tensors = self.experts[task].tensors(block, modules) if reading is None else reading.result()
+                lane = self.experts[following] if ahead and following else None
+                reading = None if lane is None else reader.submit(lane.tensors, block, modules)
                 yield task, tensors
                 # Or this expert's tensors would stay until the next one's are there.
                 del tensors

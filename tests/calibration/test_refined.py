@@ -3,7 +3,7 @@ computation in the tests of every architecture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.residual_parts import Part
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Call
+from featcal.models.adapter import Block, Call
 from featcal.models.compute import computing
-from featcal.models.lane import run_block
+from featcal.models.lane import Lane, run_block
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
@@ -198,3 +198,21 @@ def test_what_counted_pieces_needed_of_the_experts_leaves_memory(tiny: Family, m
         assert names <= set().union(*counted[place + 1 :])
     assert left[0]
     assert not left[-1]
+
+
+def test_a_piece_reads_of_the_experts_what_it_counts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks of all experts at once would be more than all else that is in memory."""
+    block, read, tensors = tiny.adapter.blocks()[0], list[list[str]](), Lane.tensors
+
+    def noting(lane: Lane, asked: Block, modules: Collection[str] | None = None) -> dict[str, Tensor]:
+        found = tensors(lane, asked, modules)
+        if asked == block and lane.weights is next(iter(tiny.experts.values())):
+            read.append(sorted(found))
+        return found
+
+    monkeypatch.setattr(Lane, "tensors", noting)
+    calibrate(tiny, config_for(tiny, recipe="informed", samples=4))
+    whole = [one for one in read if len(one) == len(block.names)]
+    pieces = [name for one in read if len(one) < len(block.names) for name in one]
+    assert len(whole) == 2  # one of them to find the residual parts
+    assert sorted(pieces) == whole[0]

@@ -114,9 +114,9 @@ def test_an_expert_is_read_ahead_where_no_budget_bounds_memory(
     """The tensors of a second one are memory of which a budget knows nothing."""
     elsewhere, tensors = list[bool](), Lane.tensors
 
-    def noting(lane: Lane, block: Block) -> dict[str, torch.Tensor]:
+    def noting(lane: Lane, block: Block, modules: None) -> dict[str, torch.Tensor]:
         elsewhere.append(current_thread() is not main_thread())
-        return tensors(lane, block)
+        return tensors(lane, block, modules)
 
     monkeypatch.setattr(Lane, "tensors", noting)
     passes = {task: tiny.expert_pass(tiny.samples(task, "test", 2, 0), 2) for task in TASKS}

@@ -148,6 +148,11 @@ def test_query_key_value_are_views_of_the_packed_tensor(folder: Path) -> None:
     assert back.keys() == stored.keys()
     assert all(back[name].equal(stored[name]) for name in stored)
     assert not any("bias" in name for name in block.canonical({n: t for n, t in local.items() if "weight" in n}))
+    some = block.names_of(["attn.k_proj", "ln_1"])
+    assert some == tuple(
+        f"{block.name}.{name}" for name in ("ln_1.weight", "ln_1.bias", "attn.in_proj_weight", "attn.in_proj_bias")
+    )
+    assert block.local(weights.read(some))["attn.k_proj.bias"].equal(local["attn.k_proj.bias"])
 
 
 @torch.no_grad()

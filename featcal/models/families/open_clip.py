@@ -94,8 +94,14 @@ class PackedBlock(Block):
         own = dict.fromkeys(_packed_name(name) for name, _ in self.module.named_parameters())
         object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in own))
 
+    def names_of(self, modules: Collection[str]) -> tuple[str, ...]:
+        """Return the names in files of the tensors that hold those of some modules, by name inside the block."""
+        starts = tuple(f"{module}." for module in modules)
+        own = (_packed_name(name) for name, _ in self.module.named_parameters() if name.startswith(starts))
+        return tuple(f"{self.name}.{name}" for name in dict.fromkeys(own))
+
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the block's tensors by name inside it; query, key and value are views of the packed tensor."""
+        """Return tensors of the block by name inside it; query, key and value are views of the packed tensor."""
         local = super().local(tensors)
         for kind in ("weight", "bias"):
             packed = local.pop(f"attn.in_proj_{kind}", None)

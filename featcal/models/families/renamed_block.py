@@ -50,12 +50,12 @@ class NamedBlock(Block):
         return found
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the block's tensors under their names inside it; parts of one stored tensor are views of it."""
+        """Return tensors of the block under their names inside it; parts of one stored tensor are views of it."""
         local: dict[str, Tensor] = {}
         for stored, parts in self._own().items():
-            # Views and not copies: solving a part in place writes into the whole tensor.
-            views = torch.split(tensors[f"{self.name}.{stored}"], [*parts.values()])
-            local |= zip(parts, views, strict=True)
+            if (whole := tensors.get(f"{self.name}.{stored}")) is not None:
+                # Views and not copies: solving a part in place writes into the whole tensor.
+                local |= zip(parts, torch.split(whole, [*parts.values()]), strict=True)
         return local
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
