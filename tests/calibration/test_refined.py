@@ -201,7 +201,7 @@ def test_what_counted_pieces_needed_of_the_experts_leaves_memory(tiny: Family, m
 
 
 def test_a_piece_reads_of_the_experts_what_it_counts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks of all experts at once would be more than all else that is in memory."""
+    """A block of all experts, kept until its last piece, would be memory that grows with their number."""
     block, read, tensors = tiny.adapter.blocks()[0], list[list[str]](), Lane.tensors
 
     def noting(lane: Lane, asked: Block, modules: Collection[str] | None = None) -> dict[str, Tensor]:
