@@ -165,8 +165,8 @@ class _CountedBlock:
         name = next(name for name in part.given if name in statistics.modules)
         # without a router all modules of a piece are given what the first one is given
         watched = statistics.modules if statistics.routing else {name: statistics.modules[name]}
-        # Read anew for every piece: a block of all experts, kept until the last piece, would grow with their number. What
-        # a member of a mixture is given is made of maps of other pieces.
+        # Read anew for every piece: a block of all experts, kept until the last piece, would grow with their number.
+        # What a member of a mixture is given is made of maps of other pieces.
         needed = None if statistics.routing else statistics.modules
         for task, expert in self._streams.walk.experts_at(self._block, needed):
             rows, calls, weighed = self._streams.rows[task], self._streams.student[task].calls, self._weighed[task]
