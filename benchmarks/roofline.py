@@ -6,11 +6,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from families import ClipShape
 
+if TYPE_CHECKING:
+    import torch
+
 SIDE = {"cpu": 3072, "cuda": 8192}
-"""Side of the square products that are timed."""
+"""Side of the largest square products that are timed."""
 DTYPES = {
     "exact": {"expert_forward": "float32", "student_forward": "float32", "moments": "float32", "solve": "float64"},
     "fast": {"expert_forward": "bfloat16", "student_forward": "bfloat16", "moments": "bfloat16", "solve": "float32"},
@@ -60,22 +64,31 @@ def gemm_peaks(device: str) -> dict[str, float]:
     """Operations per second of square products, by dtype: the best of six, with the kernels that featcal takes."""
     import torch
 
-    from featcal.models.compute import computing
-
-    side = SIDE[device.partition(":")[0]]
+    largest = SIDE[device.partition(":")[0]]
     found = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        a, b = (torch.randn(side, side, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
-        best = float("inf")
-        for _ in range(6):
-            _wait(device)
-            started = time.perf_counter()
-            with computing:
-                a @ b
-            _wait(device)
-            best = min(best, time.perf_counter() - started)
+        side = largest // 8
+        # A processor without bfloat16 products would take a minute for one of the largest.
+        while (seconds := _seconds_of_product(side, dtype, device)) < 0.5 and side < largest:
+            side *= 2
+        best = min(seconds, *(_seconds_of_product(side, dtype, device) for _ in range(5)))
         found[str(dtype).removeprefix("torch.")] = 2 * side**3 / best
     return found
+
+
+def _seconds_of_product(side: int, dtype: torch.dtype, device: str) -> float:
+    """Time one product of two square matrices."""
+    import torch
+
+    from featcal.models.compute import computing
+
+    a, b = (torch.randn(side, side, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+    _wait(device)
+    started = time.perf_counter()
+    with computing:
+        a @ b
+    _wait(device)
+    return time.perf_counter() - started
 
 
 def _block_forward(shape: ClipShape, samples: int) -> int:
