@@ -77,6 +77,7 @@ def calibrate(
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.calibration.memory import MemoryLimits
+    from featcal.preflight.estimates import note_slow_precision
     from featcal.system.distributed import join_process_group, own_device
 
     if max_memory is None:
@@ -94,6 +95,9 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
+        # Before the work: it is what one would rather know before than behind it.
+        for note in [] if ranks.rank else note_slow_precision(config, family.compute.device):
+            say(f"note: {note}", err=True)
         limits = MemoryLimits(max_memory, max_device_memory)
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
     if not document:  # of several processes rank 0 alone prints

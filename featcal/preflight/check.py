@@ -16,7 +16,8 @@ from featcal.family.outside_tower import note_left_out
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
-from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
+from featcal.models.compute import compute_for
+from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, note_slow_precision, probe_seconds
 from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
@@ -101,7 +102,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         sizes = {task: drawn.get(task) or _assume_draw(opened.adapter, config) for task in suite.tasks}
         merged = opened.weights.get("merged", opened.weights["base"]).info
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
-        general.notes += _scarce(estimates, places)
+        general.notes += [*_scarce(estimates, places), *note_slow_precision(config, compute_for("auto").device)]
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
     if diagonal is None:
         general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))

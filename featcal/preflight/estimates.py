@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,10 @@ import torch
 from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import calibrated_blocks, calibrated_maps, select_tasks
 from featcal.calibration.memory import working_bytes
-from featcal.calibration.precision import product_dtype
+from featcal.calibration.precision import product_dtype, solve_dtype
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
-from featcal.models.compute import computing
+from featcal.models.compute import DTYPES, computing
 from featcal.models.linear_maps import widths
 from featcal.preflight.samples import Drawn
 from featcal.suite.calibration_options import CalibrationConfig
@@ -136,21 +137,34 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: Ca
     drawn, chosen = select_tasks(config, drawn), calibrated_blocks(adapter, config)
     tokens = [int(one.samples * one.tokens) for one in drawn.values()]
     batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
-    single = double = 0.0
+    features = DTYPES[config.precision]
+    products = product_dtype(features, config)
+    solve = solve_dtype(products)
+    counts = dict.fromkeys((features, products, solve), 0.0)
     passes = 0
     for stage, index in _places(adapter):
         solved = stage.blocks[index].name in chosen
-        forward, products, solve = _operations(stage, index, tokens, config if solved else None)
         own = FORWARDS if solved else FORWARDS - 1
         passes += own
-        single += own * forward
-        if product_dtype(torch.float32, config) is torch.float64:
-            double += products
-        else:
-            single += products
-        double += solve
-    rates = {dtype: EFFICIENCY * gemm_rate(dtype) for dtype in (torch.float32, torch.float64)}
-    return single / rates[torch.float32] + double / rates[torch.float64] + passes * batches * CALL
+        in_forward, in_products, in_solve = _operations(stage, index, tokens, config if solved else None)
+        counts[features] += own * in_forward
+        counts[products] += in_products
+        counts[solve] += in_solve
+    arithmetic = math.fsum(count / (EFFICIENCY * gemm_rate(dtype)) for dtype, count in counts.items())
+    return arithmetic + passes * batches * CALL
+
+
+def note_slow_precision(config: CalibrationConfig, device: torch.device) -> list[str]:
+    """Return a note where "fast" is slower than "exact": on processors without instructions for bfloat16."""
+    if config.precision != "fast" or device.type != "cpu":
+        return []
+    slower = gemm_rate(torch.float32) / gemm_rate(DTYPES["fast"])
+    if slower <= 1:
+        return []
+    return [
+        f"precision fast is slow on this processor, which multiplies bfloat16 {slower:.0f} times as slowly as float32; "
+        "precision exact is faster"
+    ]
 
 
 def _operations(

@@ -231,7 +231,8 @@ class CalibrationConfig:
     )
     precision: str = _option(
         "exact", "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
-        "solve (below lam 1e-3 float32 products and float64 solve).", choices=PRECISIONS,
+        "solve (below lam 1e-3 float32 products and float64 solve); slow on processors without bfloat16.",
+        choices=PRECISIONS,
     )
 
     blocks: Sequence[str] | None = _parts(

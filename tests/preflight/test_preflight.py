@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shlex
@@ -19,6 +20,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from command_line import Run
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from lanes import cases_by_message
@@ -41,6 +43,7 @@ from featcal.preflight import estimates
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal
+from featcal.preflight.samples import Drawn
 from featcal.preflight.tokenizers import tokenizer_disagreement
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
@@ -697,6 +700,34 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
     assert found is not None
     assert found.seconds == pytest.approx(found.start_seconds)
     assert found.start_seconds == estimates.START
+
+
+def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "CALL", 0.0)
+    drawn, seconds = {task: Drawn(64, 5.0, 100.0) for task in tiny.suite.tasks}, {}
+    for precision in ("exact", "fast"):
+        config = CalibrationConfig(lam=0.05, precision=precision)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            monkeypatch.setattr(estimates, "gemm_rate", lambda asked, one=dtype: 1e9 if asked is one else math.inf)
+            seconds[precision, dtype] = estimates.calibration_seconds(tiny.adapter, drawn, config)
+    assert min(seconds["exact", torch.float64], seconds["exact", torch.float32]) > 0
+    assert seconds["exact", torch.bfloat16] == seconds["fast", torch.float64] == 0
+    # fast: features and products in bfloat16, the solve in float32.
+    assert seconds["fast", torch.bfloat16] == seconds["exact", torch.float32]
+    assert seconds["fast", torch.float32] == seconds["exact", torch.float64]
+
+
+@pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (2e11, False)])
+def test_slow_bfloat16_is_said_before_anyone_waits_for_it(
+    rate: float, noted: bool, run: Run, edit_suite: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: rate if dtype is torch.bfloat16 else 1.5e11)
+    said = "multiplies bfloat16 150 times as slowly as float32; precision exact is faster"
+    suite = edit_suite(lambda content: content.update(calibration={"precision": "fast", "samples": 4}))
+    assert any(said in note for note in check(load_suite(suite), probe=False).notes) == noted
+    calibrate = ("calibrate", suite, "--device", "cpu", "--out")
+    assert (said in run(*calibrate, tmp_path / "fast")[2]) == noted
+    assert "slow" not in run(*calibrate, tmp_path / "exact", "--precision", "exact")[2]
 
 
 def test_operations_of_a_block_counted_by_hand(tiny: Family) -> None:
