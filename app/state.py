@@ -21,7 +21,7 @@ from app.maps import MapWorker
 from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.evaluation.evaluate import Scores
-from featcal.server.lengths import is_long, seconds_to_score
+from featcal.server.lengths import is_long, seconds_to_score, share_cores
 from featcal.session.fingerprint import Stamp, suite_stamp
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -215,7 +215,9 @@ def session() -> Session:
     """
     suite, files = opened_files()
     with st.spinner("Reading the models …"):
-        return _held_sessions().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
+        opened = _held_sessions().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
+    share_cores(opened)
+    return opened
 
 
 def opened_files() -> tuple[Suite, Stamp]:

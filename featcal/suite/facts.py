@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from featcal.suite.schema import SPLITS, Suite, load_suite, references
@@ -54,11 +55,16 @@ def _find_shipped_name(suite: Suite) -> str | None:
         if file is None or file.resolve().parent != suite.root:
             continue
         try:
-            if load_suite(name).model_dump() == suite.model_dump():
+            if _shipped_content(name) == suite.model_dump():
                 return name
         except InputError:  # another one than this
             continue
     return None
+
+
+@cache
+def _shipped_content(name: str) -> dict[str, Any]:
+    return load_suite(name).model_dump()
 
 
 def _digest(part: object) -> str:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -563,6 +564,21 @@ def test_long_is_what_takes_longer_than_a_process_to_start_or_is_of_a_large_mode
     monkeypatch.setattr(lengths, "SMALL", 100)
     assert not lengths.is_long(session, lengths.LONG)
     assert lengths.is_long(session, lengths.LONG + 0.1)
+
+
+def test_tiny_models_leave_a_core_to_the_browser(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, before = Session(tiny), torch.get_num_threads()
+
+    def threads(cores: int) -> int:
+        monkeypatch.setattr(lengths, "_threads_at_first", lambda: cores)
+        with ThreadPoolExecutor(1) as visitor:
+            visitor.submit(lengths.share_cores, session).result()
+            return visitor.submit(torch.get_num_threads).result()
+
+    assert [threads(cores) for cores in (5, 2, 1)] == [4, 1, 1]
+    monkeypatch.setattr(lengths, "TINY", 100)
+    assert threads(5) == 5
+    assert torch.get_num_threads() == before  # of other visitors
 
 
 def test_estimates_grow_with_samples(tiny: Family) -> None:
