@@ -14,7 +14,7 @@ from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
-from featcal.calibration.config import config_of, resolve, select_tasks
+from featcal.calibration.config import config_of, config_of_suite, resolve, select_tasks
 from featcal.calibration.decisions import add_directions
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
@@ -65,11 +65,13 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
         asked: fields of `CalibrationConfig` and `SHORTHANDS`, by name.
 
     Raises:
-        InputError: no such option, a value outside its range, or an option that means nothing to the architecture.
+        InputError: no such option, a value outside its range, or an option that means nothing to the architecture,
+            among those of the suite too.
     """
     problems = [f"no option '{name}'.{did_you_mean(name, ASKED)}" for name in asked if name not in ASKED]
     if problems:
         raise InputError(*problems)
+    config_of_suite(family.suite, family.adapter)  # or the card, which names them, fails when all the work is done
     given = {name: value for name, value in asked.items() if value is not None}
     recommended = family.suite.calibration.explicit_options()
     if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):

@@ -17,6 +17,7 @@ from featcal.suite.calibration_options import (
     recipe_numbers,
 )
 from featcal.suite.methods import ALL
+from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
@@ -48,6 +49,22 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
             raise InputError(f"cautious sets alpha and beta of featcal's own recipes; {why}")
         options |= CAUTIOUS
     return resolve(CalibrationConfig(**options), adapter, tasks)
+
+
+def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
+    """Return the options that a suite recommends, and the recipe's for the architecture where it says nothing.
+
+    Args:
+        adapter: None where the architecture is unknown.
+
+    Raises:
+        InputError: as `config_of`, in words that say whose options these are.
+    """
+    asked = suite.calibration.explicit_options()
+    try:
+        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked)
+    except InputError as error:
+        raise InputError(*(f"calibration options of the suite: {problem}" for problem in error.problems)) from None
 
 
 def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,11 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import percent, readable
 from featcal.system.libraries import load_libraries
 from featcal.system.progress import keep_memory, silent
+
+if TYPE_CHECKING:
+    from featcal.family.opening import Family
+    from featcal.suite.calibration_options import CalibrationConfig
+    from featcal.system.distributed import Ranks
 
 
 @click.command()
@@ -77,7 +82,6 @@ def calibrate(
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.calibration.memory import MemoryLimits
-    from featcal.preflight.estimates import note_slow_precision
     from featcal.system.distributed import join_process_group, own_device
 
     if max_memory is None:
@@ -95,9 +99,7 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
-        # Before the work: it is what one would rather know before than behind it.
-        for note in [] if ranks.rank else note_slow_precision(config, family.compute.device):
-            say(f"note: {note}", err=True)
+        _say_beforehand(config, family, ranks)
         limits = MemoryLimits(max_memory, max_device_memory)
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
     if not document:  # of several processes rank 0 alone prints
@@ -111,6 +113,14 @@ def calibrate(
     # A missing canary is a failure too: generation could not be checked.
     if require_canary and document.get("canary", {}).get("broken", True):
         raise SystemExit(1)
+
+
+def _say_beforehand(config: CalibrationConfig, family: Family, ranks: Ranks) -> None:
+    """Say once for all processes what one would rather know before the work than behind it."""
+    from featcal.preflight.estimates import note_slow_precision
+
+    for note in [] if ranks.rank else note_slow_precision(config, family.compute.device):
+        say(f"note: {note}", err=True)
 
 
 def _say_written(document: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.config import config_of
+from featcal.calibration.config import config_of, config_of_suite
 from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
@@ -159,14 +159,11 @@ def _count(shape: tuple[int, ...]) -> int:
 
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
     """Return the options of a calibration; where the suite's are out of range the paper's, with the problem."""
-
-    def read(asked: Mapping[str, Any]) -> CalibrationConfig:
-        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked)
-
     try:
-        return read(suite.calibration.explicit_options()), Report()
+        return config_of_suite(suite, adapter), Report()
     except InputError as error:
-        return read({}), Report([f"calibration options of the suite: {problem}" for problem in error.problems])
+        paper = CalibrationConfig() if adapter is None else config_of(adapter, suite.tasks, {})
+        return paper, Report([*error.problems])
 
 
 def _lineage(family: Family | None, opened: Opened) -> Lineages | None:

@@ -17,7 +17,7 @@ from lanes import rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import carried_text
 from featcal.family.opening import Family, open_family
@@ -102,6 +102,13 @@ def test_defects_of_models_and_samples(own_suite_file: Path, name: str) -> None:
     plant(own_suite_file.parent)
     found = "\n".join(check(load_suite(own_suite_file)).problems)
     assert [message for message in messages if message not in found] == []
+
+
+def test_options_of_the_suite_that_others_stand_in_for(edit_suite: Edit) -> None:
+    """The card names them, so that a calibration with other ones failed when all its work was done."""
+    family = open_family(load_suite(edit_suite(lambda suite: suite.update(calibration={"samples": -1}))), "cpu")
+    with pytest.raises(InputError, match=r"^calibration options of the suite: samples is -1; it is at least 1$"):
+        config_for(family, samples=12)
 
 
 def test_unknown_split_from_python(tiny: Family) -> None:
