@@ -65,13 +65,11 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
         asked: fields of `CalibrationConfig` and `SHORTHANDS`, by name.
 
     Raises:
-        InputError: no such option, a value outside its range, or an option that means nothing to the architecture,
-            among those of the suite too.
+        InputError: no such option, a value outside its range, or an option that means nothing to the architecture.
     """
     problems = [f"no option '{name}'.{did_you_mean(name, ASKED)}" for name in asked if name not in ASKED]
     if problems:
         raise InputError(*problems)
-    config_of_suite(family.suite, family.adapter)  # or the card, which names them, fails when all the work is done
     given = {name: value for name, value in asked.items() if value is not None}
     recommended = family.suite.calibration.explicit_options()
     if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):
@@ -143,6 +141,7 @@ def calibrate(
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     opened = ensure_family(suite, device)
+    config_of_suite(opened.suite, opened.adapter)  # are named in the card, and are to be sound then
     config = resolve(config or config_for(opened), opened.adapter, opened.suite.tasks)
     family = ensure_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
@@ -186,6 +185,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
+    config_of_suite(family.suite, family.adapter)  # are named in the card, and are to be sound then
     config = resolve(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
     require_packable(family, config)

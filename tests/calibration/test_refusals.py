@@ -104,11 +104,15 @@ def test_defects_of_models_and_samples(own_suite_file: Path, name: str) -> None:
     assert [message for message in messages if message not in found] == []
 
 
-def test_options_of_the_suite_that_others_stand_in_for(edit_suite: Edit) -> None:
+def test_options_of_the_suite_that_others_stand_in_for(edit_suite: Edit, tmp_path: Path) -> None:
     """The card names them, so that a calibration with other ones failed when all its work was done."""
     family = open_family(load_suite(edit_suite(lambda suite: suite.update(calibration={"samples": -1}))), "cpu")
-    with pytest.raises(InputError, match=r"^calibration options of the suite: samples is -1; it is at least 1$"):
-        config_for(family, samples=12)
+    refused = r"^calibration options of the suite: samples is -1; it is at least 1$"
+    with pytest.raises(InputError, match=refused):
+        calibrate(family, CONFIG)
+    with pytest.raises(InputError, match=refused):
+        calibrate_to_folder(family, CONFIG, tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_unknown_split_from_python(tiny: Family) -> None:
