@@ -38,6 +38,18 @@ class ClipShape:
         """Patches and the class token."""
         return (self.image // self.patch) ** 2 + 1
 
+    @property
+    def stem(self) -> int:
+        """Multiplications and additions for a picture ahead of the first block."""
+        return 2 * (self.tokens - 1) * 3 * self.patch**2 * self.width
+
+    def groups(self, last: bool) -> list[tuple[int, int]]:
+        """(inputs, outputs) of linear maps of a block that share a Gram matrix; in the last one the query has weights
+        of its own."""
+        d = self.width
+        attention = [(d, d), (d, 2 * d)] if last else [(d, 3 * d)]
+        return [*attention, (d, d), (d, self.hidden), (self.hidden, d)]
+
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
         return {
@@ -64,6 +76,21 @@ class LlamaShape:
     heads: int = 16
     kv_heads: int = 4
     vocabulary: int = 32000
+    stem = 0
+
+    def groups(self, last: bool) -> list[tuple[int, int]]:
+        """(inputs, outputs) of linear maps of a block that share a Gram matrix; the last block is as the others."""
+        d, keys = self.width, self.kv_heads * self.width // self.heads
+        return [(d, d + 2 * keys), (d, d), (d, 2 * self.hidden), (self.hidden, d)]
+
+    @property
+    def block(self) -> int:
+        """Parameters of the linear maps of a block."""
+        return sum(d * m for d, m in self.groups(False))
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks * self.block + 2 * self.vocabulary * self.width
 
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
@@ -77,6 +104,10 @@ class LlamaShape:
 
 LLAMA_1B = LlamaShape(width=2048, hidden=5632, blocks=22, heads=32, kv_heads=4)
 """1.1 billion parameters."""
+LLAMA_8B = LlamaShape(width=4096, hidden=14336, blocks=32, heads=32, kv_heads=8, vocabulary=128256)
+LLAMA_70B = LlamaShape(width=8192, hidden=28672, blocks=80, heads=64, kv_heads=8, vocabulary=128256)
+PADDING = 1 / 8
+"""Share of the rows' tokens in a Llama suite that are padding."""
 SHARDS = 4
 """Files of every model of a Llama suite."""
 
@@ -105,7 +136,7 @@ def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:
 def llama_suite(work: Path, shape: LlamaShape, tasks: int, samples: int, length: int) -> Path:
     """Suite file of bf16 models in `SHARDS` shards, with `samples` rows of `length` random token ids for each task.
 
-    A quarter of the rows is padded; blocks straddle shards.
+    A quarter of the rows is padded to half (`PADDING`); blocks straddle shards.
     """
     root = work / "llama-{width}x{hidden}x{blocks}-{heads}-{kv_heads}-{vocabulary}-{n}".format(
         **asdict(shape), n=SHARDS

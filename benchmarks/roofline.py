@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from families import ClipShape
+from families import PADDING, ClipShape, LlamaShape
 
 if TYPE_CHECKING:
     import torch
@@ -37,21 +37,34 @@ class Flops:
 
 
 def clip_flops(shape: ClipShape, tasks: int, samples: int) -> Flops:
-    """What Algorithm 1 needs on a vision tower: matrix products alone, no norms, softmax or elementwise work.
+    """What Algorithm 1 needs on a vision tower; see `flops`."""
+    return flops(shape, tasks, samples, shape.tokens)
+
+
+def llama_flops(shape: LlamaShape, tasks: int, samples: int, length: int) -> Flops:
+    """What Algorithm 1 needs on rows of so many tokens of a Llama suite; see `flops`."""
+    return flops(shape, tasks, samples, length, 1 - PADDING)
+
+
+def flops(shape: ClipShape | LlamaShape, tasks: int, samples: int, length: int, seen: float = 1.0) -> Flops:
+    """Matrix products alone: no norms, softmax or elementwise work.
 
     The expert runs every block once. The student runs it twice, the first time without its last product. A Gram
     matrix is counted as the symmetric product it is, per distinct input.
+
+    Args:
+        length: tokens of a sample.
+        seen: share of the tokens that count for the Gram matrices; the others are padding.
     """
-    rows = samples * shape.tokens
-    block = _block_forward(shape, samples)
-    last_product = 2 * rows * shape.hidden * shape.width
-    patches = 2 * samples * (shape.tokens - 1) * 3 * shape.patch**2 * shape.width
-    groups = [_groups(shape, index == shape.blocks - 1) for index in range(shape.blocks)]
+    rows, counted = samples * length, round(samples * length * seen)
+    groups = [group for index in range(shape.blocks) for group in shape.groups(index == shape.blocks - 1)]
+    block = 2 * rows * sum(d * m for d, m in shape.groups(False)) + 4 * rows * length * shape.width
+    last_product, stem = 2 * rows * shape.hidden * shape.width, samples * shape.stem
     return Flops(
-        expert_forward=tasks * (patches + shape.blocks * block),
-        student_forward=tasks * (patches + shape.blocks * (2 * block - last_product)),
-        moments=tasks * sum(_moments(rows, d, m) for block_groups in groups for d, m in block_groups),
-        solve=sum(_solve(d, m) for block_groups in groups for d, m in block_groups),
+        expert_forward=tasks * (stem + shape.blocks * block),
+        student_forward=tasks * (stem + shape.blocks * (2 * block - last_product)),
+        moments=tasks * sum(moments(counted, d, m) for d, m in groups),
+        solve=sum(solve(d, m) for d, m in groups),
     )
 
 
@@ -91,27 +104,13 @@ def _seconds_of_product(side: int, dtype: torch.dtype, device: str) -> float:
     return time.perf_counter() - started
 
 
-def _block_forward(shape: ClipShape, samples: int) -> int:
-    """Six linear maps and the two products of attention."""
-    rows = samples * shape.tokens
-    linear = 2 * rows * (4 * shape.width**2 + 2 * shape.width * shape.hidden)
-    return linear + 4 * rows * shape.tokens * shape.width
-
-
-def _groups(shape: ClipShape, last: bool) -> list[tuple[int, int]]:
-    """(inputs, outputs) of linear maps that share a Gram matrix; in the last block the query has weights of its own."""
-    d = shape.width
-    attention = [(d, d), (d, 2 * d)] if last else [(d, 3 * d)]
-    return [*attention, (d, d), (d, shape.hidden), (shape.hidden, d)]
-
-
-def _moments(rows: int, d: int, m: int) -> int:
-    """Gram matrix, and the cheapest of the three routes to the targets (`LinearGroup.route`)."""
+def moments(rows: int, d: int, m: int) -> int:
+    """Count the Gram matrix, and the cheapest of the three routes to the targets (`LinearGroup.route`)."""
     return rows * d * (d + 1) + 2 * d * min(d * (rows + m), m * (rows + d), 2 * rows * m)
 
 
-def _solve(d: int, m: int) -> float:
-    """Cholesky factor and two triangular solves."""
+def solve(d: int, m: int) -> float:
+    """Count a Cholesky factor and two triangular solves."""
     return d**3 / 3 + 2 * d**2 * m
 
 

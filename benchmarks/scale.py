@@ -1,56 +1,34 @@
 """What a calibration takes, predicted: `python benchmarks/scale.py` writes the tables of docs/scale.md anew.
 
-The model of core-seconds has four constants, fitted by least squares of relative errors on runs of docs/scale.json
-(`benchmarks/ranks.py`) and held against those that it was not fitted on. The figures for GPUs use the same counts with
-rates that are assumed (`GPU`), since none was measured.
+The model of core-seconds has four constants, fitted by least squares of relative errors on some runs of docs/scale.json
+and held against those that it was not fitted on; `--measure` runs all of `PLAN` anew before. The figures for GPUs use
+the same counts with rates that are assumed (`GPU`), since none was measured.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+import families
 import numpy as np
 import ranks
 import roofline
 from scipy.optimize import nnls
 
+from featcal.evaluation import generation_check
 from featcal.system.distributed import owners_of, teams_of
 
 RUNS = Path(__file__).resolve().parents[1] / "docs" / "scale.json"
 PAGE = RUNS.with_suffix(".md")
 TOKENS = 256 * 512
 """Of a task in the tables: samples times tokens of each."""
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A Llama by its sizes."""
-
-    width: int
-    hidden: int
-    blocks: int
-    keys: int
-    """Width of keys and of values."""
-    vocabulary: int = 128256
-
-    @property
-    def groups(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of linear maps that share a Gram matrix, in a block."""
-        d = self.width
-        return [(d, d + 2 * self.keys), (d, d), (d, 2 * self.hidden), (self.hidden, d)]
-
-    @property
-    def block(self) -> int:
-        """Parameters of the linear maps of a block."""
-        return sum(d * m for d, m in self.groups)
-
-    @property
-    def parameters(self) -> int:
-        return self.blocks * self.block + 2 * self.vocabulary * self.width
 
 
 @dataclass(frozen=True)
@@ -67,8 +45,41 @@ class Rates:
     """Bytes into a rank."""
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A run of `benchmarks/ranks.py`."""
+
+    shape: str
+    tasks: int
+    samples: int
+    processes: int
+    fitted: bool = False
+    max_memory: str | None = None
+
+
+PLAN = [
+    Planned("small", 4, 64, 1, fitted=True),
+    Planned("small", 4, 64, 2, fitted=True),
+    Planned("middle", 4, 16, 1, fitted=True),
+    Planned("middle", 4, 16, 2, fitted=True),
+    Planned("fine", 4, 32, 1, fitted=True),
+    Planned("decoder", 2, 16, 1, fitted=True),
+    Planned("b32", 8, 8, 1, fitted=True),
+    Planned("b32", 8, 8, 2),
+    Planned("b32", 8, 32, 1),
+    Planned("b32", 8, 32, 2),
+    Planned("b32", 20, 16, 2),
+    Planned("small", 8, 64, 4),
+    Planned("middle", 8, 32, 2),
+    Planned("s16", 4, 16, 1),
+    Planned("s16", 4, 16, 2),
+    Planned("l14", 4, 4, 2),
+    Planned("1b", 2, 8, 2, max_memory="4GB"),
+    Planned("8b-block", 2, 16, 1, max_memory="8GB"),
+]
+"""No constant is fitted on the shapes of the last five."""
 GPU = Rates()
-MODELS = {"8B": Decoder(4096, 14336, 32, 1024), "70B": Decoder(8192, 28672, 80, 1024)}
+MODELS = {"8B": families.LLAMA_8B, "70B": families.LLAMA_70B}
 
 
 @dataclass(frozen=True)
@@ -89,24 +100,24 @@ class Need:
         return self.counting + self.solving + self.exchange + self.reading
 
 
-def need(model: Decoder, tasks: int, size: int) -> Need:
+def need(model: families.LlamaShape, tasks: int, size: int) -> Need:
     """On `GPU`s: `exact` with lam >= 1e-3, models in bfloat16 in folders."""
-    teams = teams_of(map(str, range(tasks)), size)
+    groups, teams = model.groups(False), teams_of(map(str, range(tasks)), size)
     share = max(sum(1 / len(team) for team in teams.values() if rank in team) for rank in range(size))
     held = max(sum(rank in team for team in teams.values()) for rank in range(size))
     rows = TOKENS * share
     forward = 2 * rows * model.block * 3  # the expert once, the student twice
     of_task = int(TOKENS * min(1.0, share))
-    moments = rows / of_task * sum(roofline._moments(of_task, d, m) for d, m in model.groups)
-    costs = [roofline._solve(d, m) for d, m in model.groups]
+    moments = rows / of_task * sum(roofline.moments(of_task, d, m) for d, m in groups)
+    costs = [roofline.solve(d, m) for d, m in groups]
     owners = owners_of(costs, size)
     own = max(sum(c for c, owner in zip(costs, owners, strict=True) if owner == rank) for rank in set(owners))
-    sums = [8 * (d * d / 2 + d * m) for d, m in model.groups]
+    sums = [8 * (d * d / 2 + d * m) for d, m in groups]
     others = len(set(teams.values())) - 1
     into = max(sum(s for s, owner in zip(sums, owners, strict=True) if owner == rank) for rank in set(owners)) * others
     sent = into + (2 * model.block if size > 1 else 0)
     read = 2 * model.parameters * (2 * held + 2)  # every expert twice, once for its hash; base and merged
-    solving = 8 * max(3 * d * d + 5 * d * m for d, m in model.groups)
+    solving = 8 * max(3 * d * d + 5 * d * m for d, m in groups)
     return Need(
         counting=model.blocks * (forward + moments) / GPU.forward,
         solving=model.blocks * own / GPU.solve,
@@ -125,12 +136,34 @@ def measured() -> list[dict[str, Any]]:
 
 
 def counts(run: Mapping[str, Any]) -> list[float]:
-    """What core-seconds are made of: processes, float32 operations, float64 operations, bytes of models."""
-    shape, tasks, size = ranks.SHAPES[run["shape"]], run["tasks"], run["processes"]
-    flops = roofline.clip_flops(shape, tasks, run["samples"])
+    """What core-seconds are made of: processes, float32 operations, float64 operations, and bytes that are moved by
+    what is no large product."""
+    shape, tasks, samples, size = ranks.SHAPES[run["shape"]], run["tasks"], run["samples"], run["processes"]
+    if isinstance(shape, families.ClipShape):
+        length, flops = shape.tokens, roofline.clip_flops(shape, tasks, samples)
+    else:
+        length, flops = ranks.LENGTH, roofline.llama_flops(shape, tasks, samples, ranks.LENGTH)
     expert, student, moments, solve = astuple(flops)
-    bytes_of_one = 4 * shape.blocks * (4 * shape.width**2 + 2 * shape.width * shape.hidden)
-    return [size, expert + student + moments, solve, bytes_of_one * (2 * tasks + 2 * size + 2)]
+    groups = [group for index in range(shape.blocks) for group in shape.groups(index == shape.blocks - 1)]
+    # A norm, a residual, a softmax or an activation reads and writes what it has once or twice.
+    features = 3 * shape.blocks * (10 * shape.width + 4 * shape.hidden + 3 * shape.heads * length)
+    sums = 8 * tasks * sum(d * d + 2 * d * m for d, m in groups)
+    weights = 4 * sum(d * m for d, m in groups) * (2 * tasks + 2 * size + 2)
+    asked, generated = answers(shape, tasks, samples) if run["canary"] else (0, 0)
+    moved = 4 * tasks * samples * length * features + sums + weights + generated
+    return [size, expert + student + moments + asked, solve, moved]
+
+
+def answers(shape: families.LlamaShape, tasks: int, samples: int) -> tuple[float, float]:
+    """Operations of the canary where many tokens are read at once, and bytes of weights where each is of a few.
+
+    Three models answer the prompts of every task, which are halves of its rows, and read the expert's answers.
+    """
+    prompts = min(samples, generation_check.PROMPTS)
+    read = prompts * (2 * ranks.LENGTH // 2 + generation_check.TOKENS)
+    steps = math.ceil(prompts / generation_check.TOGETHER) * generation_check.TOKENS
+    maps = shape.blocks * shape.block + shape.vocabulary * shape.width
+    return 3 * tasks * 2 * maps * read, 3 * tasks * 4 * maps * steps
 
 
 def fitted(runs: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -191,5 +224,22 @@ def filled(text: str, runs: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
+def measure_all() -> None:
+    """Run what is planned, one after the other; a killed measurement goes on where it was."""
+    file = RUNS.with_suffix(".unfinished.json")
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"runs": []}
+    for one in PLAN[len(found["runs"]) :]:
+        command = ["--shape", one.shape, "--tasks", one.tasks, "--samples", one.samples, "--processes", one.processes]
+        command += ["--max-memory", one.max_memory] if one.max_memory else []
+        words = [sys.executable, str(Path(ranks.__file__)), *map(str, command)]
+        told = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout)
+        found["runs"].append({"fitted": one.fitted, "max_memory": one.max_memory, **told["runs"][0]})
+        found["machine"] = told["machine"]
+        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    file.rename(RUNS)
+
+
 if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        measure_all()
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured()), encoding="utf-8")

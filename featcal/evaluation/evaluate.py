@@ -19,7 +19,7 @@ from featcal.evaluation.scoring_heads import (
     prompt_heads,
     right_answers,
 )
-from featcal.family.opening import Family, batches_of
+from featcal.family.opening import Family, batches_by_length
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.compute import widen
@@ -145,13 +145,13 @@ def reach_features(
     Args:
         checked: remembers which batches were checked against the library's own forward.
     """
-    batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
+    batches, places = batches_by_length(drawn, BATCH_SIZE, family.compute.device)
     head, found = family.head(), []
     for start in range(0, len(batches), CHUNK):  # states of one chunk are in memory at a time
-        name = f"{drawn.split} samples of {drawn.task} from {drawn.indices[start * BATCH_SIZE]} on"
+        name = f"{drawn.split} samples of {drawn.task} from {drawn.indices[0]} on, batch {start}"
         some = batches[start : start + CHUNK]
         found.append(final_features(family.adapter, weights, head, some, family.compute, checked, name))
-    return torch.cat(found)
+    return torch.cat(found)[places.to(family.compute.device)]
 
 
 def score(
@@ -217,9 +217,9 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
     assert drawn.targets is not None
 
     def embed(one: Samples) -> Tensor:
-        batches = batches_of(one, BATCH_SIZE, family.compute.device)
+        batches, places = batches_by_length(one, BATCH_SIZE, family.compute.device)
         chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
-        return widen(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]))
+        return widen(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks])[places])
 
     apart = embed(drawn), embed(replace(drawn, inputs=second))
     cosines = torch.nn.functional.cosine_similarity(apart[0], apart[1])

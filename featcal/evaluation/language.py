@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from featcal.evaluation.ranks import rank_correlation
-from featcal.family.opening import Family, batches_of
+from featcal.family.opening import Family, batches_by_length
 from featcal.formats.weights import Weights
 from featcal.models.families.language import IGNORED, answer_position
 from featcal.models.model import Head, answers_apart, task_weights
@@ -79,7 +79,8 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
         )
     tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
     texts: list[str] = []
-    for batch in batches_of(drawn, BATCH_SIZE, family.compute.device):
+    batches, places = batches_by_length(drawn, BATCH_SIZE, family.compute.device)
+    for batch in batches:
         new = generator.answers(
             batch,
             max_new_tokens=limit,
@@ -91,7 +92,7 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
         texts += tokenizer.batch_decode(new, skip_special_tokens=True)
-    return tuple(text.strip() for text in texts)
+    return tuple(texts[place].strip() for place in places.tolist())
 
 
 def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:

@@ -17,7 +17,7 @@ from lanes import rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import carried_text
 from featcal.family.opening import Family, open_family

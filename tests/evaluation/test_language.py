@@ -12,8 +12,10 @@ from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
 from featcal.evaluation.language import exact_match, first_answers, spearman
+from featcal.family.opening import batches_by_length
 from featcal.models.adapter import Call
 from featcal.models.generation import prompts
+from featcal.samples.sources import Samples
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
@@ -42,7 +44,10 @@ def library_answers(family: Family, task: str) -> list[str]:
     return found
 
 
-def test_answers_are_the_librarys(family: Family) -> None:
+@pytest.mark.parametrize("together", [64, 2])
+def test_answers_are_the_librarys(family: Family, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where samples of a length share a batch."""
+    monkeypatch.setattr("featcal.evaluation.language.BATCH_SIZE", together)
     scores = evaluate(family, "base")
     for task in TASKS:
         assert list(scores.tasks[task].predictions) == library_answers(family, task)
@@ -107,6 +112,16 @@ def test_prompts_lose_their_answers_and_are_padded_on_the_left() -> None:
     ids, mask = prompts(batch)
     assert ids.tolist() == [[0, 5, 6], [8, 9, 10]]
     assert mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_texts_of_a_length_share_a_batch() -> None:
+    kept = torch.tensor([[1, 1, 0, 0, 0], [1] * 5, [1, 1, 1, 0, 0], [1] * 5, [1, 0, 0, 0, 0]])
+    ids = torch.arange(3, 28).reshape(5, 5) * kept
+    drawn = Samples("t", "test", {"input_ids": ids, "attention_mask": kept}, None, (8, 3, 5, 7, 1), None, None)
+    batches, places = batches_by_length(drawn, 2, torch.device("cpu"))
+    assert [batch["input_ids"].shape for batch in batches] == [(2, 5), (2, 3), (1, 1)]
+    rows = [row[row > 0].tolist() for batch in batches for row in batch["input_ids"]]
+    assert [rows[place] for place in places] == [row[row > 0].tolist() for row in ids]
 
 
 def test_spearman_counts_what_is_no_number_as_zero() -> None:

@@ -36,7 +36,7 @@ from featcal.authoring.from_paths import Parts, begin
 from featcal.baselines.common.fit import fit
 from featcal.baselines.react import React
 from featcal.calibration.block_statistics import likely_groups
-from featcal.evaluation.evaluate import task_features
+from featcal.evaluation.evaluate import likeness, task_features
 from featcal.evaluation.heads import ClassificationHead, PooledHead
 from featcal.evaluation.scoring_heads import head_of, prompt_heads
 from featcal.models.adapter import walking
@@ -197,7 +197,12 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "suite.yaml"
 
 
-def test_pairs_of_texts_with_classes_are_scored_as_the_library_scores_them(hub: Path) -> None:
+@pytest.mark.parametrize("together", [128, 2])
+def test_pairs_of_texts_with_classes_are_scored_as_the_library_scores_them(
+    hub: Path, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where samples of a length share a batch."""
+    monkeypatch.setattr("featcal.evaluation.evaluate.BATCH_SIZE", together)
     family, root = open_family(load_suite(hub), "cpu"), hub.parent
     tokenizer = transformers.BertTokenizer.from_pretrained(root / "base")
     rows = sentences(1)
@@ -214,6 +219,18 @@ def test_pairs_of_texts_with_classes_are_scored_as_the_library_scores_them(hub: 
     assert score.predictions.equal(said)
     assert score.labels.tolist() == [("no", "yes", "maybe").index(r["label"]) for r in rows]
     assert head_of(family, family.merged, "left").classes == ("no", "yes", "maybe")
+
+
+def test_how_alike_two_texts_are_does_not_depend_on_their_batch(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = open_family(load_suite(hub), "cpu")
+    first, second = (family.samples("left", split, None, 0) for split in ("test", "calibration"))
+    drawn = replace(first, targets=tuple(map(str, range(len(first)))))
+    at_once = likeness(family, family.merged, drawn, second.inputs)
+    monkeypatch.setattr("featcal.evaluation.evaluate.BATCH_SIZE", 2)
+    in_pairs = likeness(family, family.merged, drawn, second.inputs)
+    cosines = [float(said) for said in at_once.predictions]
+    assert [float(said) for said in in_pairs.predictions] == pytest.approx(cosines, abs=1e-6)
+    assert max(cosines) - min(cosines) > 1e-4
 
 
 def test_what_is_written_over_a_pretrained_base_is_that_model_again(hub: Path) -> None:
