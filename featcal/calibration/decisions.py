@@ -2,12 +2,14 @@
 
 Eq. (15) counts an error of a map's output alike in every direction. A decision does not: of the outputs of a late block
 a classifier reads a few directions per task, others for every task, and where tasks share a map they need not agree in
-the rest. With z the scores of expert i, the margin of a sample is that of the largest score over the second, and
+the rest. With z the scores of expert i, the margin of a sample is that of the largest score over a rival's, and
 
     u_n = gradient of the margin of sample n by a shift of the map's output that all of its tokens share,
     S_i = (1 - delta) I + delta m U_i^T U_i / ||U_i||_F^2,
 
-U_i `[n, m]` the rows u_n. The recipe's objective measures what a task loses in S_i in place of I,
+U_i `[n, m]` the rows u_n. Of classes the rival is the second best. Of a vocabulary, whose second best token is often no
+answer at all, it is a first token of any expert's answers, each in its turn: so a task keeps its answers apart from
+those of the others. The recipe's objective measures what a task loses in S_i in place of I,
 
     J(W) = sum_i omega_i / n_i ||S_i^(1/2) (W X_i - Y_i)||^2 + mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||^2
            + lam ||W - W_anc||^2,
@@ -74,29 +76,46 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     except NoScores as error:
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
-        return {task: replace(one, directions=measure(run, one, heads[task])) for task, one in passes.items()}
+        said = [_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
+        answers = torch.cat(said).unique().tolist() if said else []
+        return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
 
 
-def measure(run: Run, one: ExpertPass, head: Head | None) -> dict[str, Float[Tensor, "n m"]]:
+@torch.no_grad()
+def _first_tokens(run: Run, one: ExpertPass) -> Tensor:
+    """Return the token that an expert's answer to each of its samples begins with, `[n]`."""
+    tensors = run.compute.place(one.weights.read(run.adapter.tower))
+    features = (final(run, tensors, batch) for batch, _ in batch_by_shape(samples_of(one)))
+    scores = (run.adapter.output(tensors, map_features(one.weights, one.task, own)) for own in features)
+    return torch.cat([own.argmax(1) for own in scores])
+
+
+def measure(
+    run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int] = ()
+) -> dict[str, Float[Tensor, "n m"]]:
     """Measure U of one expert on its samples, by the name that files give to a map; to be called inside `walking`.
 
     Maps that no margin depends on are left out.
 
     Args:
-        head: of `heads_of`.
+        head: of `heads_of`; None for the model's own vocabulary.
+        answers: tokens of the vocabulary that are rivals.
 
     Raises:
         NumericalError: a gradient that is not finite; names the task.
     """
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
+    met = 0
     for batch, some in batch_by_shape(samples_of(one)):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
             features = map_features(one.weights, one.task, final(run, tensors, batch))
             scores = adapter.output(tensors, features) if head is None else head.scores(features)
-            best = scores.topk(2, dim=1).values
-            margins = (best[:, 0] - best[:, 1]).sum()
-            gradients = torch.autograd.grad(margins, [*shifts.values()], allow_unused=True)
+            best, second = scores.topk(2, dim=1).indices.unbind(1)
+            rivals = second if head is not None else _rivals(best, second, answers, met)
+            margins = scores.gather(1, best[:, None]) - scores.gather(1, rivals[:, None])
+            gradients = torch.autograd.grad(margins.sum(), [*shifts.values()], allow_unused=True)
+        met += len(some)
         for name, gradient in zip(shifts, gradients, strict=True):
             if gradient is not None:
                 found.setdefault(name, []).append(widen(gradient[:, 0]))
@@ -104,6 +123,20 @@ def measure(run: Run, one: ExpertPass, head: Head | None) -> dict[str, Float[Ten
     if not all(all_finite(own) for own in rows.values()):
         raise NumericalError(f"decisions: the gradient of the margins of expert '{one.task}' is not finite")
     return {name: own for name, own in rows.items() if bool(own.any())}
+
+
+def _rivals(best: Tensor, second: Tensor, answers: Sequence[int], met: int) -> Tensor:
+    """Return the token `[n]` that each sample's best one is held against: the other answers, each in its turn; the
+    second best where there is no other.
+
+    Args:
+        met: samples of the task that were met before.
+    """
+    found = []
+    for place, (first, next_best) in enumerate(zip(best.tolist(), second.tolist(), strict=True), start=met):
+        others = [answer for answer in answers if answer != first] or [next_best]
+        found.append(others[place % len(others)])
+    return torch.tensor(found, device=best.device)
 
 
 @contextmanager

@@ -78,6 +78,27 @@ def test_directions_are_the_slopes_of_the_margins(inside: str, tmp_path: Path) -
         assert float(slope.abs().max()) > 1e-3
 
 
+def test_every_other_answer_is_a_rival_in_its_turn() -> None:
+    best, second = torch.tensor([7, 3, 7, 7]), torch.tensor([1, 1, 1, 1])
+    assert decisions._rivals(best, second, [3, 5, 7], 0).tolist() == [3, 7, 3, 5]
+    assert decisions._rivals(best, second, [3, 5, 7], 1).tolist() == [5, 5, 5, 3]
+    assert decisions._rivals(best, second, [7], 0).tolist() == [1, 7, 1, 1]
+
+
+def test_rivals_of_text_are_the_first_tokens_of_all_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, asked = fresh("llama", tmp_path).family, set()
+    monkeypatch.setattr(decisions, "_rivals", lambda best, second, answers, _: asked.add(tuple(answers)) or second)
+    add_directions(family, family.run(), expert_passes(family, CalibrationConfig(samples=5, batch_size=4)))
+    first = set()
+    for task, expert in family.experts.items():
+        batches = batches_of(family.samples(task, "calibration", 5, 42), 4, family.compute.device)
+        features = final_features(family.adapter, expert, family.head(), batches, family.compute)
+        tensors = family.compute.place(expert.read(family.adapter.tower))
+        first |= {*family.adapter.output(tensors, features).argmax(1).tolist()}
+    assert asked == {tuple(sorted(first))}
+    assert len(first) > 2
+
+
 def problem(tasks: int = 3, outputs: int = 7, inputs: int = 5) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Gram matrices, targets and directions by task."""
     rows = [noise(i, 30, inputs) for i in range(tasks)]
