@@ -35,7 +35,6 @@ from featcal.system.progress import keep_memory, silent
 if TYPE_CHECKING:
     from featcal.family.opening import Family
     from featcal.suite.calibration_options import CalibrationConfig
-    from featcal.system.distributed import Ranks
 
 
 @click.command()
@@ -99,7 +98,7 @@ def calibrate(
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # One progress bar for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
-        _say_beforehand(config, family, ranks)
+        _say_beforehand(config, family, ranks.rank)
         limits = MemoryLimits(max_memory, max_device_memory)
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
     if not document:  # of several processes rank 0 alone prints
@@ -115,11 +114,11 @@ def calibrate(
         raise SystemExit(1)
 
 
-def _say_beforehand(config: CalibrationConfig, family: Family, ranks: Ranks) -> None:
+def _say_beforehand(config: CalibrationConfig, family: Family, rank: int = 0) -> None:
     """Say once for all processes what one would rather know before the work than behind it."""
     from featcal.preflight.estimates import note_slow_precision
 
-    for note in [] if ranks.rank else note_slow_precision(config, family.compute.device):
+    for note in [] if rank else note_slow_precision(config, family.compute.device):
         say(f"note: {note}", err=True)
 
 
@@ -191,6 +190,7 @@ def sweep(
     keep_memory()
     session, history = opening.session(suite, device, one_shot=False), History()
     config = config_for(session.family, **chosen)
+    _say_beforehand(config, session.family)
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
     view = EvaluationSamples(eval_samples)
@@ -243,6 +243,7 @@ def select(
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)
+    _say_beforehand(asked, session.family)
     found = choose(session, asked, starts=models, minutes=minutes, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
