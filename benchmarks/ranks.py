@@ -28,6 +28,7 @@ SHAPES = {
     "l14": families.L14,
     "decoder": families.LlamaShape(blocks=8),
     "1b": families.LLAMA_1B,
+    "8b": families.LLAMA_8B,
     "8b-block": replace(families.LLAMA_8B, blocks=1, vocabulary=32000),
 }
 LENGTH, LAM = 64, 1e-3
