@@ -210,6 +210,7 @@ def test_packed_heights_of_a_trace_are_read() -> None:
     assert sessions.heights(None) == []
 
 
+@pytest.mark.usefixtures("all_tokens")
 def test_the_model_of_costs_holds_on_runs_it_was_not_fitted_on() -> None:
     runs = scale.measured()
     constants = scale.fitted([run for run in runs if run["fitted"]])
@@ -225,6 +226,7 @@ def test_the_runs_of_the_page_are_those_that_the_script_measures() -> None:
     assert [scale.Planned(**{name: run[name] for name in names}) for run in scale.measured()] == scale.PLAN
 
 
+@pytest.mark.usefixtures("all_tokens")
 def test_the_page_of_scale_has_what_the_script_makes() -> None:
     page = scale.PAGE.read_text(encoding="utf-8")
     assert scale.filled(page, scale.measured()) == page
