@@ -141,8 +141,7 @@ def calibrate(
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     opened = ensure_family(suite, device)
-    config_of_suite(opened.suite, opened.adapter)  # are named in the card, and are to be sound then
-    config = resolve(config or config_for(opened), opened.adapter, opened.suite.tasks)
+    config = _resolve(config, opened)
     family = ensure_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
     passes = expert_passes(family, config) if experts is None else select_tasks(config, experts)
@@ -185,8 +184,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
-    config_of_suite(family.suite, family.adapter)  # are named in the card, and are to be sound then
-    config = resolve(config, family.adapter, family.suite.tasks)
+    config = _resolve(config, family)
     require_weights_alone(family.merged)
     require_packable(family, config)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
@@ -243,6 +241,16 @@ def expert_passes(
         return family.expert_pass(drawn, config.batch_size, kept)
 
     return {task: one(task) for task in select_tasks(config, family.suite.tasks)}
+
+
+def _resolve(config: CalibrationConfig | None, family: Family) -> CalibrationConfig:
+    """Return the options of a run with nothing left open; left out, those that the suite recommends.
+
+    Raises:
+        InputError: as `resolve`, and for the suite's own options where others stand in for them: the card names both.
+    """
+    config_of_suite(family.suite, family.adapter)
+    return resolve(config or config_for(family), family.adapter, family.suite.tasks)
 
 
 def _input_stamps(family: Family) -> set[FileStamp]:
