@@ -77,7 +77,7 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
         said = [_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
-        answers = torch.cat(said).unique().tolist() if said else []
+        answers = sorted({*torch.cat(said).tolist()}) if said else []
         return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
 
 
