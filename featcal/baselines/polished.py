@@ -100,7 +100,7 @@ def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> li
     """Return all samples with their targets, by task."""
     return [
         [
-            Aimed(task, sample.inputs, target, 1 / (len(experts) * targets[task].numel()))
+            Aimed(task, sample.inputs, sample.number, target, 1 / (len(experts) * targets[task].numel()))
             for sample, target in zip(samples_of(one), torch.split(targets[task], 1), strict=True)
         ]
         for task, one in experts.items()

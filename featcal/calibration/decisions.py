@@ -36,7 +36,7 @@ from featcal.calibration.closed_form import left_factor
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
-from featcal.models.adapter import Adapter, walking
+from featcal.models.adapter import Adapter, Batch, walking
 from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
@@ -76,23 +76,27 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     except NoScores as error:
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
-        said = [_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
+        said = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
         answers = sorted({*torch.cat(said).tolist()}) if said else []
         return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
 
 
 @torch.no_grad()
-def _first_tokens(run: Run, one: ExpertPass) -> Tensor:
+def _find_first_tokens(run: Run, one: ExpertPass) -> Tensor:
     """Return the token that an expert's answer to each of its samples begins with, `[n]`."""
     tensors = run.compute.place(one.weights.read(run.adapter.tower))
-    features = (final(run, tensors, batch) for batch, _ in batch_by_shape(samples_of(one)))
-    scores = (run.adapter.output(tensors, map_features(one.weights, one.task, own)) for own in features)
-    return torch.cat([own.argmax(1) for own in scores])
+    return torch.cat([_score(run, one, None, tensors, batch).argmax(1) for batch, _ in batch_by_shape(samples_of(one))])
 
 
-def measure(
-    run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int] = ()
-) -> dict[str, Float[Tensor, "n m"]]:
+def _score(
+    run: Run, one: ExpertPass, head: Head | None, tensors: Mapping[str, Tensor], batch: Batch
+) -> Float[Tensor, "b c"]:
+    """Return the scores of one batch, of classes or of the vocabulary."""
+    features = map_features(one.weights, one.task, final(run, tensors, batch))
+    return run.adapter.output(tensors, features) if head is None else head.scores(features)
+
+
+def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]) -> dict[str, Float[Tensor, "n m"]]:
     """Measure U of one expert on its samples, by the name that files give to a map; to be called inside `walking`.
 
     Maps that no margin depends on are left out.
@@ -106,16 +110,14 @@ def measure(
     """
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
-    met = 0
     for batch, some in batch_by_shape(samples_of(one)):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
-            features = map_features(one.weights, one.task, final(run, tensors, batch))
-            scores = adapter.output(tensors, features) if head is None else head.scores(features)
+            scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
-            rivals = second if head is not None else _rivals(best, second, answers, met)
+            turns = [sample.number for sample in some]
+            rivals = second if head is not None else _choose_rivals(best, second, answers, turns)
             margins = scores.gather(1, best[:, None]) - scores.gather(1, rivals[:, None])
             gradients = torch.autograd.grad(margins.sum(), [*shifts.values()], allow_unused=True)
-        met += len(some)
         for name, gradient in zip(shifts, gradients, strict=True):
             if gradient is not None:
                 found.setdefault(name, []).append(widen(gradient[:, 0]))
@@ -125,17 +127,13 @@ def measure(
     return {name: own for name, own in rows.items() if bool(own.any())}
 
 
-def _rivals(best: Tensor, second: Tensor, answers: Sequence[int], met: int) -> Tensor:
+def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: Sequence[int]) -> Tensor:
     """Return the token `[n]` that each sample's best one is held against: the other answers, each in its turn; the
-    second best where there is no other.
-
-    Args:
-        met: samples of the task that were met before.
-    """
+    second best where there is no other."""
     found = []
-    for place, (first, next_best) in enumerate(zip(best.tolist(), second.tolist(), strict=True), start=met):
+    for first, next_best, turn in zip(best.tolist(), second.tolist(), turns, strict=True):
         others = [answer for answer in answers if answer != first] or [next_best]
-        found.append(others[place % len(others)])
+        found.append(others[turn % len(others)])
     return torch.tensor(found, device=best.device)
 
 

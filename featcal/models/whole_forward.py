@@ -27,6 +27,8 @@ class Sample:
 
     task: str
     inputs: Batch
+    number: int
+    """Position among the samples of its task, whatever batches they come in."""
 
 
 S = TypeVar("S", bound=Sample)
@@ -34,11 +36,12 @@ S = TypeVar("S", bound=Sample)
 
 def samples_of(one: ExpertPass) -> list[Sample]:
     """Return every sample of a task, in order."""
-    return [
-        Sample(one.task, {name: tensor[i : i + 1] for name, tensor in batch.items()})
+    apart = (
+        {name: tensor[i : i + 1] for name, tensor in batch.items()}
         for batch in one.batches
         for i in range(len(next(iter(batch.values()))))
-    ]
+    )
+    return [Sample(one.task, inputs, number) for number, inputs in enumerate(apart)]
 
 
 def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:

@@ -80,14 +80,29 @@ def test_directions_are_the_slopes_of_the_margins(inside: str, tmp_path: Path) -
 
 def test_every_other_answer_is_a_rival_in_its_turn() -> None:
     best, second = torch.tensor([7, 3, 7, 7]), torch.tensor([1, 1, 1, 1])
-    assert decisions._rivals(best, second, [3, 5, 7], 0).tolist() == [3, 7, 3, 5]
-    assert decisions._rivals(best, second, [3, 5, 7], 1).tolist() == [5, 5, 5, 3]
-    assert decisions._rivals(best, second, [7], 0).tolist() == [1, 7, 1, 1]
+    assert decisions._choose_rivals(best, second, [3, 5, 7], range(4)).tolist() == [3, 7, 3, 5]
+    assert decisions._choose_rivals(best, second, [3, 5, 7], range(1, 5)).tolist() == [5, 5, 5, 3]
+    assert decisions._choose_rivals(best, second, [7], range(4)).tolist() == [1, 7, 1, 1]
+
+
+def test_directions_of_text_do_not_depend_on_the_batches(tmp_path: Path) -> None:
+    """Batches of other sizes leave other padding, so that the samples stand in another order."""
+    family = doubled(fresh("llama", tmp_path).family)
+    found = []
+    for size in (8, 2):
+        passes = expert_passes(family, CalibrationConfig(samples=8, batch_size=size))
+        found.append(add_directions(family, family.run(), passes))
+    for task in TASKS:
+        for name, rows in found[0][task].directions.items():
+            other = found[1][task].directions[name]
+            torch.testing.assert_close(other.mT @ other, rows.mT @ rows, rtol=1e-8, atol=1e-12)
 
 
 def test_rivals_of_text_are_the_first_tokens_of_all_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family, asked = fresh("llama", tmp_path).family, set()
-    monkeypatch.setattr(decisions, "_rivals", lambda best, second, answers, _: asked.add(tuple(answers)) or second)
+    monkeypatch.setattr(
+        decisions, "_choose_rivals", lambda best, second, answers, _: asked.add(tuple(answers)) or second
+    )
     add_directions(family, family.run(), expert_passes(family, CalibrationConfig(samples=5, batch_size=4)))
     first = set()
     for task, expert in family.experts.items():
