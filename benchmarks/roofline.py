@@ -37,17 +37,17 @@ class Flops:
 
 
 def clip_flops(shape: ClipShape, tasks: int, samples: int) -> Flops:
-    """What Algorithm 1 needs on a vision tower; see `flops`."""
-    return flops(shape, tasks, samples, shape.tokens)
+    """Count the matrix products of Algorithm 1 on pictures for a vision tower, as `count_flops` does."""
+    return count_flops(shape, tasks, samples, shape.tokens)
 
 
 def llama_flops(shape: LlamaShape, tasks: int, samples: int, length: int) -> Flops:
-    """What Algorithm 1 needs on rows of so many tokens of a Llama suite; see `flops`."""
-    return flops(shape, tasks, samples, length, 1 - PADDING)
+    """Count the matrix products of Algorithm 1 on rows of `length` tokens of a Llama suite, as `count_flops` does."""
+    return count_flops(shape, tasks, samples, length, 1 - PADDING)
 
 
-def flops(shape: ClipShape | LlamaShape, tasks: int, samples: int, length: int, seen: float = 1.0) -> Flops:
-    """Matrix products alone: no norms, softmax or elementwise work.
+def count_flops(shape: ClipShape | LlamaShape, tasks: int, samples: int, length: int, seen: float = 1.0) -> Flops:
+    """Count the matrix products of Algorithm 1 alone: no norms, softmax or elementwise work.
 
     The expert runs every block once. The student runs it twice, the first time without its last product. A Gram
     matrix is counted as the symmetric product it is, per distinct input.
@@ -57,7 +57,7 @@ def flops(shape: ClipShape | LlamaShape, tasks: int, samples: int, length: int, 
         seen: share of the tokens that count for the Gram matrices; the others are padding.
     """
     rows, counted = samples * length, round(samples * length * seen)
-    groups = [group for index in range(shape.blocks) for group in shape.groups(index == shape.blocks - 1)]
+    groups = every_group(shape)
     block = 2 * rows * sum(d * m for d, m in shape.groups(False)) + 4 * rows * length * shape.width
     last_product, stem = 2 * rows * shape.hidden * shape.width, samples * shape.stem
     return Flops(
@@ -102,6 +102,11 @@ def _seconds_of_product(side: int, dtype: torch.dtype, device: str) -> float:
         a @ b
     _wait(device)
     return time.perf_counter() - started
+
+
+def every_group(shape: ClipShape | LlamaShape) -> list[tuple[int, int]]:
+    """Return (inputs, outputs) of linear maps that share a Gram matrix, of all blocks."""
+    return [group for index in range(shape.blocks) for group in shape.groups(index == shape.blocks - 1)]
 
 
 def moments(rows: int, d: int, m: int) -> int:

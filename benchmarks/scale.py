@@ -138,33 +138,33 @@ def measured() -> list[dict[str, Any]]:
 
 
 def counts(run: Mapping[str, Any]) -> list[float]:
-    """What core-seconds are made of: processes, float32 operations, float64 operations, and bytes that are moved by
-    what is no large product."""
+    """Count what core-seconds are made of: processes, float32 operations, float64 operations, and bytes that are moved
+    by what is no large product."""
     shape, tasks, samples, size = ranks.SHAPES[run["shape"]], run["tasks"], run["samples"], run["processes"]
     if isinstance(shape, families.ClipShape):
         length, flops = shape.tokens, roofline.clip_flops(shape, tasks, samples)
     else:
         length, flops = ranks.LENGTH, roofline.llama_flops(shape, tasks, samples, ranks.LENGTH)
     expert, student, moments, solve = astuple(flops)
-    groups = [group for index in range(shape.blocks) for group in shape.groups(index == shape.blocks - 1)]
+    groups = roofline.every_group(shape)
     # Norms, residuals and activations read and write what they have once or twice. Products of attention are narrow,
     # and its softmax takes exponentials.
     features = 3 * shape.blocks * (10 * shape.width + 4 * shape.hidden + 12 * shape.heads * length)
     # A float32 product is read, and added to a float64 sum, which is read and written.
     sums = 24 * tasks * sum(d * d + d * m for d, m in groups)
     weights = 4 * sum(d * m for d, m in groups) * (2 * tasks + 2 * size + 2)
-    asked, generated = answers(shape, tasks, samples) if run["canary"] else (0, 0)
+    asked, generated = count_canary(shape, tasks, samples) if run["canary"] else (0, 0)
     moved = 4 * tasks * samples * length * features + sums + weights + generated
     return [size, expert + student + moments + asked, solve, moved]
 
 
-def answers(shape: families.LlamaShape, tasks: int, samples: int) -> tuple[float, float]:
-    """Operations of the canary where many tokens are read at once, and bytes of weights where each is of a few.
+def count_canary(shape: families.LlamaShape, tasks: int, samples: int) -> tuple[float, float]:
+    """Count operations of the canary where many tokens are read at once, and bytes of weights where each is of a few.
 
     Three models answer the prompts of every task, which are halves of its rows, and read the expert's answers.
     """
     prompts = min(samples, generation_check.PROMPTS)
-    read = prompts * (2 * ranks.LENGTH // 2 + generation_check.TOKENS)
+    read = prompts * (ranks.LENGTH + generation_check.TOKENS)  # a half in each of two passes, and the answer
     steps = math.ceil(prompts / generation_check.TOGETHER) * generation_check.TOKENS
     maps = shape.blocks * shape.block + shape.vocabulary * shape.width
     return 3 * tasks * 2 * maps * read, 3 * tasks * 4 * maps * steps
@@ -202,7 +202,7 @@ def checked(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ahead(runs: Sequence[Mapping[str, Any]]) -> str:
-    """What one process would take for what was not run."""
+    """Predict what one process would take for `AHEAD`, which was not run."""
     constants = fitted([run for run in runs if run["fitted"]])
     lines = ["| shape | tasks x samples | core-hours | counting | solving | moving |", "|---|---|---|---|---|---|"]
     for shape, tasks, samples in AHEAD:
