@@ -201,7 +201,7 @@ def checked(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(["Constants: " + said.format(*scaled) + ".", "", *lines])
 
 
-def ahead(runs: Sequence[Mapping[str, Any]]) -> str:
+def predict_ahead(runs: Sequence[Mapping[str, Any]]) -> str:
     """Predict what one process would take for `AHEAD`, which was not run."""
     constants = fitted([run for run in runs if run["fitted"]])
     lines = ["| shape | tasks x samples | core-hours | counting | solving | moving |", "|---|---|---|---|---|---|"]
@@ -234,7 +234,7 @@ def table() -> str:
 
 def filled(text: str, runs: Sequence[Mapping[str, Any]]) -> str:
     """The page with its tables as they are now."""
-    for name, content in (("runs", checked(runs)), ("larger runs", ahead(runs)), ("models", table())):
+    for name, content in (("runs", checked(runs)), ("larger runs", predict_ahead(runs)), ("models", table())):
         start, end = f"<!-- table of {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         text = f"{before}{start}{content}\n{end}{rest.split(end)[1]}"
