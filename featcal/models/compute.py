@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featcal.system.environment import is_intel
 from featcal.system.errors import InputError
 
 _C: Any = torch._C
@@ -137,7 +138,8 @@ computing = _Computing()
 
 On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16": it hands
 float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere has AVX-512
-kernels, twice as fast as MKL's on AMD. Where it would round, no reduced precision that the process has set is in force.
+kernels, twice as fast as MKL's on AMD. Where it would round, no reduced precision that the process has set is in force,
+nor on Intel's processors, which MKL is made for: on some of them oneDNN takes up to 2.7 times as long.
 
 Only torch's newer settings (`fp32_precision`) are read and written, so that it does not matter which ones the process
 itself uses. Meanwhile torch's older functions, such as `torch.get_float32_matmul_precision`, may refuse to answer.
@@ -163,7 +165,7 @@ def _keep_float32(before: list[Setting]) -> None:
                 concerned = _OPERATIONS if operation == "all" else (operation,)
                 if any(_precision(backend, one) not in _FULL for one in concerned):
                     _replace(before, backend, operation, "ieee")
-        if _onednn_keeps_float32():
+        if _takes_onednn():
             _replace(before, "mkldnn", "matmul", "bf16")
     except BaseException:
         _put_back(before)
@@ -186,9 +188,10 @@ def _put_back(before: list[Setting]) -> None:
 
 
 @cache
-def _onednn_keeps_float32() -> bool:
-    """Say whether float32 products under the setting "bf16" are exact in bits that bfloat16 would lose."""
-    if not _C._has_mkldnn:
+def _takes_onednn() -> bool:
+    """Say whether oneDNN is to form float32 products: not where MKL runs on a processor of Intel's, and elsewhere if
+    products under the setting "bf16" are exact in bits that bfloat16 would lose."""
+    if not _C._has_mkldnn or (torch.backends.mkl.is_available() and is_intel()):
         return False
     value = 1 + 2.0**-12
     a = torch.full((256, 256), value)

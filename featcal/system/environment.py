@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,12 @@ def machine_facts(device: torch.device) -> dict[str, str | int]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def is_intel() -> bool:
+    """Say whether the processor calls itself one of Intel's."""
+    return "Intel" in _processor() + os.environ.get("PROCESSOR_IDENTIFIER", "")  # where Windows says it
 
 
 def _processor() -> str:

@@ -29,7 +29,7 @@ from featcal.drift.streams import cross
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.attention import attention, plain_attention
-from featcal.models.compute import computing
+from featcal.models.compute import _takes_onednn, computing
 from featcal.models.lane import Entrance, Kept
 from featcal.system.progress import Progress, silent
 
@@ -129,7 +129,7 @@ def test_a_run_that_fails_to_begin_leaves_no_trace(monkeypatch: pytest.MonkeyPat
     matmul.fp32_precision = "tf32"
     try:
         with monkeypatch.context() as failing:
-            failing.setattr("featcal.models.compute._onednn_keeps_float32", fail)
+            failing.setattr("featcal.models.compute._takes_onednn", fail)
             with pytest.raises(Planted), computing:
                 pass
         assert matmul.fp32_precision == "tf32"
@@ -138,6 +138,18 @@ def test_a_run_that_fails_to_begin_leaves_no_trace(monkeypatch: pytest.MonkeyPat
         assert matmul.fp32_precision == "tf32"
     finally:
         matmul.fp32_precision = "none"
+
+
+def test_float32_products_are_left_to_mkl_on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
+    monkeypatch.setattr("featcal.models.compute.is_intel", lambda: True)
+    assert _takes_onednn.__wrapped__() is False
+    monkeypatch.setattr("featcal.models.compute.is_intel", lambda: False)
+    asked = []
+    monkeypatch.setattr("featcal.models.compute._replace", lambda before, *setting: asked.append(setting))
+    _takes_onednn.__wrapped__()
+    assert asked == [("mkldnn", "matmul", "bf16")]
 
 
 def test_two_threads_differentiate_through_attention_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
-"""Warnings of torch that the owner of a process passes over, and how long its threads wait awake."""
+"""Warnings of torch that the owner of a process passes over, how long its threads wait awake, whose processor it is."""
 
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
+from featcal.system import environment
 from featcal.system.environment import ignore_own_warnings_of_torch, let_threads_sleep
 
 
@@ -29,3 +31,22 @@ def test_threads_sleep_soon_unless_the_environment_says_how_long_they_wait(
         monkeypatch.setenv(name, value)
     let_threads_sleep()
     assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize(
+    ("named", "identifier", "intel"),
+    [
+        ("model name\t: Intel(R) Xeon(R) Processor", "", True),
+        ("model name\t: AMD EPYC", "", False),
+        (None, "Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", True),
+        (None, "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", False),
+    ],
+)
+def test_the_maker_of_the_processor_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str | None, identifier: str, intel: bool
+) -> None:
+    if named is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{named}\n")
+    monkeypatch.setattr(environment, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", identifier)
+    assert environment.is_intel.__wrapped__() is intel
