@@ -191,7 +191,7 @@ def _put_back(before: list[Setting]) -> None:
 def _takes_onednn() -> bool:
     """Say whether oneDNN is to form float32 products: not where MKL runs on a processor of Intel's, and elsewhere if
     products under the setting "bf16" are exact in bits that bfloat16 would lose."""
-    if not _C._has_mkldnn or (torch.backends.mkl.is_available() and is_intel()):
+    if not _C._has_mkldnn or (_C.has_mkl and is_intel()):
         return False
     value = 1 + 2.0**-12
     a = torch.full((256, 256), value)
