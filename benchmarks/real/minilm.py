@@ -164,12 +164,20 @@ def drawn(encoded: Encoded, step: int, seed: int) -> Encoded:
     return several[start : start + BATCH]
 
 
-def fit(model: BertForSequenceClassification, encoded: Encoded, steps: int, rate: float, seed: int, file: Path) -> None:
-    """Train what is not frozen; forward and backward in bfloat16, weights and steps in float32."""
+def fit(
+    model: BertForSequenceClassification,
+    encoded: Encoded,
+    steps: int,
+    rate: float,
+    seed: int,
+    file: Path,
+    short: bool,
+) -> None:
+    """Train what is not frozen; weights and steps in float32, forward and backward in bfloat16 where `short` says so."""
 
     def loss(step: int) -> Tensor:
         torch.manual_seed(seed + step)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=short):
             found: Tensor = model.train()(**collate(drawn(encoded, step, seed))).loss
         return found
 
@@ -210,7 +218,7 @@ def write_adapter(model: BertForSequenceClassification, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def write_experts(data: Path, out: Path, kind: str, seed: int, tasks: Sequence[str] = TASKS) -> None:
+def write_experts(data: Path, out: Path, kind: str, seed: int, short: bool, tasks: Sequence[str] = TASKS) -> None:
     """Train experts of a kind ("experts" or "adapters"); those that an earlier run finished stay."""
     tokenizer = AutoTokenizer.from_pretrained(out / "base")
     write, rate = (write_expert, RATE) if kind == "experts" else (write_adapter, ADAPTER_RATE)
@@ -222,7 +230,7 @@ def write_experts(data: Path, out: Path, kind: str, seed: int, tasks: Sequence[s
         model = make_model(out / "base", one.labels, seed)
         if kind == "adapters":
             adapt(model)
-        fit(model, encode(tokenizer, one, one.train), STEPS[task], rate, seed, checkpoint)
+        fit(model, encode(tokenizer, one, one.train), STEPS[task], rate, seed, checkpoint, short)
         part = folder.with_name(f"{task}.part")
         shutil.rmtree(part, ignore_errors=True)
         write(model, part)
@@ -267,13 +275,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step", choices=("base", "suite", "experts", "adapters"), action="append", help="these alone")
     parser.add_argument("--task", choices=TASKS, action="append", help="train these alone: processes can share them")
+    parser.add_argument("--float32", action="store_true", help="train in it, where products in bfloat16 are slower")
     options = parser.parse_args()
+    how = options.seed, not options.float32, options.task or TASKS
     transformers.logging.set_verbosity_error()
     steps: dict[str, Callable[[], None]] = {
         "base": lambda: write_base(options.base, options.out),
         "suite": lambda: write_suites(options.data, options.out),
-        "experts": lambda: write_experts(options.data, options.out, "experts", options.seed, options.task or TASKS),
-        "adapters": lambda: write_experts(options.data, options.out, "adapters", options.seed, options.task or TASKS),
+        "experts": lambda: write_experts(options.data, options.out, "experts", *how),
+        "adapters": lambda: write_experts(options.data, options.out, "adapters", *how),
     }
     (options.out / "training").mkdir(parents=True, exist_ok=True)
     for name, step in steps.items():
