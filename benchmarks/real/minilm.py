@@ -173,7 +173,7 @@ def fit(
     file: Path,
     short: bool,
 ) -> None:
-    """Train what is not frozen; weights and steps in float32, forward and backward in bfloat16 where `short` says so."""
+    """Train what is not frozen; weights and steps in float32, forward and backward in bfloat16 if `short`."""
 
     def loss(step: int) -> Tensor:
         torch.manual_seed(seed + step)
