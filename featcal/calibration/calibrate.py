@@ -238,7 +238,7 @@ def expert_passes(
 
     def one(task: str) -> ExpertPass:
         drawn = family.samples(task, split, config.samples, config.seed, copies=config.augment)
-        return family.expert_pass(drawn, config.batch_size, kept)
+        return family.expert_pass(drawn, config.batch_size, kept, in_order=False)
 
     return {task: one(task) for task in select_tasks(config, family.suite.tasks)}
 

@@ -110,11 +110,12 @@ def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
     """
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
+    places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
     for batch, some in batch_by_shape(samples_of(one)):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
             scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
-            turns = [sample.number for sample in some]
+            turns = [places[one.indices[sample.number]] for sample in some]
             rivals = second if head is not None else _choose_rivals(best, second, answers, turns)
             margins = scores.gather(1, best[:, None]) - scores.gather(1, rivals[:, None])
             gradients = torch.autograd.grad(margins.sum(), [*shifts.values()], allow_unused=True)

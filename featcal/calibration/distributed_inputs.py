@@ -99,14 +99,14 @@ def own_passes(
     own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
     for task in ranks.mine(tasks):
         samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
-        own[task] = family.expert_pass(samples, config.batch_size)
+        own[task] = family.expert_pass(samples, config.batch_size, in_order=False)
         drawn |= read_draws({task: own[task]})
         # Drawn whole by every rank that has a part: the hash in the record is of the whole task.
         part = ranks.part(task, len(samples))
         if len(samples.indices[part]) < len(samples):
             inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
             shared = replace(samples, inputs=inputs, indices=samples.indices[part])
-            own[task] = family.expert_pass(shared, config.batch_size)
+            own[task] = family.expert_pass(shared, config.batch_size, in_order=False)
     found = ranks.union(ranks.select_led(drawn))
     return own, {task: found[task] for task in tasks}
 

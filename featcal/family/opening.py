@@ -39,6 +39,11 @@ from featcal.system.progress import Progress, silent
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+WASTED = 0.25
+"""Padding, in parts of all tokens that are none, above which texts are sorted by length where their order does not
+count."""
+FEW = 16
+"""Texts in a batch, at most, that are sorted because of their padding."""
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
 
@@ -204,14 +209,25 @@ class Family:
         for start in range(PART, part.total, PART):
             yield self.samples(task, split, count, seed, slice(start, start + PART))
 
-    def expert_pass(self, samples: Samples, batch_size: int, kept: Kept | None = None) -> ExpertPass:
+    def expert_pass(
+        self, samples: Samples, batch_size: int, kept: Kept | None = None, in_order: bool = True
+    ) -> ExpertPass:
         """Return the expert of the samples' task, ready to walk over them in batches of `batch_size`.
 
         Args:
             kept: room for what the next walk can use; without it there is one walk alone.
+            in_order: keep the order of the samples; False where sums over all of them are all that is wanted, so that
+                texts of unlike lengths may stand together by length, in smaller batches.
         """
-        batches, expert = batches_of(samples, batch_size, self.compute.device), self.experts[samples.task]
-        return ExpertPass(samples.task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
+        device, order = self.compute.device, [*range(len(samples))]
+        if in_order or not _has_much_padding(samples, batch_size):
+            batches = batches_of(samples, batch_size, device)
+        else:
+            batches, places = batches_by_length(samples, min(FEW, batch_size), device)
+            order = places.argsort().tolist()
+        indices = tuple(samples.indices[i] for i in order)
+        expert = self.experts[samples.task]
+        return ExpertPass(samples.task, expert, batches, indices, self.compute, kept, samples.truncated)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
         """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""
@@ -399,6 +415,15 @@ def batches_by_length(samples: Samples, size: int, device: torch.device) -> tupl
     order = samples.inputs["attention_mask"].sum(1).argsort(descending=True, stable=True)
     batches = [{name: tensor[rows] for name, tensor in samples.inputs.items()} for rows in torch.split(order, size)]
     return [_trim(batch, device) for batch in batches], order.argsort()
+
+
+def _has_much_padding(samples: Samples, size: int) -> bool:
+    """Say whether batches of `size` in the order of the samples have more padding than `WASTED` allows."""
+    if "attention_mask" not in samples.inputs or "pixel_values" in samples.inputs:
+        return False  # what counts of pictures is not the text beside them
+    lengths = samples.inputs["attention_mask"].sum(1)
+    padded = sum(int(some.max()) * len(some) for some in torch.split(lengths, size))
+    return padded > (1 + WASTED) * int(lengths.sum())
 
 
 def _trim(batch: Batch, device: torch.device) -> Batch:

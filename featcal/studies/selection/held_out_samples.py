@@ -91,7 +91,7 @@ class Fold:
             if config.augment:  # varied copies stand behind all pictures, and what is held out has none
                 whole = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
             several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
-            self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room)
+            self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room, in_order=False)
         self.held = {task: _take(drawn[task], own[number]) for task, own in dealt.items()}
         """Samples that are held out, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
