@@ -227,7 +227,7 @@ def _folder(
 def expert_passes(
     family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
 ) -> dict[str, ExpertPass]:
-    """Draw the samples of every task that takes part, with its expert.
+    """Draw the samples of every task that takes part, with its expert; texts of unlike lengths stand by length.
 
     They depend on tasks, samples, copies, seed, batch size and precision of `config`, not on lam, rho or alpha.
 
