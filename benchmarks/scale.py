@@ -131,13 +131,13 @@ def need(model: families.LlamaShape, tasks: int, size: int) -> Need:
     )
 
 
-def measured() -> list[dict[str, Any]]:
-    """The runs of docs/scale.json; each says whether constants are fitted on it."""
+def read_runs() -> list[dict[str, Any]]:
+    """Read the runs of docs/scale.json; each says whether constants are fitted on it."""
     found: list[dict[str, Any]] = json.loads(RUNS.read_text(encoding="utf-8"))["runs"]
     return found
 
 
-def counts(run: Mapping[str, Any]) -> list[float]:
+def count_work(run: Mapping[str, Any]) -> list[float]:
     """Count what core-seconds are made of: processes, float32 operations, float64 operations, and bytes that are moved
     by what is no large product."""
     shape, tasks, samples, size = ranks.SHAPES[run["shape"]], run["tasks"], run["samples"], run["processes"]
@@ -170,26 +170,26 @@ def count_canary(shape: families.LlamaShape, tasks: int, samples: int) -> tuple[
     return 3 * tasks * 2 * maps * read, 3 * tasks * 4 * maps * steps
 
 
-def fitted(runs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The four constants, none below 0, by which relative errors are least."""
-    rows = np.array([counts(run) for run in runs])
+def fit_constants(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Find the four constants, none below 0, by which relative errors are least."""
+    rows = np.array([count_work(run) for run in runs])
     seconds = np.array([run["core_seconds"] for run in runs])
     scale = rows.max(0)
     found, _ = nnls(rows / scale / seconds[:, None], np.ones(len(runs)))
     return [float(one) for one in found / scale]
 
 
-def predicted(constants: Sequence[float], run: Mapping[str, Any]) -> float:
-    """Core-seconds."""
-    return float(np.dot(constants, counts(run)))
+def predict(constants: Sequence[float], run: Mapping[str, Any]) -> float:
+    """Predict the core-seconds of a run."""
+    return float(np.dot(constants, count_work(run)))
 
 
-def checked(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Every run beside its prediction."""
-    constants = fitted([run for run in runs if run["fitted"]])
+def compare_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Set every run beside its prediction."""
+    constants = fit_constants([run for run in runs if run["fitted"]])
     lines = ["| run | processes | core-seconds | predicted | error | |", "|---|---|---|---|---|---|"]
     for run in runs:
-        guess = predicted(constants, run)
+        guess = predict(constants, run)
         error = guess / run["core_seconds"] - 1
         name = f"{run['shape']}, {run['tasks']} tasks x {run['samples']}"
         kind = "fitted" if run["fitted"] else "held out"
@@ -203,19 +203,19 @@ def checked(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def predict_ahead(runs: Sequence[Mapping[str, Any]]) -> str:
     """Predict what one process would take for `AHEAD`, which was not run."""
-    constants = fitted([run for run in runs if run["fitted"]])
+    constants = fit_constants([run for run in runs if run["fitted"]])
     lines = ["| shape | tasks x samples | core-hours | counting | solving | moving |", "|---|---|---|---|---|---|"]
     for shape, tasks, samples in AHEAD:
         run = {"shape": shape, "tasks": tasks, "samples": samples, "processes": 1, "canary": False}
-        _, *parts = (one * count for one, count in zip(constants, counts(run), strict=True))
-        total = predicted(constants, run)
+        _, *parts = (one * count for one, count in zip(constants, count_work(run), strict=True))
+        total = predict(constants, run)
         shares = " | ".join(f"{part / total:.0%}" for part in parts)
         lines.append(f"| {shape} | {tasks} x {samples} | {total / 3600:.1f} | {shares} |")
     return "\n".join(lines)
 
 
-def table() -> str:
-    """What 8B and 70B take."""
+def predict_models() -> str:
+    """Predict what 8B and 70B take."""
     lines = [
         "| model | experts | GPUs | minutes | counting | solving | exchange | reading | working GiB | states GiB "
         "| read GB |",
@@ -232,9 +232,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def filled(text: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The page with its tables as they are now."""
-    for name, content in (("runs", checked(runs)), ("larger runs", predict_ahead(runs)), ("models", table())):
+def fill_page(text: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page with its tables as they are now."""
+    tables = {"runs": compare_runs(runs), "larger runs": predict_ahead(runs), "models": predict_models()}
+    for name, content in tables.items():
         start, end = f"<!-- table of {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         text = f"{before}{start}{content}\n{end}{rest.split(end)[1]}"
@@ -259,4 +260,4 @@ def measure_all() -> None:
 if __name__ == "__main__":
     if "--measure" in sys.argv:
         measure_all()
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured()), encoding="utf-8")
+    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8"), read_runs()), encoding="utf-8")

@@ -212,24 +212,24 @@ def test_packed_heights_of_a_trace_are_read() -> None:
 
 @pytest.mark.usefixtures("all_tokens")
 def test_the_model_of_costs_holds_on_runs_it_was_not_fitted_on() -> None:
-    runs = scale.measured()
-    constants = scale.fitted([run for run in runs if run["fitted"]])
+    runs = scale.read_runs()
+    constants = scale.fit_constants([run for run in runs if run["fitted"]])
     held_out = [run for run in runs if not run["fitted"]]
     assert {run["shape"] for run in held_out} - {run["shape"] for run in runs if run["fitted"]}
     assert min(constants) >= 0
     for run in held_out:
-        assert scale.predicted(constants, run) == pytest.approx(run["core_seconds"], rel=0.15)
+        assert scale.predict(constants, run) == pytest.approx(run["core_seconds"], rel=0.15)
 
 
 def test_the_runs_of_the_page_are_those_that_the_script_measures() -> None:
     names = [field.name for field in fields(scale.Planned)]
-    assert [scale.Planned(**{name: run[name] for name in names}) for run in scale.measured()] == scale.PLAN
+    assert [scale.Planned(**{name: run[name] for name in names}) for run in scale.read_runs()] == scale.PLAN
 
 
 @pytest.mark.usefixtures("all_tokens")
 def test_the_page_of_scale_has_what_the_script_makes() -> None:
     page = scale.PAGE.read_text(encoding="utf-8")
-    assert scale.filled(page, scale.measured()) == page
+    assert scale.fill_page(page, scale.read_runs()) == page
 
 
 def test_sizes_of_the_large_models() -> None:
