@@ -23,7 +23,7 @@ from featcal.models.context import Run
 from featcal.models.families.language import IGNORED
 from featcal.models.families.registry import adapter_for
 from featcal.models.generation import Generator
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, Kept, hash_batches
 from featcal.models.model import brings
 from featcal.models.replay import check_replay
 from featcal.samples.generated_texts import prompts_of, write
@@ -219,15 +219,15 @@ class Family:
             in_order: keep the order of the samples; False where sums over all of them are all that is wanted, so that
                 texts of unlike lengths may stand together by length, in smaller batches.
         """
-        device, order = self.compute.device, [*range(len(samples))]
+        task, expert, device = samples.task, self.experts[samples.task], self.compute.device
+        batches = batches_of(samples, batch_size, device)
+        one = ExpertPass(task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
         if in_order or not _has_much_padding(samples, batch_size):
-            batches = batches_of(samples, batch_size, device)
-        else:
-            batches, places = batches_by_length(samples, min(FEW, batch_size), device)
-            order = places.argsort().tolist()
-        indices = tuple(samples.indices[i] for i in order)
-        expert = self.experts[samples.task]
-        return ExpertPass(samples.task, expert, batches, indices, self.compute, kept, samples.truncated)
+            return one
+        batches, places = batches_by_length(samples, min(FEW, batch_size), device)
+        indices = tuple(samples.indices[i] for i in places.argsort().tolist())
+        # A record says what was drawn, and not how it was walked over.
+        return replace(one, batches=batches, indices=indices, drawn=hash_batches(one.batches))
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
         """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""

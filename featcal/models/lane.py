@@ -335,6 +335,9 @@ class ExpertPass:
     """Gradients `[samples, m]` of the samples' margins by a shift of a map's output, by the name that files give to the
     map (`calibration.decisions`); empty where nobody asked for them."""
 
+    drawn: str = ""
+    """The digest of the samples in the order of the draw, where that of the batches is another."""
+
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
         """Return the expert's lane, or another model's on the same samples."""
         fixed = model is None
@@ -348,12 +351,17 @@ class ExpertPass:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of all inputs, in order, as they were when it was first asked for."""
-        digest = hashlib.sha256()
-        for batch in self.batches:
-            for name in sorted(batch):
-                digest.update(raw_bytes(batch[name]))
-        return digest.hexdigest()
+        """Return the SHA-256 of all inputs, in the order of the draw, as they were when it was first asked for."""
+        return self.drawn or hash_batches(self.batches)
+
+
+def hash_batches(batches: Iterable[Batch]) -> str:
+    """Return the SHA-256 of all inputs, in order."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        for name in sorted(batch):
+            digest.update(raw_bytes(batch[name]))
+    return digest.hexdigest()
 
 
 def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
