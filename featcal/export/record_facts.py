@@ -84,8 +84,8 @@ def identify_model(family: Family) -> list[str]:
 
 
 def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
-    """Return what a record says of the samples of every task, in the order of the draw: indices, hash of their inputs, how
-    many were cut. Varied copies of pictures count apart."""
+    """Return what a record says of the samples of every task, in the order of the draw: indices, hash of their inputs,
+    how many were cut. Varied copies of pictures count apart."""
 
     def describe(one: ExpertPass) -> dict[str, Any]:
         indices = sorted({*one.indices})  # as they were drawn
