@@ -218,8 +218,10 @@ def write_adapter(model: BertForSequenceClassification, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def write_experts(data: Path, out: Path, kind: str, seed: int, short: bool, tasks: Sequence[str] = TASKS) -> None:
-    """Train experts of a kind ("experts" or "adapters"); those that an earlier run finished stay."""
+def write_experts(
+    data: Path, out: Path, kind: str, seed: int, tasks: Sequence[str] = TASKS, short: bool = True
+) -> None:
+    """Train experts of a kind ("experts" or "adapters"), as `fit` does; those that an earlier run finished stay."""
     tokenizer = AutoTokenizer.from_pretrained(out / "base")
     write, rate = (write_expert, RATE) if kind == "experts" else (write_adapter, ADAPTER_RATE)
     for task in tasks:
@@ -277,7 +279,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, action="append", help="train these alone: processes can share them")
     parser.add_argument("--float32", action="store_true", help="train in it, where products in bfloat16 are slower")
     options = parser.parse_args()
-    how = options.seed, not options.float32, options.task or TASKS
+    how = options.seed, options.task or TASKS, not options.float32
     transformers.logging.set_verbosity_error()
     steps: dict[str, Callable[[], None]] = {
         "base": lambda: write_base(options.base, options.out),

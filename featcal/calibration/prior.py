@@ -72,7 +72,8 @@ class Prior:
         pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
         pull = pull if turn is None else turn @ pull
         self.gram.add(own, share)
-        self.pull.add_(pull.mul_(share * widen(size)))  # in place: a copy takes as long as a product of small maps
+        # In place: a copy takes as long as a product of small maps.
+        self.pull.add_(pull.mul_(share * widen(size)).to(self.pull.device))
 
     def merge(self, other: Prior) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""
