@@ -210,7 +210,7 @@ class CalibrationConfig:
     )
     decisions: float = _option(
         0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
-        "sample: 0.9 helps most where many tasks share a small model; needs heads, one backward pass per expert, and "
+        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and "
         "several times as long.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN, later=True,
     )
     augment: int = _option(
