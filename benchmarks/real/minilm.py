@@ -171,13 +171,13 @@ def fit(
     rate: float,
     seed: int,
     file: Path,
-    short: bool,
+    bfloat16: bool,
 ) -> None:
-    """Train what is not frozen; weights and steps in float32, forward and backward in bfloat16 if `short`."""
+    """Train what is not frozen; weights and steps in float32, forward and backward in bfloat16 if asked for."""
 
     def loss(step: int) -> Tensor:
         torch.manual_seed(seed + step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=short):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             found: Tensor = model.train()(**collate(drawn(encoded, step, seed))).loss
         return found
 
@@ -219,7 +219,7 @@ def write_adapter(model: BertForSequenceClassification, folder: Path) -> None:
 
 
 def write_experts(
-    data: Path, out: Path, kind: str, seed: int, tasks: Sequence[str] = TASKS, short: bool = True
+    data: Path, out: Path, kind: str, seed: int, tasks: Sequence[str] = TASKS, bfloat16: bool = True
 ) -> None:
     """Train experts of a kind ("experts" or "adapters"), as `fit` does; those that an earlier run finished stay."""
     tokenizer = AutoTokenizer.from_pretrained(out / "base")
@@ -232,7 +232,7 @@ def write_experts(
         model = make_model(out / "base", one.labels, seed)
         if kind == "adapters":
             adapt(model)
-        fit(model, encode(tokenizer, one, one.train), STEPS[task], rate, seed, checkpoint, short)
+        fit(model, encode(tokenizer, one, one.train), STEPS[task], rate, seed, checkpoint, bfloat16)
         part = folder.with_name(f"{task}.part")
         shutil.rmtree(part, ignore_errors=True)
         write(model, part)

@@ -23,7 +23,7 @@ from featcal.models.context import Run
 from featcal.models.families.language import IGNORED
 from featcal.models.families.registry import adapter_for
 from featcal.models.generation import Generator
-from featcal.models.lane import ExpertPass, Kept, hash_batches
+from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import brings
 from featcal.models.replay import check_replay
 from featcal.samples.generated_texts import prompts_of, write
@@ -227,7 +227,7 @@ class Family:
         batches, places = batches_by_length(samples, min(FEW, batch_size), device)
         indices = tuple(samples.indices[i] for i in places.argsort().tolist())
         # A record says what was drawn, and not how it was walked over.
-        return replace(one, batches=batches, indices=indices, drawn=hash_batches(one.batches))
+        return replace(one, batches=batches, indices=indices, draw_digest=one.digest)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
         """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""

@@ -334,9 +334,8 @@ class ExpertPass:
     directions: Mapping[str, Tensor] = field(default_factory=dict)
     """Gradients `[samples, m]` of the samples' margins by a shift of a map's output, by the name that files give to the
     map (`calibration.decisions`); empty where nobody asked for them."""
-
-    drawn: str = ""
-    """The digest of the samples in the order of the draw, where that of the batches is another."""
+    draw_digest: str = ""
+    """`digest`, where the batches are not in the order of the draw; empty where they are."""
 
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
         """Return the expert's lane, or another model's on the same samples."""
@@ -352,16 +351,13 @@ class ExpertPass:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of all inputs, in the order of the draw, as they were when it was first asked for."""
-        return self.drawn or hash_batches(self.batches)
-
-
-def hash_batches(batches: Iterable[Batch]) -> str:
-    """Return the SHA-256 of all inputs, in order."""
-    digest = hashlib.sha256()
-    for batch in batches:
-        for name in sorted(batch):
-            digest.update(raw_bytes(batch[name]))
-    return digest.hexdigest()
+        if self.draw_digest:
+            return self.draw_digest
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name in sorted(batch):
+                digest.update(raw_bytes(batch[name]))
+        return digest.hexdigest()
 
 
 def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
