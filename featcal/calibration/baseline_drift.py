@@ -13,7 +13,8 @@ from featcal.models.context import Run
 from featcal.models.lane import Entrance, ExpertPass, Lane
 
 SAMPLES = 8
-"""Number of a task's calibration samples that are looked at, the first ones; they cost one forward."""
+"""Number of a task's calibration samples that are looked at, the first ones of its middle batch, since texts that stand
+together by length have their longest in the first batch; they cost one forward."""
 ROUNDING = 1e-4
 """Least rise of the relative drift that is worth a warning."""
 
@@ -28,7 +29,7 @@ class FinalDrift:
 
 
 class BaselineDrift:
-    """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated.
+    """The merged model's own stream on a few samples of every task, walked while the blocks are calibrated.
 
     Args:
         experts: by task; tasks without one are not looked at.
@@ -36,8 +37,10 @@ class BaselineDrift:
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
         self._run = run
+        self._places = {task: (len(one.batches) - 1) // 2 for task, one in experts.items()}
+        """Which batch of a task the samples are of."""
         self._lanes = {
-            task: Lane(run.merged, [first_samples(one.batches[0])], run.compute, run.store)
+            task: Lane(run.merged, [first_samples(one.batches[self._places[task]])], run.compute, run.store)
             for task, one in experts.items()
         }
 
@@ -70,7 +73,8 @@ class BaselineDrift:
         closing, found = place(self._run.merged.read(adapter.closing)), {}
         for task, lane in self._lanes.items():
             own = place(experts[task].weights.read(adapter.closing))
-            batch, theirs = experts[task].batches[0], (experts[task].calls[0], calibrated[task].calls[0])
+            which = self._places[task]
+            batch, theirs = experts[task].batches[which], (experts[task].calls[which], calibrated[task].calls[which])
             target = widen(adapter.final(own, theirs[0], batch)[:SAMPLES])
             reached = widen(adapter.final(closing, theirs[1], batch)[:SAMPLES])
             before = widen(adapter.final(closing, lane.calls[0], lane.batches[0]))

@@ -11,10 +11,11 @@ from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from featcal import load_suite, open_family
+from featcal import calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.family import opening
 from featcal.family.opening import Family
+from featcal.models.features import final_features
 from featcal.suite.calibration_options import RECIPES
 
 COUNT = 40
@@ -71,3 +72,16 @@ def test_calibration_does_not_depend_on_the_order(unlike: Family, recipe: str, m
         ours, theirs = (one.weights.read([name])[name].double() for one in (found, expected))
         assert float((ours - theirs).norm()) <= 1e-10 * float(theirs.norm()), name
     assert found.record["tasks"] == expected.record["tasks"]  # the same draw, however it was walked over
+
+
+def test_raised_drift_is_looked_for_on_texts_of_middling_length(unlike: Family, tmp_path: Path) -> None:
+    found = calibrate_to_folder(unlike, config_for(unlike, samples=COUNT, lam=0.05), tmp_path / "out")["final_drift"]
+    for task, expert in unlike.experts.items():
+        drawn = unlike.samples(task, "calibration", COUNT, 42)
+        middle = unlike.expert_pass(drawn, 64, in_order=False).batches[1]
+        batch = {name: tensor[:8] for name, tensor in middle.items()}
+        own, before = (
+            final_features(unlike.adapter, one, {}, [batch], unlike.compute) for one in (expert, unlike.merged)
+        )
+        assert found[task]["samples"] == 8
+        assert found[task]["merged"] == pytest.approx(float((before - own).norm() / own.norm()), rel=1e-9)
