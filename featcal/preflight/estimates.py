@@ -36,6 +36,8 @@ DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
 FORWARDS = 3
 """Passes of every batch through every block: expert, student counted, student calibrated."""
+SLOW = 1.25
+"""How many times as slowly a processor multiplies bfloat16 before "fast" is said to be slow: less is chance."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,10 @@ def note_slow_precision(config: CalibrationConfig, device: torch.device) -> list
     if config.precision != "fast" or device.type != "cpu":
         return []
     slower = gemm_rate(torch.float32) / gemm_rate(DTYPES["fast"])
-    if slower <= 1:
+    if slower < SLOW:
         return []
     return [
-        f"precision fast is slow on this processor, which multiplies bfloat16 {slower:.0f} times as slowly as float32; "
+        f"precision fast is slow on this processor, which multiplies bfloat16 {slower:.3g} times as slowly as float32; "
         "precision exact is faster"
     ]
 

@@ -717,7 +717,7 @@ def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeyp
     assert seconds["fast", torch.float32] == seconds["exact", torch.float64]
 
 
-@pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (2e11, False)])
+@pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (1.4e11, False), (2e11, False)])
 def test_slow_bfloat16_is_said_before_anyone_waits_for_it(
     rate: float, noted: bool, run: Run, edit_suite: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
