@@ -1,4 +1,4 @@
-# Linux and macOS; the README gives the same steps for PowerShell.
+# Linux and macOS; docs/first-merge.md gives the same steps for PowerShell.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

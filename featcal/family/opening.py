@@ -276,8 +276,14 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
 
     Raises:
         InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
-            misshapen tensors. Or an architecture that cannot be run block by block, with the name of the block.
+            misshapen tensors. Or an architecture that cannot be run block by block, with the name of the block. Or what
+            is given is not a suite.
     """
+    if not isinstance(suite, Suite):
+        raise InputError(
+            f"suite: a {type(suite).__name__} is not a suite; read one with featcal.load_suite, or make one of your "
+            "models and samples with featcal.Suite.of"
+        )
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
     labels = {f"expert '{task}'": task for task in suite.tasks}

@@ -9,9 +9,9 @@ from featcal.calibration.calibrate import calibrate as calibrate_suite
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
-from featcal.family.opening import Calibrated, Family, ensure_family
+from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import Weights
-from featcal.session.session import Session
+from featcal.session.session import Session, ensure_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.objects import SuiteObjects
 from featcal.suite.schema import Suite
@@ -47,7 +47,7 @@ def measure_drift(
         NumericalError: final features are not finite.
     """
     asked = DriftOptions(**options)  # before anything is opened
-    session = _session(suite, device, max_memory)
+    session = ensure_session(suite, device, one_shot=True, max_memory=max_memory)
     return session.measure.drift(model, asked, progress)
 
 
@@ -72,7 +72,7 @@ def evaluate(
         InputError: there is no such split, no labels, answers or class names, or no text tower in the base.
         NumericalError: features are not finite.
     """
-    session = _session(suite, device)
+    session = ensure_session(suite, device, one_shot=True)
     return session.measure.scores(model, EvaluationSamples(samples, split, seed), progress)
 
 
@@ -87,8 +87,8 @@ def calibrate(
     """Calibrate the merged model of a suite, or one that is given with its base, experts and samples (Algorithm 1).
 
     Args:
-        model: a suite, or a merged model in any form that `Suite.of` takes: in memory, a reference, a recipe, or what
-            `merge` gives.
+        model: a suite or a session, or a merged model in any form that `Suite.of` takes: in memory, a reference, a
+            recipe, or what `merge` gives.
         config: left out, the options that the suite recommends, else the paper's for the architecture.
         device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays where it is.
         objects: keywords of `Suite.of` beside the merged model; none with a suite, which has them.
@@ -97,6 +97,7 @@ def calibrate(
         InputError: the suite, its models or its samples are not usable.
         NumericalError: the closed form has no trustworthy solution with these options.
     """
+    model = model.family if isinstance(model, Session) else model
     if isinstance(model, Suite | Family):
         if objects:
             raise InputError(f"calibrate: give a suite, or {', '.join(objects)} with a merged model, not both")
@@ -132,19 +133,5 @@ def compare(
     Raises:
         InputError, NumericalError: a model cannot be scored; `evaluate` lists the reasons.
     """
-    session = _session(suite, device)
+    session = ensure_session(suite, device, one_shot=True)
     return session.measure.compare(a, b, on, progress)
-
-
-def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
-    """Return the session itself, or one for a single measurement."""
-    if isinstance(suite, Session):
-        if max_memory is not None:
-            raise InputError("max_memory: an open session has a limit of its own; open it with one")
-        return suite
-    if not isinstance(suite, Suite | Family):
-        raise InputError(
-            f"suite: a {type(suite).__name__} is not a suite; read one with featcal.load_suite, or make one of your "
-            "models and samples with featcal.Suite.of"
-        )
-    return Session(ensure_family(suite, device), one_shot=True, max_memory=max_memory)

@@ -7,12 +7,13 @@ from collections.abc import Hashable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from featcal.family.opening import open_family
+from featcal.family.opening import Family, ensure_family, open_family
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.fits import Fits
 from featcal.session.measurements import Measurements
 from featcal.session.open_suite import OpenSuite
 from featcal.suite.schema import Suite, load_suite
+from featcal.system.errors import InputError
 
 
 class Session(OpenSuite):
@@ -69,6 +70,22 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
             family = open_family(loaded, device)
             session = _open[key] = Session(family.resident() if resident else family)
         return session
+
+
+def ensure_session(
+    suite: Suite | Family | Session, device: str = "auto", *, one_shot: bool = False, max_memory: int | None = None
+) -> Session:
+    """Return the session itself, or a new one of a suite; the other arguments are those of a new one.
+
+    Raises:
+        InputError: it is none of these, its models do not fit together, or a memory limit is asked for of a session
+            that is open.
+    """
+    if not isinstance(suite, Session):
+        return Session(ensure_family(suite, device), one_shot=one_shot, max_memory=max_memory)
+    if max_memory is not None:
+        raise InputError("max_memory: an open session has a limit of its own; open it with one")
+    return suite
 
 
 # Weak, so that a session goes with the last page that holds it, and a turn with the last that waits for it.

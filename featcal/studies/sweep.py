@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from featcal.family.opening import Family
 from featcal.session.model_ref import ModelRef
-from featcal.session.session import Session
+from featcal.session.session import Session, ensure_session
 from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import model_name
+from featcal.suite.schema import Suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
@@ -94,12 +96,13 @@ def numbers(text: str, name: str) -> tuple[float, ...]:
 
 
 def run_sweep(
-    session: Session,
+    suite: Suite | Family | Session,
     grid: Grid,
     progress: Progress = silent,
     *,
     on: EvaluationSamples = _VIEW,
     history: History | None = None,
+    device: str = "auto",
 ) -> list[SweepPoint]:
     """Calibrate with every combination and measure it on the same samples; baselines first.
 
@@ -112,13 +115,14 @@ def run_sweep(
         on: the samples to measure on; validation where the suite has it. On others the numbers flatter: they are those
             that calibration saw.
         history: left out, the user's own.
+        device: "auto", "cpu", "cuda" or "mps", for a suite.
 
     Raises:
         InputError: a combination that the recipe does not allow, before anything is computed; samples have no labels,
             or a model cannot be scored.
         NumericalError: a calibration has no trustworthy solution.
     """
-    history = history or History()
+    session, history = ensure_session(suite, device), history or History()
     models = [*map(session.resolve, baselines(grid)), *map(session.resolve, grid.configs())]
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}

@@ -111,3 +111,13 @@ def _headings(page: Path) -> set[str]:
 
 def _inline(code: re.Match[str]) -> str:
     return code[2] or ""
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "featcal").glob("*/README.md")), ids=lambda page: page.parent.name)
+def test_a_room_lists_modules_of_its_own(page: Path) -> None:
+    """Before its decisions a word in code is a module or folder of the room; a file is there."""
+    text, inside = page.read_text(encoding="utf-8"), [*page.parent.rglob("*.py"), *page.parent.rglob("*/")]
+    listed = set(re.findall(r"`([a-z_]+)`", text.partition("## Decisions")[0]))
+    assert listed <= {one.stem for one in inside}
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        assert (ROOT / name).exists() or any((ROOT / "featcal").rglob(name)), name

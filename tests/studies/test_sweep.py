@@ -12,12 +12,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from clip_config import clip_config
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import cases_by_message
 from tiny_clip import TASKS
 
+import featcal
 from featcal import calibrate, cli, load_suite, measure_drift, open_family
 from featcal.family.opening import Family
 from featcal.figures import run_tables, sweep_charts
@@ -87,6 +89,22 @@ def test_points_are_single_calibrations_to_the_last_bit(tiny: Family, own: Sessi
             task: one.value for task, one in scores.tasks.items()
         }
         assert point.found.mean == scores.average
+
+
+def test_a_suite_is_opened_where_no_session_is_given(
+    tiny: Family, tiny_suite_file: Path, own: Session, tmp_path: Path
+) -> None:
+    grid = replace(GRID, rho=GRID.rho[:1])
+    suite = load_suite(tiny_suite_file)
+    found, expected = (
+        run_sweep(of, grid, on=FEW, history=History(tmp_path / name), device="cpu")
+        for of, name in ((suite, "suite"), (own, "session"))
+    )
+    assert [one.found.drift for one in found] == [one.found.drift for one in expected]
+    config = grid.configs()[0]
+    ours, theirs = (featcal.calibrate(of, config, device="cpu").weights for of in (own, suite))
+    for name in tiny.adapter.tower:
+        assert torch.equal(ours.read([name])[name], theirs.read([name])[name])
 
 
 def test_baselines_are_the_models_they_are_called(tiny: Family, own: Session, tmp_path: Path) -> None:

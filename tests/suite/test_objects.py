@@ -434,12 +434,22 @@ def test_a_merge_of_other_experts_is_told(clip: dict[str, Any]) -> None:
         featcal.Suite.of(base=clip["base"], experts=swapped, merged=merged)
 
 
-def test_what_is_no_suite_is_told(clip: dict[str, Any]) -> None:
-    for function in (featcal.evaluate, featcal.measure_drift):
+def test_what_is_no_suite_is_told(clip: dict[str, Any], tmp_path: Path) -> None:
+    functions: list[Callable[[Any], Any]] = [
+        featcal.evaluate,
+        featcal.measure_drift,
+        featcal.select,
+        featcal.open_family,
+        lambda suite: featcal.compare(suite, "merged", "base"),
+        lambda suite: featcal.run_sweep(suite, featcal.Grid((0.1,), (1.0,), (0.5,), featcal.CalibrationConfig())),
+        lambda suite: featcal.calibrate_to_folder(suite, featcal.CalibrationConfig(), tmp_path / "out"),
+    ]
+    for function in functions:
         with pytest.raises(
             InputError, match=r"suite: a CLIPModel is not a suite; read one with featcal\.load_suite, or make one"
         ):
             function(clip["base"])
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="merge: a CLIPModel is not a suite; give one, or base= and experts="):
         featcal.merge(clip["base"])
 

@@ -8,8 +8,8 @@ from itertools import chain
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import resolve
-from featcal.family.opening import Family, ensure_family
-from featcal.session.session import Session
+from featcal.family.opening import Family
+from featcal.session.session import Session, ensure_session
 from featcal.studies.selection.candidates import MERGED, Tried, merges_to_try, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples
@@ -62,7 +62,7 @@ def select(
             samples are not usable.
         NumericalError: no candidate could be scored.
     """
-    session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
+    session = ensure_session(suite, device)
     family = session.family
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
     plan = plan_candidates(family, asked, starts or merges_to_try(minutes))
