@@ -7,7 +7,8 @@ from pathlib import Path
 from featcal.baselines.common.fold_heads import with_heads
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import all_parts, resolve
+from featcal.calibration.config import all_parts, idle_options, resolve
+from featcal.calibration.config import config_of as of_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
@@ -16,6 +17,7 @@ from featcal.suite.calibration_options import (
     IDLE,
     NUMBERS,
     OPTIONS,
+    PAPER,
     PARTIAL,
     CalibrationConfig,
 )
@@ -41,15 +43,20 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
 
 
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
-    """Return the name that stands for a calibration with these options: with all that matter most, and what differs
-    from the suite's."""
-    config, own = resolve(config, family.adapter, family.suite.tasks), config_for(family)
-    always = (*NUMBERS[config.recipe], "samples")
+    """Return the name that stands for a calibration with these options, and for no other whatever a suite recommends:
+    with all that matter most, and what differs from the suite's (`config_of`) or from the recipe's own."""
+    config = resolve(config, family.adapter, family.suite.tasks)
+    suites = config_for(family, recipe=config.recipe)
+    own = of_recipe(family.adapter, family.suite.tasks, {"recipe": config.recipe})
+    idle = idle_options(family.adapter)
+    always = {*NUMBERS[config.recipe], "samples"}
+    if {config.recipe, config_for(family).recipe} != {PAPER}:
+        always.add("recipe")
+    values = {name: getattr(config, name) for name in OPTIONS if name not in IDLE}
     said = [
         f"{name}={format_parts(value) if name in PARTIAL else format_value(value)}"
-        for name in OPTIONS
-        if name not in IDLE
-        if (value := getattr(config, name)) != getattr(own, name) or name in always
+        for name, value in values.items()
+        if name in always or value != getattr(suites, name) or (value != getattr(own, name) and name not in idle)
     ]
     return f"calibrated:{','.join(said)}"
 

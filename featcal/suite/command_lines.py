@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from featcal.suite.calibration_options import IDLE, NUMBERS, OF_A_RECIPE, OPTIONS, PAPER, PARTIAL, CalibrationConfig
+from featcal.suite.calibration_options import (
+    IDLE,
+    NUMBERS,
+    OF_A_RECIPE,
+    OPTIONS,
+    OWN,
+    PAPER,
+    PARTIAL,
+    CalibrationConfig,
+)
 from featcal.suite.methods import ALL
 from featcal.system.formatting import exactly
 
@@ -24,6 +34,9 @@ def calibrate_command(
     """
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
+    if config.recipe != defaults.recipe:  # what a suite recommends for one recipe says nothing of another
+        plain = CalibrationConfig(recipe=config.recipe)
+        defaults = replace(defaults, recipe=config.recipe, **{name: getattr(plain, name) for name in OWN})
     numbers = {name: getattr(config, name) for name in NUMBERS[config.recipe]}
     return shlex.join([*parts, *_flags(numbers | shared_options(config, defaults)), "--out", out])
 

@@ -82,17 +82,35 @@ def read_back(family: Family, command: str) -> CalibrationConfig:
 def test_names_and_printed_commands_mean_the_same_options(tiny: Family) -> None:
     """For 200 drawn sets of options, whatever the suite recommends."""
     rng = random.Random(42)
-    advised = CalibrationDefaults.model_validate({"recipe": "refined", "lam": 0.02, "samples": 16, "biases": False})
-    other = replace(tiny, suite=tiny.suite.model_copy(update={"calibration": advised}))
+    advice = (
+        {"recipe": "refined", "lam": 0.02, "samples": 16, "biases": False},
+        {"recipe": "informed", "decisions": 0.7, "weigh_tokens": True, "mu": 0.2},
+    )
+    others = [
+        replace(tiny, suite=tiny.suite.model_copy(update={"calibration": CalibrationDefaults.model_validate(one)}))
+        for one in advice
+    ]
     different = set()
     for _ in range(SETS):
         config = draw(rng, tiny)
-        for family in (tiny, other):
-            assert resolve_model(resolve_model(config, family).name, family).config == config
+        for family in (tiny, *others):
+            name = resolve_model(config, family).name
+            assert resolve_model(name, family).config == config
             line = calibrate_command("s", config, config_for(family), "out")
             assert read_back(family, line) == config, line
         different.add(config)
     assert len(different) > SETS * 0.9
+
+
+@pytest.mark.parametrize("model", ["calibrated", "calibrated@tsv-m", "svc@calibrated", "calibrated:recipe=refined"])
+def test_a_name_says_what_suites_recommend_apart(model: str, tiny: Family) -> None:
+    """Results are kept by it, and a suite whose recommendations change is the same suite."""
+    advice = ({}, {"biases": False}, {"biases": False, "maps": ["mlp"]}, {"layernorms": False})
+    names = {
+        resolve_model(model, replace(tiny, suite=tiny.suite.model_copy(update={"calibration": one}))).name
+        for one in map(CalibrationDefaults.model_validate, advice)
+    }
+    assert len(names) == len(advice)
 
 
 @pytest.mark.slow
