@@ -28,5 +28,9 @@ def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Stud
         raise InputError("counts: give numbers of samples, at least 1 each")
     if fixed := [name for name in plan.methods if not takes_samples(name)]:
         raise InputError(*(f"method '{name}' says its own number of samples; leave it to the counts" for name in fixed))
-    points = [point for count in counts for point in place_points(plan.points([EXPERT, *plan.methods], count), n=count)]
+    points = [
+        point
+        for count in dict.fromkeys(counts)
+        for point in place_points(plan.points([EXPERT, *plan.methods], count), n=count)
+    ]
     return study_of("budget", session, plan.on, plan.run(session, points))

@@ -34,7 +34,7 @@ def corrupt(
     """
     points = place_points(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
     seeing, modality = plan.points(), session.family.adapter.modality
-    for kind, severity in product(kinds, severities):
+    for kind, severity in product(dict.fromkeys(kinds), dict.fromkeys(severities)):
         family = replace(session.family, suite=corrupt_suite(session.family.suite, kind, severity))
         # Its hash is another, since the corruption is a part of the suite file, so its rows are kept apart.
         other = Session(family, one_shot=True)

@@ -22,7 +22,8 @@ class Plan:
     """A plan of a study.
 
     Args:
-        methods: names of models; what a name does not say of samples and seed is `samples` and each of `seeds`.
+        methods: names of models; what a name does not say of samples and seed is `samples` and each of `seeds`, which
+            count once however often they are said.
         on: the samples that models are measured on.
         rows: where finished rows are kept and found again; left out, in the user's cache folder.
         progress: is told the rows that are done.
@@ -45,6 +46,8 @@ class Plan:
             raise InputError("seeds: give at least one")
         if self.samples < 1:
             raise InputError(f"samples is {self.samples}; at least one is needed")
+        # A seed that is said twice is no second measurement, and would make an interval of none.
+        object.__setattr__(self, "seeds", tuple(dict.fromkeys(self.seeds)))
 
     def points(self, methods: Sequence[str] | None = None, samples: int | None = None) -> list[Point]:
         """Return methods with every seed; one point of a method in which no seed has a part.

@@ -27,7 +27,7 @@ def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> 
     """
     most = len(session.tasks)
     rows = []
-    for count in doubling_counts(most) if counts is None else counts:
+    for count in doubling_counts(most) if counts is None else dict.fromkeys(counts):
         if not 1 <= count <= most:
             raise InputError(f"counts: {count} tasks; the suite has {most}")
         part = session if count == most else Session(first_tasks(session.family, count))

@@ -88,11 +88,15 @@ class Option(OptionFacts):
     idle: bool = False
     later: bool = False
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise InputError where a value is not one of the option called `name`: of another type, or out of range."""
+    def check(self, name: str, value: Any) -> Any:
+        """Return a value of the option called `name`, a number as Python's own.
+
+        Raises:
+            InputError: it is of another type, or out of range.
+        """
         if self.choices and value not in self.choices:
             raise InputError(f"{name} is '{value}'; choose {' or '.join(self.choices)}")
-        self.require(name, value, self.kind)
+        return self.require(name, value, self.kind)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -259,8 +263,10 @@ class CalibrationConfig:
                     raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
         for name, known in OPTIONS.items():
             value = getattr(self, name)
-            if value is not None:
-                known.check(name, value)
+            # What is left open is filled in later, and nothing else is.
+            if value is not None or not (known.of_recipe or known.kind is tuple):
+                value = known.check(name, value)
+                object.__setattr__(self, name, value)
             # 0 and off are what an option is where its recipe is another one, so they may be given with any.
             if value and self.recipe not in known.recipes:
                 theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)

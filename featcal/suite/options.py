@@ -44,14 +44,23 @@ class OptionFacts:
             and (self.most is None or value <= self.most)
         )
 
-    def require(self, name: str, value: Any, kind: type[Any]) -> None:
-        """Raise InputError where a value is not of the kind, or outside the range; `name` is the option's."""
+    def require(self, name: str, value: Any, kind: type[Any]) -> Any:
+        """Return a value of the kind and in the range, a number as Python's own; `name` is the option's.
+
+        Raises:
+            InputError: it is not of the kind, or outside the range.
+        """
         what, kinds = _KINDS[kind]
         # Python's bool is an int.
-        if not issubclass(type(value), kinds) or (type(value) is bool) is not (kind is bool):
+        fits = issubclass(type(value), kinds) and (type(value) is bool) is (kind is bool)
+        if not fits or (kind is tuple and not all(isinstance(one, str) for one in value)):
             raise InputError(f"{name} is {shorten(repr(value))}; give {what}")
-        if kind in (int, float) and not self.holds(value):
+        if kind not in (int, float):
+            return value
+        if not self.holds(value):
             raise InputError(f"{name} is {exactly(value)}; it {self.sentence(kind)}")
+        # One of NumPy's could not be written to a record.
+        return value if type(value) in (int, float) else kind(value)
 
     def interval(self) -> str:
         """Return the range as mathematics writes it, such as "(0, 1]"; "" where there is no bound."""
@@ -110,12 +119,15 @@ class Options:
         problems: list[str] = []
         for one in options_of_class(type(self)):
             value, said = getattr(self, one.name), facts_of(one)
-            for single in value.values() if said.by_task and isinstance(value, Mapping) else (value,):
+            by_task = said.by_task and isinstance(value, Mapping)
+            for single in value.values() if by_task else (value,):
                 try:
                     if single is not None:
-                        said.require(f"{self.kind}: {one.name}", single, type_of(one))
+                        single = said.require(f"{self.kind}: {one.name}", single, type_of(one))
                 except InputError as error:
                     problems.append(str(error))
+                if not by_task:
+                    object.__setattr__(self, one.name, single)
         if problems:
             raise InputError(*problems)
 

@@ -223,9 +223,10 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     """On the embedded suite: a place is the model calibrated on the corrupted suite, measured on the clean one."""
     clean = open_family(load_suite("clip-mini"), device="cpu")
     few = Views(EvaluationSamples(16, "test"), EvaluationSamples(16))
-    study = corrupt.corrupt(Session(clean), plan("calibrated", on=few), ("fog",), (5,))
+    study = corrupt.corrupt(Session(clean), plan("calibrated", on=few), ("fog", "fog"), (5, 5))
     noisy = open_family(corrupt.corrupt_suite(clean.suite, "fog", 5), device="cpu")
     found = drifts(study, "calibrated")
+    assert len(study.rows) == 3  # the experts, and the two
     assert [*found] == [("clean", 0), ("fog", 5)]
     assert found["clean", 0] == pytest.approx(drift_of(clean, calibrate(clean, CONFIG), 16), abs=1e-5)
     assert found["fog", 5] == pytest.approx(drift_of(clean, calibrate(noisy, CONFIG), 16), abs=1e-5)
@@ -247,6 +248,15 @@ def test_commands_print_their_study(tiny_suite_file: Path, arguments: list[str])
     assert document["study"] == name
     assert document["on"]["scores"] == {"split": "test", "samples": 5, "seed": 42}
     assert all(one["at"] for one in document["rows"] if one["method"] not in ("merged", "expert") or name != "schedule")
+
+
+def test_what_is_said_twice_is_measured_once(own: Session) -> None:
+    """Two rows of one seed would have an interval of no width."""
+    assert plan("calibrated", seeds=(43, 42, 43)).seeds == (43, 42)
+    study = budget.budget(own, plan("merged", seeds=(42, 42)), (2, 2))
+    assert [(row.method, row.point.at["n"]) for row in study.rows] == [("expert", 2), ("merged", 2)]
+    study = tasks.tasks(own, plan("merged"), (2, 2))
+    assert [(row.method, row.point.at["tasks"]) for row in study.rows] == [("expert", 2), ("merged", 2)]
 
 
 @pytest.mark.parametrize("options", [{"seeds": ()}, {"samples": 0}])

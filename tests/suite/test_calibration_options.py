@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import runpy
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from app import selection
@@ -170,11 +172,23 @@ def test_help_says_what_an_option_does_and_what_holds_without_it() -> None:
         ({"biases": "no"}, "biases is 'no'; give True or False"),
         ({"biases": 1}, "biases is 1; give True or False"),
         ({"tasks": 3}, "tasks is 3; give a list of names"),
+        ({"blocks": [0]}, r"blocks is \[0\]; give a list of names"),
+        ({"samples": None}, "samples is None; give a whole number"),
+        ({"biases": None}, "biases is None; give True or False"),
+        ({"precision": None}, "precision is 'None'; choose exact or fast"),
+        ({"eps": None}, "eps is None; give a number"),
+        ({"quantize": None}, "quantize is 'None'; choose off"),
     ],
 )
 def test_a_value_out_of_range_is_refused(asked: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         CalibrationConfig(**asked)
+
+
+def test_numbers_of_numpy_are_written_as_pythons_own() -> None:
+    config = CalibrationConfig(samples=np.int64(8), lam=np.float32(0.5), rho=1)
+    assert json.dumps([config.samples, config.lam, config.rho]) == "[8, 0.5, 1]"
+    assert config == CalibrationConfig(samples=8, lam=0.5, rho=1)
 
 
 def test_an_unknown_option_gets_a_hint(tiny: Family) -> None:
