@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +12,7 @@ import click
 
 from featcal.cli.options import block
 from featcal.cli.terminal import say, say_notes
-from featcal.preflight.handover.runtimes import SUPPORT, TARGETS
+from featcal.preflight.handover.runtimes import SOURCES, SUPPORT, TARGETS
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
 
@@ -101,7 +102,10 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
 
 
 def say_where_to(out: str) -> None:
-    """Print the command that checks a written folder for other programs, if any is known to run its class."""
+    """Print the command that checks a written folder for the other programs that are known to run its class."""
     named = read_json(Path(out) / "config.json").get("architectures") if (Path(out) / "config.json").is_file() else None
-    if isinstance(named, list) and named and named[0] in SUPPORT:
-        say(f"to hand it on: featcal check {out} --for {' --for '.join(TARGETS[:3])}")
+    known = SUPPORT.get(named[0]) if isinstance(named, list) and named else None
+    targets = [target for target in SOURCES if getattr(known, target, False)]
+    if targets:
+        wanted = [word for target in targets for word in ("--for", target)]
+        say(f"to hand it on: {shlex.join(['featcal', 'check', out, *wanted])}")

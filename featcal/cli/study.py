@@ -95,7 +95,7 @@ def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
-        raise InputError(f"{name}: give whole numbers between commas, such as 2,4,8")
+        raise InputError(f"{name}: give whole numbers from 0 on between commas, such as 2,4,8")
     return tuple(dict.fromkeys(map(int, words)))
 
 

@@ -103,10 +103,12 @@ def merge(
               help="What is written: the model, or a LoRA of peft that makes it of another one.")  # fmt: skip
 @click.option("--of", "over", type=click.Choice(["merged", "base"]),
               help="With --as adapter: the model that the adapter goes over.  [merged]")  # fmt: skip
-@click.option("--rank", type=int, help="With --as adapter: largest rank of every map.  [that of the map]")
+@click.option(
+    "--rank", type=int, help="With --as adapter: largest rank of every map.  [with --energy, that of the map]"
+)
 @click.option("--energy", type=float,
               help="With --as adapter: share of what a map's change does to its inputs that is kept, by the smallest "
-              "rank that does, such as 0.99.  [as much as --rank allows]")  # fmt: skip
+              "rank that does, such as 0.99.  [with --rank, as much as that allows]")  # fmt: skip
 @click.option("--base-model", help="With --as adapter: what the model that it goes over is called where it is used.  "
               "[the suite's, if it is on the Hub]")  # fmt: skip
 @click.option("--suite", shell_complete=complete_suite,

@@ -58,7 +58,8 @@ def name_candidates(document: Mapping[str, Any]) -> list[str]:
 def describe_selection(document: Mapping[str, Any]) -> list[str]:
     """Say what was chosen, by what margin, at what cost and from what."""
     samples, criterion = document["read"]["samples"], document["criterion"]
-    lines = [f"read: {sum(samples.values())} calibration samples of {len(samples)} tasks, in 4 folds; no label"]
+    dealt = f", in {max(map(len, document['folds'].values()))} folds" if document["folds"] else ""
+    lines = [f"read: {sum(samples.values())} calibration samples of {len(samples)} tasks{dealt}; no label"]
     if criterion is not None:
         lines += [
             f"score: {_SCORES[criterion]} on held-out samples, mean over tasks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from command_line import Run, document
 from known_layouts import CHATML, edit, lm_mini_as_qwen, wrap_names
 from safetensors.torch import load_file, save_file
 
+from featcal.cli.hand_over import say_where_to
 from featcal.export.write import rewrite
 from featcal.preflight.handover.base import find_base
 from featcal.preflight.handover.check import check_for, complete
@@ -393,3 +395,25 @@ def test_a_written_model_goes_through_gguf_and_back(folder: Path, tmp_path: Path
     back = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, config=options, dtype=torch.float32)
     with torch.no_grad():
         assert float((own(ids).logits - back(ids).logits).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        ("LlamaForCausalLM", ["gguf", "vllm", "ollama"]),
+        ("GPT2LMHeadModel", ["gguf", "vllm"]),
+        ("CLIPModel", ["vllm"]),
+        ("ViTModel", []),
+    ],
+)
+def test_the_next_command_names_programs_that_know_the_class(
+    model: str, targets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my merge"
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps({"architectures": [model]}))
+    say_where_to(str(out))
+    said = capsys.readouterr().out.removeprefix("to hand it on: ")
+    assert shlex.split(said) == (
+        ["featcal", "check", str(out), *(w for t in targets for w in ("--for", t))] if targets else []
+    )

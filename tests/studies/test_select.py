@@ -266,7 +266,7 @@ def test_a_switch_is_off_in_recipes_that_lack_it(many: Family) -> None:
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
 def test_a_start_that_saw_samples_is_refused(many: Family, name: str) -> None:
     with pytest.raises(InputError, match=f"start '{name}': .* is not a merge without samples"):
-        select(many, ASKED, starts=[name])
+        select(many, ASKED, starts=name)
 
 
 Values = Callable[[Tried], float]
@@ -352,6 +352,8 @@ def test_a_short_time_goes_to_the_default_and_to_what_is_best_on_the_first_fold(
     # With more time it goes on: nothing that was found is computed again.
     assert len(select(many, ASKED, minutes=1000).candidates) == len(plan)
     assert len(seen) == FOLDS * len(plan)
+    with pytest.raises(InputError, match="minutes is '1'; give a number above 0"):
+        select(many, ASKED, minutes="1")
     with pytest.raises(InputError, match="minutes is 0; give a number above 0"):
         select(many, ASKED, minutes=0)
 
@@ -774,6 +776,7 @@ def test_below_8_samples_the_default_stays(run: Run, many_file: Path, many: Fami
     document = json.loads(out)
     assert document["chosen"] == document["defaults"] == DEFAULT
     assert (document["candidates"], document["calibrations"], document["margin"]) == ([], 0, None)
+    assert "14 calibration samples of 2 tasks; no label" in run("select", many_file, "--samples", 7)[1]
     code, out, err = run("select", many_file, "--samples", 7, "--weigh-tokens", "--json")
     assert code == 0, err
     assert "--recipe informed" in json.loads(out)["command"]

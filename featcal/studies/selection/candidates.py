@@ -104,8 +104,8 @@ def merges_to_try(minutes: float | None) -> list[str]:
     """
     if minutes is None:
         return []
-    if not minutes > 0:
-        raise InputError(f"minutes is {minutes:g}; give a number above 0")
+    if not isinstance(minutes, int | float) or not minutes > 0:
+        raise InputError(f"minutes is {minutes!r}; give a number above 0")
     return [name for name in merger_names() if not method(name).about.needs]
 
 

@@ -34,7 +34,7 @@ def select(
     suite: Suite | Family | Session,
     config: CalibrationConfig | None = None,
     *,
-    starts: Sequence[str] = (),
+    starts: str | Sequence[str] = (),
     minutes: float | None = None,
     device: str = "auto",
     progress: Progress = silent,
@@ -50,7 +50,7 @@ def select(
         suite: a session keeps the chosen model.
         config: its samples, seed, switches and parts are those of all candidates, its recipe and numbers are one of
             them. Left out, the suite's own, else the paper's.
-        starts: names of other merges, such as "tsv-m": each is tried as it is and calibrated.
+        starts: names of other merges, such as "tsv-m", or one alone: each is tried as it is and calibrated.
         minutes: to spend, about; every merger that needs neither samples nor training is then a start too, unless
             starts are named. A quarter of the time goes to the first fold, and what remains to those that are best on
             it. None tries all.
@@ -63,7 +63,7 @@ def select(
         NumericalError: no candidate could be scored.
     """
     session = ensure_session(suite, device)
-    family = session.family
+    family, starts = session.family, [starts] if isinstance(starts, str) else starts
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
     plan = plan_candidates(family, asked, starts or merges_to_try(minutes))
     default = plan[0].config
