@@ -406,7 +406,9 @@ def _notes(family: Family, ranks: Ranks) -> list[str]:
     """
     merged = family.suite.merged
     if family.merged_name != "merged":
-        return [*check_lineage(family, family.merged, ranks), *note_left_out(family, ranks).values()]
+        # An expert that is calibrated in the place of the merge is looked at once, and not taken for a copy of itself.
+        given = None if any(family.merged is one for one in family.experts.values()) else family.merged
+        return [*check_lineage(family, given, ranks), *note_left_out(family, ranks).values()]
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged, ranks)
     return [*merged.notes, *check_lineage(family, ranks=ranks), *note_left_out(family, ranks).values()]

@@ -320,3 +320,12 @@ def test_configs_without_a_model_type(own_suite_file: Path, config: dict[str, An
     (own_suite_file.parent / "base" / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=says):
         open_family(load_suite(own_suite_file), "cpu")
+
+
+def test_an_expert_that_is_calibrated_is_not_taken_for_a_copy_of_itself(tiny: Family, tmp_path: Path) -> None:
+    expert = tiny.experts["pets"]
+    own = replace(tiny, merged=expert, merged_name="expert:pets")
+    twins = replace(own, experts={**own.experts, "signs": expert})
+    for family, said in ((own, False), (twins, True)):
+        notes = calibrate_to_folder(family, CONFIG, tmp_path / str(said))["notes"]
+        assert any("the same file twice" in note for note in notes) == said
