@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import config_of
 from featcal.calibration.deployed_inputs import DeployedInputs
 from featcal.calibration.low_rank import Limits
 from featcal.calibration.repair import MapCut, cut_changes, left_out_share
@@ -55,8 +55,10 @@ class Adapters(Sampled):
     on_another: ClassVar[bool] = True
 
     def make(self, given: Given) -> Made:
-        config = replace(config_for(given.family), samples=self.samples, seed=self.seed)
-        return adapters(given.run, given.experts, given.family.merged, config, self)
+        family = given.family
+        # Not `config_for`: what the suite recommends for calibrations stands in no name of this method.
+        config = config_of(family.adapter, family.suite.tasks, {"samples": self.samples, "seed": self.seed})
+        return adapters(given.run, given.experts, family.merged, config, self)
 
 
 def adapters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from featcal.family.opening import Family, batches_of
 from featcal.models.adapter import Adapter
 from featcal.models.model import Model, task_weights
 from featcal.session.session import Session
+from featcal.suite.schema import CalibrationDefaults
 from featcal.system.errors import InputError
 
 FEW = {"samples": 5}
@@ -58,6 +60,13 @@ def test_more_rank_leaves_less_out_and_every_task_has_its_own(tiny64: Family) ->
     )
     assert float((first - second).abs().max()) > 1e-3
     assert float((first - plain).abs().max()) > 1e-3
+
+
+def test_what_a_suite_recommends_for_calibrations_is_not_taken(tiny64: Family) -> None:
+    """The method's name does not say it, and its rows are kept by the name."""
+    advised = tiny64.suite.model_copy(update={"calibration": CalibrationDefaults.model_validate({"lam": 10.0})})
+    shares = [fit(one, Adapters(rank=1, **FEW)).record["left_out"] for one in (tiny64, replace(tiny64, suite=advised))]
+    assert shares[0] == shares[1]
 
 
 @pytest.mark.slow
