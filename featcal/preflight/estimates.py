@@ -37,7 +37,7 @@ DISK_SPEED = 300e6
 FORWARDS = 3
 """Passes of every batch through every block: expert, student counted, student calibrated."""
 SLOW = 1.25
-"""How many times as slowly a processor multiplies bfloat16 before "fast" is said to be slow: less is chance."""
+"""Ratio of the speeds of float32 and bfloat16 products from which "fast" is said to be slow; less is chance."""
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ def select(
         NumericalError: no candidate could be scored.
     """
     session = ensure_session(suite, device)
-    family, starts = session.family, [starts] if isinstance(starts, str) else starts
+    family, merges = session.family, merges_to_try(minutes)
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
-    plan = plan_candidates(family, asked, starts or merges_to_try(minutes))
+    plan = plan_candidates(family, asked, [starts] if isinstance(starts, str) else starts or merges)
     default = plan[0].config
     assert default is not None
     drawn = calibration_samples(session, asked)
