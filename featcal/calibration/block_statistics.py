@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
+from itertools import islice
 from weakref import ref
 
 import torch
@@ -18,7 +19,7 @@ from featcal.calibration.config import calibrated_maps
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.precision import product_dtype
-from featcal.calibration.prior import TaskVectors
+from featcal.calibration.prior import Prior, TaskVectors
 from featcal.calibration.routed_group import routed_groups, router_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.formats.weights import Weights
@@ -66,6 +67,17 @@ class BlockStatistics:
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
         """Return the groups that are solved one by one: linear maps that share a statistic, then norms."""
         return (*self._linears, *self._norms)
+
+    @property
+    def priors(self) -> list[Prior]:
+        """Return the priors of all linear maps, group by group; empty without any."""
+        return [prior for group in self._linears for prior in group.sums.priors]
+
+    def take_priors(self, priors: Sequence[Prior]) -> None:
+        """Take over priors of the same maps from other statistics, which go on holding them; nobody changes them."""
+        rest = iter(priors)
+        for group in self._linears:
+            group.sums.priors = list(islice(rest, len(group.names)))
 
     @property
     def is_started(self) -> bool:
@@ -162,7 +174,8 @@ class BlockStatistics:
             else:
                 group.end_task(expert, self.config)
             if vectors is not None and isinstance(group, LinearGroup):
-                group.add_prior(vectors)
+                with vectors.effort.measure():
+                    group.add_prior(vectors)
         # One transfer for all groups: each check on its own would wait for the device.
         finite = torch.stack([group.finite() for group in ended]).tolist() if ended else []
         bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]

@@ -14,7 +14,7 @@ estimate with Gram matrices of few samples. The mixture with FeatCal's forward o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from featcal.models.adapter import Block
 from featcal.models.compute import cast, find_place, widen
 from featcal.models.linear_maps import LinearMap, orient_weight
 from featcal.system.errors import NumericalError
+from featcal.system.progress import Effort
 
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
 """B and A of a map whose task vector is B A."""
@@ -65,13 +66,17 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
-        own.add_rows(rows)
-        share = 1 / own.norm()
-        # The cheaper order of the same product.
-        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
+        # tau tau^T and tau^T tau have one norm, and the pull is either of them times tau: the smaller one is formed.
+        wide = len(rows) < rows.shape[1]
+        small = Gram.zeros(min(rows.shape), rows.device, rows.dtype)
+        small.add_rows(rows.mT if wide else rows)
+        share, half = 1 / small.norm(), small.full(rows.dtype)
+        if wide:
+            self.gram.add_rows((rows * share.sqrt().to(rows)).to(self.pull.device))
+        else:
+            self.gram.add(small, share)
+        pull = half @ rows if wide else rows @ half
         pull = pull if turn is None else turn @ pull
-        self.gram.add(own, share)
         # In place: a copy takes as long as a product of small maps.
         self.pull.add_(pull.mul_(share * widen(size)).to(self.pull.device))
 
@@ -80,14 +85,13 @@ class Prior:
         self.gram.merge(other.gram)
         add_alike(self.pull, other.pull)
 
-    def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
-        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype of the sums.
+    def tensors(self) -> list[Tensor]:
+        """Return all that the sums hold."""
+        return [*self.gram.strips, self.pull]
 
-        Args:
-            base: W_0; its product with the sum of K_i is formed in this dtype.
-        """
-        product = base @ self.gram.full(base.dtype)
-        return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
+    def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
+        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype and place of the sums; `base` is W_0."""
+        return torch.addmm(self.pull, base.to(self.pull), self.gram.full(self.pull.dtype), beta=rho)
 
 
 def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
@@ -110,6 +114,8 @@ class TaskVectors:
     """Tensors of the base, on the same device."""
     weights: Weights
     """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
+    effort: Effort = field(default_factory=Effort)
+    """Work that went into counting them."""
 
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
         """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an

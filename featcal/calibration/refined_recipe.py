@@ -13,14 +13,15 @@ added, and a target moved by the gap would be wrong by the norm. Such a map is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import torch
 
 from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.distributed import end_task
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.prior import TaskVectors
+from featcal.calibration.precision import product_dtype
+from featcal.calibration.prior import Prior, TaskVectors
 from featcal.calibration.residual_parts import Part, find_parts
 from featcal.calibration.store import Solved, Watch, prefix_errors, solve_block
 from featcal.calibration.streams import Streams
@@ -31,6 +32,7 @@ from featcal.models.adapter import Block, Call, Stage, Sublayer
 from featcal.models.capture import capture_inputs
 from featcal.models.lane import Step
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.system.progress import Effort
 
 Weighed = Mapping[str, Sequence[TokenRows]]
 """The rows of every batch of a task, by group of linear maps, where they are not those of the stage."""
@@ -165,6 +167,7 @@ class _CountedBlock:
         name = next(name for name in part.given if name in statistics.modules)
         # without a router all modules of a piece are given what the first one is given
         watched = statistics.modules if statistics.routing else {name: statistics.modules[name]}
+        priors, effort = [self._find_priors(one) for one in every], Effort()
         # Read anew for every piece: a block of all experts, kept until the last piece, would grow with their number.
         # What a member of a mixture is given is made of maps of other pieces.
         needed = None if statistics.routing else statistics.modules
@@ -182,12 +185,14 @@ class _CountedBlock:
                         step = _target_step(part, call, trace, one.config)
                         one.update(rows, position, given, step, expert, weighed)
             with seconds("moments"), prefix_errors(f"{self._run.adapter.name_of(self._block)}, task '{task}'"):
-                vectors = self._task_vectors(task, expert) if self._config.mu else None
+                vectors = self._task_vectors(task, expert, effort) if self._config.mu else None
                 directions = self._streams.directions(task, self._block) if self._config.decisions else None
-                for one in every:
-                    end_task(self._run.ranks, one, expert, vectors, directions)
+                for one, found in zip(every, priors, strict=True):
+                    end_task(self._run.ranks, one, expert, None if found else vectors, directions)
             self._let_go(task, later)
             self._run.store.settle()
+        for one, found in zip(every, priors, strict=True):
+            self._settle_priors(one, found, effort)
 
     def _let_go(self, task: str, later: Sequence[BlockStatistics]) -> None:
         """Drop what later pieces do not need of the expert of a task."""
@@ -218,15 +223,47 @@ class _CountedBlock:
                     lane.calls.put(position, run(call))
             self._run.store.settle()
 
-    def _task_vectors(self, task: str, expert: Named) -> TaskVectors:
-        return TaskVectors(self._block, expert, self._base, self._streams.experts[task].weights)
+    def _task_vectors(self, task: str, expert: Named, effort: Effort) -> TaskVectors:
+        return TaskVectors(self._block, expert, self._base, self._streams.experts[task].weights, effort)
+
+    def _find_priors(self, statistics: BlockStatistics) -> list[Prior] | None:
+        """Find the priors of a piece that an earlier calibration of the same experts left; None if there are none."""
+        room = self._streams.room if self._config.mu else None
+        return None if room is None else room.find(self._prior_key(statistics), self._prior_objects())
+
+    def _settle_priors(self, statistics: BlockStatistics, found: list[Prior] | None, effort: Effort) -> None:
+        """Give a piece, all of whose tasks are counted, the priors that were found, or leave its own for the next
+        calibration.
+
+        Args:
+            effort: what counting them took.
+        """
+        room, key = self._streams.room, self._prior_key(statistics)
+        if room is None or not self._config.mu:
+            return
+        if found:
+            room.spare(key, found)
+            statistics.take_priors(found)
+            return
+        with room.keeping(key, self._prior_objects(), effort) as keep:
+            for prior in statistics.priors:
+                keep(prior)
+
+    def _prior_key(self, statistics: BlockStatistics) -> Hashable:
+        """Return what tells the priors of a piece from others of the same experts: its maps and the dtype."""
+        dtype = product_dtype(self._run.compute.dtype, statistics.config)
+        return Prior, self._block.name, tuple(group.names for group in statistics.linears), dtype
+
+    def _prior_objects(self) -> list[object]:
+        """Return the objects that decide all priors."""
+        return [self._run.base, *(lane.weights for lane in self._streams.experts.values())]
 
     def _begin_acting(self, groups: Sequence[LinearGroup], task: str, expert: Named) -> list[Acting]:
         """Begin to see what the task's vectors do to the tokens of every group; of none where tokens keep their
         weights."""
         if not self._config.weigh_tokens:
             return []
-        vectors = self._task_vectors(task, expert)
+        vectors = self._task_vectors(task, expert, Effort())
         dtype = torch.promote_types(self._run.compute.dtype, torch.float32)
         return [group.begin_acting(vectors, dtype) for group in groups]
 

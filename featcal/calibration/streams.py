@@ -22,7 +22,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions
 from featcal.models.compute import find_place, widen
 from featcal.models.context import Run
-from featcal.models.lane import Entrance, ExpertPass, Step
+from featcal.models.lane import Entrance, ExpertPass, Kept, Step
 from featcal.models.walk import Walk
 from featcal.system.errors import NumericalError
 from featcal.system.progress import Seconds
@@ -55,6 +55,13 @@ class Streams:
         found = self._passes[task].directions
         own = {name: block.stored_name(name) for name in block.linears}
         return {name: found[stored] for name, stored in own.items() if stored in found}
+
+    @property
+    def room(self) -> Kept | None:
+        """Return the room for what the next walk of the same experts can use; None if there is none, or if this process
+        has a share of the tasks alone."""
+        rooms = {id(one.kept): one.kept for one in self._passes.values()}
+        return None if self.run.ranks.several or len(rooms) > 1 else next(iter(rooms.values()))
 
     def enter(self, stage: Stage) -> Entrance:
         """Make the first calls of a stage on all lanes; return the student's entrance to it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +52,21 @@ def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: C
         raise InputError(f"{block.name} cannot be computed on {device} ({reason}); use --device cpu") from error
 
 
+class Sums(Protocol):
+    """Sums over tasks that depend on models alone."""
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Return all that they hold."""
+
+
+Thing = Step | Call | Sums
+
+
 class Kept:
     """Results that one walk leaves for the next one, in memory as far as there is room.
 
-    These are first calls of every lane and, of lanes whose model stays the same (the experts'), all steps. They depend
-    on models and samples, not on lam, rho or alpha.
+    These are first calls of every lane and, of lanes whose model stays the same (the experts'), all steps, and sums of
+    their weights. They depend on models and samples, not on lam, rho or alpha.
 
     Args:
         budget: bytes, beyond which blocks are run anew every time.
@@ -87,9 +97,7 @@ class Kept:
         return things if things and same else None
 
     @contextmanager
-    def keeping(
-        self, key: Hashable, made_of: Sequence[object], effort: Effort
-    ) -> Iterator[Callable[[Step | Call], None]]:
+    def keeping(self, key: Hashable, made_of: Sequence[object], effort: Effort) -> Iterator[Callable[[Thing], None]]:
         """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
         runs out or the walk is given up.
 
@@ -97,10 +105,10 @@ class Kept:
             effort: what it takes to make the things, complete when the `with` ends.
         """
         self._drop(key)
-        things: list[Step | Call] = []
+        things: list[Thing] = []
         fits = True
 
-        def add(thing: Step | Call) -> None:
+        def add(thing: Thing) -> None:
             nonlocal fits
             size = _bytes(thing)
             fits = fits and size <= self.left
@@ -123,7 +131,7 @@ class Kept:
             self._drop(key)  # another lane of this name may have come first
             self._entries[key] = made_of, things, effort
 
-    def spare(self, key: Hashable, asked: Iterable[Step | Call]) -> None:
+    def spare(self, key: Hashable, asked: Iterable[Thing]) -> None:
         """Count what was kept under a key as found.
 
         Args:
@@ -137,12 +145,14 @@ class Kept:
         self.left += sum(map(_bytes, things))
 
 
-def _bytes(thing: Step | Call) -> int:
+def _bytes(thing: Thing) -> int:
     """Return the bytes of every tensor that a thing adds; a step's call is the `after` of the step before."""
     if isinstance(thing, Step):
         parts: Iterable[Tensor] = (thing.after.hidden_state, *thing.inputs.values(), *thing.outputs.values())
-    else:
+    elif isinstance(thing, Call):
         parts = (thing.hidden_state,)
+    else:
+        parts = thing.tensors()
     # By identity: maps that share an input, such as q, k and v, hold one tensor.
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
 

@@ -18,12 +18,15 @@ from torch import Tensor
 
 from featcal import CalibrationConfig, InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration import closed_form
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import calibrate as calibrate_family
+from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.calibration.config import resolve
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
+from featcal.formats.weights import Overlay
 from featcal.mergers.wudi_optimum import minimise
 from featcal.models.compute import computing
+from featcal.models.lane import Kept
 from featcal.suite.calibration_options import RECIPES
 from featcal.testing.trial import write_trial
 
@@ -178,6 +181,47 @@ def test_adapters_and_the_same_experts_in_full_are_calibrated_alike(
         assert thin == len(content["tasks"]) * len(names) * [kind == "adapters"]
     for name, tensor in found["whole"].items():
         assert float((found["adapters"][name] - tensor).norm()) <= 1e-4 * float(tensor.norm())
+
+
+def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Tensor | Factors] = []
+    original = Prior.add
+    monkeypatch.setattr(Prior, "add", lambda own, tau: (counted.append(tau), original(own, tau))[1])
+    moved = [replace(INFORMED, lam=0.01, rho=1.5, mu=0.3, alpha=0.7, beta=0.2), replace(INFORMED, biases=False)]
+    alone = [tensors(tiny, config) for config in (INFORMED, *moved)]
+    counted.clear()
+    passes = expert_passes(tiny, INFORMED, Kept(2**28))
+    together, counts = list[dict[str, Tensor]](), list[int]()
+    for config in (INFORMED, *moved, replace(INFORMED, lam=1e-4), replace(INFORMED, mu=0.0), INFORMED):
+        weights = calibrate_family(tiny, config, experts=passes).weights
+        together.append(dict(weights.read(tiny.adapter.tower)))
+        counts.append(len(counted))
+    whole = len(tiny.suite.tasks) * sum(len(block.linears) for block in tiny.adapter.blocks())
+    # A small lam asks for products in float64, which are not those in float32; what it counts lies beside theirs.
+    assert counts == [whole, whole, whole, 2 * whole, 2 * whole, 2 * whole]
+    for ours, theirs in zip((*together[:3], together[5]), (*alone, alone[0]), strict=True):
+        assert all(tensor.equal(ours[name]) for name, tensor in theirs.items())
+
+
+def test_priors_of_another_base_or_other_tasks_are_counted_anew(tiny: Family) -> None:
+    passes, start = expert_passes(tiny, INFORMED, Kept(2**28)), tiny.base.read(tiny.adapter.tower)
+    other = Overlay("another base", tiny.base, {name: 1.1 * tensor for name, tensor in start.items()})
+    for family, config in (
+        (tiny, INFORMED),
+        (replace(tiny, base=other), INFORMED),
+        (tiny, replace(INFORMED, tasks=("pets",))),
+    ):
+        ours = calibrate_family(family, config, experts=passes).weights.read(family.adapter.tower)
+        assert all(tensor.equal(ours[name]) for name, tensor in tensors(family, config).items())
+
+
+def test_priors_that_find_no_room_are_counted_every_time(tiny: Family) -> None:
+    passes = expert_passes(tiny, INFORMED, Kept(0))
+    found = [calibrate_family(tiny, INFORMED, experts=passes).weights.read(tiny.adapter.tower) for _ in range(2)]
+    assert all(tensor.equal(found[1][name]) for name, tensor in found[0].items())
+    room = next(iter(passes.values())).kept
+    assert room is not None
+    assert (room.left, room.spared_bytes) == (0, 0)
 
 
 def write_experts_of_rank_8(root: Path) -> list[str]:
