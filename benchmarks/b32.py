@@ -3,7 +3,7 @@
 Random CLIP ViT-B/32, each run in a process of its own, pictures in memory, weights from files. Prints JSON: seconds
 in all and by stage, peak memory of the process tree in that time, operations against measured peak, and on NVIDIA
 memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios; `--recipes` alternates
-the recipes, and the ratios are those of each to the paper's.
+the recipes, and the ratios are those of each to the paper's; `--again` times the second calibration of a session.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
     options = parser.parse_args()
+    if options.again and options.against_reference:
+        parser.error("--again is of featcal alone; the reference has no sessions")
     shape = SHAPES[options.shape]
     suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
     if options.against_reference:
@@ -96,7 +98,11 @@ def compare(
         "time_ratio": {name: _ratio("seconds", runs[name], runs[to]) for name in others},
         "cpu_time_ratio": {name: _ratio("cpu_seconds", runs[name], runs[to]) for name in others},
         "memory_ratio": {
-            name: {kind: max(_peaks(runs[name], kind)) / max(_peaks(runs[to], kind)) for kind in KINDS}
+            name: {
+                kind: max(_peaks(runs[name], kind)) / max(_peaks(runs[to], kind))
+                for kind in KINDS
+                if _peaks(runs[name], kind) and _peaks(runs[to], kind)
+            }
             for name in others
         },
         "largest_difference": differences,
@@ -121,6 +127,8 @@ def _run(script: str, suite: Path, options: argparse.Namespace, *more: str) -> m
     command += ["--precision", options.precision, "--device", options.device, *more]
     if options.threads:
         command += ["--threads", str(options.threads)]
+    if options.again:
+        command += ["--again"]
     run = measure.run(command, options.threads)
     measure.say(f"{script}: {run.document['seconds']:.1f} s")
     return run
@@ -141,8 +149,10 @@ def _ratio(kind: str, ours: Sequence[measure.Run], theirs: Sequence[measure.Run]
     return float(median(run.document[kind] for run in ours) / median(run.document[kind] for run in theirs))
 
 
-def _peaks(runs: Sequence[measure.Run], kind: str) -> list[float]:
-    return [run.peak(run.document["window"])[kind] or float("nan") for run in runs]
+def _peaks(runs: Sequence[measure.Run], kind: str) -> list[int]:
+    """Return the peaks of the runs that were long enough for a look at this kind of memory."""
+    seen = (run.peak(run.document["window"])[kind] for run in runs)
+    return [peak for peak in seen if peak is not None]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,13 @@ def record(options: argparse.Namespace) -> list[dict[str, Any]]:
         for precision in PRECISIONS:
             for recipe in RECIPES:
                 asked = argparse.Namespace(
-                    tasks=TASKS, samples=samples, precision=precision, device=CARD, threads=None, recipe=recipe
+                    tasks=TASKS,
+                    samples=samples,
+                    precision=precision,
+                    device=CARD,
+                    threads=None,
+                    recipe=recipe,
+                    again=False,
                 )
                 row = {"recipe": recipe, **b32.one(suite, families.B32, asked)}
                 if samples == max(SAMPLES) and precision == "fast":

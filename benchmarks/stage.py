@@ -7,7 +7,7 @@ stage, the window in which memory counts, and what is needed for a roofline.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import measure
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.family.opening import Family, open_family
+from featcal.models.lane import ExpertPass, Kept
 from featcal.suite.calibration_options import PAPER, RECIPES, CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.progress import keep_memory
@@ -40,7 +41,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     family = open_family(load_suite(options.suite), options.device, options.precision)
     device = str(family.compute.device)
     config = config_for(family, samples=options.samples, precision=options.precision, recipe=options.recipe)
-    work = prepare(family, config, device)
+    work = again_after(family, config) if options.again else prepare(family, config, device)
     (tensors, seconds), cost = measure.timed(work, device)
     document = {"by_stage": seconds, **cost, "threads": torch.get_num_threads(), "device": device}
     if options.weights:
@@ -56,13 +57,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=["exact", "fast"], default="exact")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="left out: as many as torch takes")
+    parser.add_argument("--again", action="store_true", help="time the second calibration of a session, of featcal")
 
 
 def ours(family: Family, config: CalibrationConfig, device: str) -> Work:
     """featcal's own calibration."""
     keep_memory()  # as the command line does
-    passes = expert_passes(family, config)
+    return _calibration(family, config, expert_passes(family, config))
 
+
+def again_after(family: Family, config: CalibrationConfig) -> Work:
+    """featcal's own calibration once more in a session, which keeps what no option changes: as far as there is room,
+    expert passes and priors."""
+    keep_memory()
+    work = _calibration(family, config, expert_passes(family, config, Kept.from_device(family.compute.device)))
+    work()
+    return work
+
+
+def _calibration(family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass]) -> Work:
     def work() -> tuple[dict[str, Tensor], dict[str, float]]:
         result = calibrate(family, config, experts=passes)
         calibrated = result.weights.read(name for block in family.adapter.blocks() for name in block.names)
