@@ -282,7 +282,9 @@ class _Pictures(Sequence[Image]):
 
 def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
     """Return rising indices of `count` out of `size` samples, decided by (seed, task) alone; all of them for None, or
-    if there are no more. Raise InputError for a count below 1."""
+    if there are no more. Raise InputError for a count below 1 or a seed below 0."""
+    if seed < 0:
+        raise InputError(f"seed is {seed}; it is at least 0")
     if count is not None and count < 1:
         raise InputError(f"{count} samples asked for; at least one is needed")
     if count is None or count >= size:

@@ -339,3 +339,12 @@ def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
 def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:
     """Sources are often sorted by class: the first so many would be one class."""
     assert drawn(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3))).indices == (0, 6, 11)
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "message"),
+    [(0, 42, "0 samples asked for; at least one is needed"), (None, -1, "seed is -1; it is at least 0")],
+)
+def test_a_draw_of_nothing_or_by_no_seed_is_refused(count: int | None, seed: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pick(10, count, seed, "pets")
