@@ -20,7 +20,7 @@ from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.calibration.weighed_tokens import Acting
 from featcal.formats.weights import all_finite
-from featcal.models.compute import cast, find_place, widen
+from featcal.models.compute import cast, widen
 from featcal.models.lane import Step
 from featcal.models.linear_maps import LinearMap, orient_weight, widths
 from featcal.suite.calibration_options import CalibrationConfig
@@ -201,13 +201,13 @@ class LinearGroup:
         Raises:
             NumericalError: a task vector that is not finite; names the map.
         """
-        sums, dtype = self.sums, self._exact_products
+        sums = self.sums
         if not sums.priors:
-            place = vectors.base[f"{self.names[0]}.weight"].device
-            sums.priors = [Prior.zeros(rows, self.inputs, find_place(place, dtype), dtype) for rows in self._rows]
+            like = sums.target
+            sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
         for name, prior in zip(self.names, sums.priors, strict=True):
             try:
-                prior.add(vectors.map_vector(name, self._modules[name], dtype))
+                prior.add(vectors.map_vector(name, self._modules[name], self._exact_products))
             except NumericalError as error:
                 raise NumericalError(f"{name}: {error}") from error
 
@@ -340,8 +340,8 @@ class LinearGroup:
             for name, target, pulled in zip(self.names, targets, anchors, strict=True):
                 yield (name,), partial(sums.gram.lower, dtype), target, pulled
         for place, prior in enumerate(sums.priors):
-            pull = prior.target(starts[place], config.rho)
-            target = torch.add(targets[place], pull.to(anchor), alpha=mu)
+            pull = prior.target(starts[place].to(self._exact_products), config.rho)
+            target = torch.add(targets[place], pull, alpha=mu)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
 
     def _find_metrics(self, sums: LinearSums, place: int, config: CalibrationConfig, like: Tensor) -> list[Metric]:

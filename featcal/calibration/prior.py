@@ -66,17 +66,13 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        # tau tau^T and tau^T tau have one norm, and the pull is either of them times tau: the smaller one is formed.
-        wide = len(rows) < rows.shape[1]
-        small = Gram.zeros(min(rows.shape), rows.device, rows.dtype)
-        small.add_rows(rows.mT if wide else rows)
-        share, half = 1 / small.norm(), small.full(rows.dtype)
-        if wide:
-            self.gram.add_rows((rows * share.sqrt().to(rows)).to(self.pull.device))
-        else:
-            self.gram.add(small, share)
-        pull = half @ rows if wide else rows @ half
+        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
+        own.add_rows(rows)
+        share = 1 / own.norm()
+        # The cheaper order of the same product.
+        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
         pull = pull if turn is None else turn @ pull
+        self.gram.add(own, share)
         # In place: a copy takes as long as a product of small maps.
         self.pull.add_(pull.mul_(share * widen(size)).to(self.pull.device))
 
@@ -90,8 +86,13 @@ class Prior:
         return [*self.gram.strips, self.pull]
 
     def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
-        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype and place of the sums; `base` is W_0."""
-        return torch.addmm(self.pull, base.to(self.pull), self.gram.full(self.pull.dtype), beta=rho)
+        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype of the sums.
+
+        Args:
+            base: W_0; its product with the sum of K_i is formed in this dtype.
+        """
+        product = base @ self.gram.full(base.dtype)
+        return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
 
 
 def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
