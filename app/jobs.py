@@ -276,14 +276,19 @@ def _tail(job: Job) -> None:
 
 def listing() -> None:
     """List the queue, and what has ended."""
-    busy = Queue().busy()
+    busy = not all(job.is_over for job in _own_jobs(Queue()))
     st.fragment(_listing, run_every="1s" if busy else None)(busy)
+
+
+def _own_jobs(queue: Queue) -> list[Job]:
+    """Return all jobs, on a shared server those of this visitor."""
+    return [job for job in queue.jobs() if server_rules() is None or job.visitor == visitor()]
 
 
 def _listing(busy: bool) -> None:
     queue = Queue()
     ensure_manager(queue)
-    jobs = [job for job in queue.jobs() if server_rules() is None or job.visitor == visitor()]
+    jobs = _own_jobs(queue)
     if busy and all(job.is_over for job in jobs):
         st.rerun()  # nothing will change any more: no drawing every second
     for job in jobs:
