@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -36,9 +36,15 @@ _MEANING = (
 class _Drawn:
     """Drift by model and layer, as it was drawn."""
 
-    suite: str
+    of: Hashable
+    """What is drawn beside the options: see `_drawing_key`."""
     config: CalibrationConfig
     drifts: Mapping[str, pd.Series]
+
+
+def _drawing_key(on: EvaluationSamples) -> Hashable:
+    """Return what tells lines of drift apart beside the options: files, samples and the first model."""
+    return state.opened_files()[1], on, state.selection().a
 
 
 def result(
@@ -93,7 +99,9 @@ def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) 
     return f"{score} · {cosine}"
 
 
-def preview_chart(place: DeltaGenerator, last: CalibrationConfig, layer: str, drift: float) -> DeltaGenerator | None:
+def preview_chart(
+    place: DeltaGenerator, on: EvaluationSamples, last: CalibrationConfig, layer: str, drift: float
+) -> DeltaGenerator | None:
     """Draw the last result again, with the drift behind one block as other options would leave it; return the chart,
     to be drawn anew by them. None where another result was shown.
 
@@ -101,7 +109,7 @@ def preview_chart(place: DeltaGenerator, last: CalibrationConfig, layer: str, dr
         last: options of the result that the preview begins from.
     """
     shown: list[_Drawn] = st.session_state.get(_SHOWN, [])
-    if not shown or (shown[-1].suite, shown[-1].config) != (state.reference(), last):
+    if not shown or (shown[-1].of, shown[-1].config) != (_drawing_key(on), last):
         return None
     return place.plotly_chart(
         charts.compare_drift(shown[-1].drifts, preview=(layer, drift)).update_layout(height=HEIGHT),
@@ -112,20 +120,26 @@ def preview_chart(place: DeltaGenerator, last: CalibrationConfig, layer: str, dr
 
 
 def drift_chart(
-    place: DeltaGenerator, config: CalibrationConfig, drifts: Mapping[str, pd.Series], numbers: Numbers
+    place: DeltaGenerator,
+    on: EvaluationSamples,
+    config: CalibrationConfig,
+    drifts: Mapping[str, pd.Series],
+    numbers: Numbers,
 ) -> None:
-    """Draw the drift of both models, and as a dotted line what the calibrated one had with the options before.
+    """Draw the drift of both models, and as a dotted line what the calibrated one had on the same samples with the
+    options before.
 
     Args:
         place: of the chart, or the chart that the preview was drawn into.
         drifts: by model and layer, the calibrated model's second.
     """
     shown: list[_Drawn] = st.session_state.setdefault(_SHOWN, [])
-    now = _Drawn(state.reference(), config, drifts)
-    if not shown or (shown[-1].suite, shown[-1].config) != (now.suite, now.config):
-        shown[:] = [*shown[-1:], now]
-    before = shown[0]
-    ghost = [*before.drifts.values()][1] if before.suite == now.suite and before.config != config else None
+    now = _Drawn(_drawing_key(on), config, drifts)
+    if not shown or shown[-1].of != now.of:
+        shown[:] = [now]
+    elif shown[-1].config != config:
+        shown[:] = [shown[-1], now]
+    ghost = [*shown[0].drifts.values()][1] if shown[0].config != config else None
     figure = charts.compare_drift(drifts, ghost).update_layout(height=HEIGHT)
     said = f"Drift per layer before and after: {tables.describe_ranges(drifts)}"
     view.picture(figure, "compared", said, numbers.name, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 
 import streamlit as st
@@ -40,7 +41,7 @@ def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: D
                 with st.spinner("Writing, reloading and comparing …", show_time=True):
                     folder = output_folder(name)
                     files = ws.fit.calibrate(config).save(folder)
-                st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
+                st.session_state[_WRITTEN] = (_key(config), folder, files)
             except FeatcalError as error:
                 view.problem(error)
         for folder, files in _find_written(config):
@@ -72,9 +73,15 @@ def _folder_name(ws: Session, config: CalibrationConfig) -> str:
 
 
 def _find_written(config: CalibrationConfig) -> list[tuple[Path, list[str]]]:
-    """Return the folder and files that were last written, if they are of this suite and these options."""
-    written = st.session_state.get(_WRITTEN)
-    return [written[1:]] if written and written[0] == (state.reference(), config) else []
+    """Return the folder and files that were last written, if they are of this suite's files as they are now and of
+    these options, and still there."""
+    of, *written = st.session_state.get(_WRITTEN, (None, None, None))
+    return [(written[0], written[1])] if of == _key(config) and (written[0] / RECORD_FILE).is_file() else []
+
+
+def _key(config: CalibrationConfig) -> Hashable:
+    """Return what a written folder is made of."""
+    return state.opened_files()[1], config
 
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:

@@ -70,7 +70,7 @@ def preview(
     except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
     before, now = _mean(held.reached), _mean(found.drift)
-    place = cockpit.preview_chart(chart, last, layer, now)
+    place = cockpit.preview_chart(chart, on, last, layer, now)
     said = words.caption(
         f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → {now:.4f}. The exact run "
         "is on its way."
@@ -172,7 +172,8 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
         f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"
     )
     origin = downloads.sample_origin(session, on, models)
-    view.table(Numbers("anchor only", frame, units, origin, kind="gains" if scores else "drift"))
+    kind = state.kind_of_chart(session, on, "gains") if scores else "drift"
+    view.table(Numbers("anchor only", frame, units, origin, kind=kind))
     view.explain(text.ANCHOR_ONLY)
 
 
@@ -207,7 +208,7 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
             f"{metric} in %; range in points",
             downloads.sample_origin(session, on, models),
             1,
-            "decisions",
+            state.kind_of_chart(session, on, "decisions"),
         ),
         text.SPREAD,
     )

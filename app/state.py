@@ -38,6 +38,7 @@ T = TypeVar("T")
 AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
 _SELECTION, _PAGE, _LEFT_OUT, _RUNS, _STAMP = "selection", "page", "left out of the address", "runs", "files"
+_OF_ANSWERS = {"decisions": "scores", "gains": "answer gains"}
 _RENEWED, _USED = "how often widgets were renewed", "widget that was used"
 _address = st.components.v2.component(
     "featcal_address",
@@ -100,7 +101,8 @@ def leave_out_unknown(field: str, known: Sequence[str]) -> str:
     """Leave out what the address asks for and the suite does not have, and return the sentence that says so; "" where
     it has it. A part of a layer counts as that layer."""
     chosen = getattr(selection(), field)
-    if chosen is None or any(chosen == one or chosen.startswith(f"{one} ") for one in known):
+    parts = field == "layer"
+    if chosen is None or any(chosen == one or (parts and chosen.startswith(f"{one} ")) for one in known):
         return ""
     said = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
     leave_out({field: f"{said}{did_you_mean(chosen, known)}"})
@@ -242,6 +244,12 @@ def kind_of_scores(session: Session, on: EvaluationSamples) -> How:
     """Return what a page makes scores of: as everywhere, but first tokens where whole answers take long."""
     how = recording.kind_of_scores(session)
     return "features" if how == "answers" and is_long(session, seconds_to_score(session, on)) else how
+
+
+def kind_of_chart(session: Session, on: EvaluationSamples, kind: str) -> str:
+    """Return the measurement (`featcal.figures.commands.KINDS`) that gives a chart of scores: `kind`, or the one of
+    whole answers where the page's scores are those."""
+    return _OF_ANSWERS[kind] if kind_of_scores(session, on) == "answers" else kind
 
 
 def answer_scores(

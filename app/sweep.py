@@ -57,7 +57,10 @@ def section(session: Session, on: EvaluationSamples, history: History, models: M
     if points:
         _chart(session, on, points, models)
     else:
-        st.info("Nothing was tried on these samples yet: run a sweep, or calibrate once.", icon=":material/grid_on:")
+        whole = ", with whole answers" if session.is_text else ""
+        st.info(
+            f"Nothing was tried on these samples yet{whole}: run a sweep, or calibrate once.", icon=":material/grid_on:"
+        )
     st.caption(
         f"Measured on {session.split} samples, which calibration does not see. Choose options here, not on test."
         if session.split == "validation"

@@ -49,7 +49,7 @@ repair.confirm(previewed, session, config, after, more, words)
 scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
-measured_on = on, state.kind_of_scores(session, on) if scores else "cosine"
+measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
 undo.chips(trail, session, config, measured_on, cockpit.score_of(after, scores.get(b)))
 if scores:
     cockpit.recipe_scores(recipes, session, config, on)
@@ -59,7 +59,7 @@ origin = downloads.sample_origin(session, on, compared.models)
 drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
 frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
 numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
-cockpit.drift_chart(previewed.chart or drift_place, config, drifts, numbers)
+cockpit.drift_chart(previewed.chart or drift_place, on, config, drifts, numbers)
 with drift_place:
     view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 with score_place:
@@ -73,7 +73,12 @@ with score_place:
             "quick",
             f"{metric.capitalize()} per task before and after: {ranges}",
             numbers=Numbers(
-                "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
+                "scores before and after",
+                frame,
+                f"{metric} in %; difference in points",
+                origin,
+                1,
+                state.kind_of_chart(session, on, "decisions"),
             ),
         )
     else:

@@ -71,7 +71,11 @@ if compared.pair is not None:
                 "c",
                 f"Gain in cosine against gain in {metric}, per task: {said}",
                 numbers=Numbers(
-                    "gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin, kind="gains"
+                    "gains",
+                    gained,
+                    f"cosine gain: cosine; score gain: points of {metric}",
+                    origin,
+                    kind=state.kind_of_chart(session, on, "gains"),
                 ),
             )
         else:

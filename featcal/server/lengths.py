@@ -166,7 +166,8 @@ def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> f
     """Estimate seconds for a report: every model is scored on the test split, and its drift is booked to layers, which
     takes as long as a calibration on the same samples."""
     measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
-    return models * (seconds_to_score(session, EvaluationSamples(None, "test")) + measured)
+    scored = "test" in session.family.suite.splits()  # a report without test samples has no scores
+    return models * ((seconds_to_score(session, EvaluationSamples(None, "test")) if scored else 0.0) + measured)
 
 
 def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, Drawn]:

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from app_pages import button, control, export_command, healthy, opened, result_line, shown_model
 
-from app import jobs, options
+from app import jobs, options, state
 from app.trail import Trail
 from featcal.evaluation.comparison import compare_scores
+from featcal.figures import charts
+from featcal.figures.commands import commands
+from featcal.figures.commands.measurement import Measured
 from featcal.server.kinds import KINDS, Work
 from featcal.session.session import open_session
 from featcal.studies import recording
@@ -41,6 +44,47 @@ def test_the_result_is_one_line_of_scores_and_cosines(tiny_suite_file: Path) -> 
         f"of {percent(expert.average)} · cosine {before:.3f} → {after:.3f}"
     )
     assert not app.metric
+
+
+def test_lines_of_drift_are_of_the_same_samples_and_the_same_first_model(
+    tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[set[str], float | None]] = []
+    draw = charts.compare_drift
+
+    def noted(drifts: Any, ghost: Any = None, preview: Any = None) -> Any:
+        drawn.append(({*drifts}, None if ghost is None else float(ghost.iloc[-1])))
+        return draw(drifts, ghost, preview)
+
+    monkeypatch.setattr(charts, "compare_drift", noted)
+    app = opened(tiny_suite_file, "calibrate", n="8", samples="6")
+    control(app, "rho").set_value(1.5).run()
+    (_, none), *_, (_, before) = drawn
+    assert none is None
+    assert before is not None  # what the options before gave on 8 samples
+    control(app, "n").set_value(16).run()
+    assert drawn[-1][1] is None
+    control(app, "rho").set_value(2.0).run()
+    assert drawn[-1][1] not in (None, before)
+    control(app, "a").set_value("base").run()
+    drawn.clear()
+    control(app, "rho").set_value(1.5).run()
+    assert all("base" in models and "merged" not in models for models, _ in drawn)
+    assert healthy(app)
+
+
+def test_charts_of_whole_answers_have_the_commands_that_score_them(
+    tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(tiny_suite_file)
+    assert state.kind_of_chart(session, ON, "decisions") == "decisions"
+    monkeypatch.setattr(state, "kind_of_scores", lambda *_: "answers")
+    kinds = {kind: state.kind_of_chart(session, ON, kind) for kind in ("decisions", "gains")}
+    measured = {kind: Measured(name, "lm-mini", ("merged",), ON) for kind, name in kinds.items()}
+    assert commands(measured["decisions"]) == (
+        "featcal evaluate lm-mini --model merged --eval-samples 64 --seed 42 --json",
+    )
+    assert "featcal evaluate" in measured["gains"].kind.note
 
 
 @pytest.mark.slow

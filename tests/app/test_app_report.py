@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit as st
-from app_pages import button, go, healthy, opened
+from app_pages import button, control, go, healthy, opened
+from safetensors.torch import load_file, save_file
 
 from app import jobs
 from app import report as app_report
@@ -20,6 +22,7 @@ from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 Offered = dict[str, bytes]
+EditSuite = Callable[[Callable[[dict[str, Any]], object]], Path]
 
 
 @pytest.fixture
@@ -34,6 +37,51 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
 
     monkeypatch.setattr(st.delta_generator.DeltaGenerator, "download_button", noted)
     return found
+
+
+@pytest.mark.slow
+def test_what_was_written_of_other_files_is_offered_no_longer(
+    own_suite_file: Path, tmp_path: Path, offered: Offered
+) -> None:
+    """Files change below an open page: the report, the folder with its card, and the scores of the last models are
+    those of the files before."""
+
+    def find_reports() -> list[str]:
+        return [name for name in offered if name.startswith("report")]
+
+    app = opened(own_suite_file, "suite", n="8", samples="6")
+    button(app, "Write a report").click().run()
+    assert len(find_reports()) == 1
+    go(app, "calibrate").text_input(key="folder").set_value(str(tmp_path / "mine"))
+    button(app, "Write the checkpoint").click().run()
+    assert [one.value for one in app.success if "Written and verified" in one.value]
+    shutil.move(tmp_path / "mine", tmp_path / "away")
+    assert healthy(app.run())
+    assert not app.success  # the folder is not there
+    shutil.move(tmp_path / "away", tmp_path / "mine")
+    assert app.run().success
+    control(app, "rho").set_value(1.5).run()
+    control(app, "rho").set_value(2.0).run()
+
+    def find_chips() -> list[str]:
+        return [one.label for one in app.button if str(one.key).startswith("chip-")]
+
+    assert len(find_chips()) == 2
+    file = own_suite_file.parent / "experts" / "signs" / "model.safetensors"
+    save_file({name: 1.5 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    assert healthy(app.run())
+    assert not app.success
+    assert len(find_chips()) == 1
+    offered.clear()
+    assert healthy(go(app, "suite"))
+    assert not find_reports()
+
+
+@pytest.mark.slow
+def test_a_suite_without_test_samples_has_a_report(edit_suite: EditSuite) -> None:
+    app = opened(edit_suite(lambda content: [task.pop("test") for task in content["tasks"].values()]), "suite", n="8")
+    assert healthy(app)
+    assert button(app, "Write a report")
 
 
 @pytest.mark.slow

@@ -272,6 +272,8 @@ def test_a_layer_or_task_that_the_suite_does_not_have_is_told(tiny_suite_file: P
     assert not app.warning
     for known in ("block 1", "block 1 attention", "head"):
         assert not opened(tiny_suite_file, "drift", n="8", layer=known).warning
+    (said,) = (one.value for one in opened(tiny_suite_file, "drift", n="8", task="signs foo").warning)
+    assert "task = 'signs foo', which this suite does not have" in said
 
 
 def test_an_expert_that_guesses_is_told() -> None:
@@ -281,6 +283,8 @@ def test_an_expert_that_guesses_is_told() -> None:
     assert catalogue.guessing(frame, counts) == ["a"]
     assert catalogue.guessing(frame, counts | {"a": 6400}) == []  # so many samples tell 36.7 % from a third
     assert catalogue.guessing(frame.drop(columns="expert, %"), counts) == []
+    alone = pd.DataFrame({"task": ["a"], "expert, %": [100.0], "classes": [3]})
+    assert catalogue.guessing(alone, {"a": 1}) == []  # of one sample nothing can be told
 
 
 def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:

@@ -68,6 +68,14 @@ _KINDS = {
         "tasks.TASK.layers[], tasks.TASK.final.cosine, tasks.TASK.output",
         'ledger.to_json()["tasks"]',
     ),
+    "answer gains": Kind(
+        "drift",
+        (),
+        (),
+        "tasks.TASK.layers[], tasks.TASK.final.cosine",
+        'ledger.to_json()["tasks"]',
+        "Scores are of whole answers here: `featcal evaluate` gives them, with the same models and samples.",
+    ),
     "task vectors": Kind(
         "drift",
         ("--task-vectors",),
