@@ -170,7 +170,9 @@ def guessing(frame: pd.DataFrame, counts: Mapping[str, int]) -> list[str]:
     for row in frame.to_dict("records"):
         if "expert, %" in row and (row.get("classes") or 0) > 1:
             chance = 1 / row["classes"]
-            if row["expert, %"] / 100 < chance + 2 * sqrt(chance * (1 - chance) / counts[row["task"]]):
+            beyond = chance + 2 * sqrt(chance * (1 - chance) / counts[row["task"]])
+            # So few samples that not even all of them right would tell.
+            if row["expert, %"] / 100 < beyond < 1:
                 found.append(row["task"])
     return found
 

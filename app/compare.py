@@ -136,6 +136,8 @@ def _make(session: Session, texts: list[str]) -> Compared:
     except InputError as error:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
+        if (state.selection().a or HOME.a, state.selection().b) == (back["a"], back["b"]):
+            back |= {"b": None, **dict.fromkeys(state.selection().options())}  # the options are what fails
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
         page_end.end_page()
     compared = Compared(found)

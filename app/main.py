@@ -67,7 +67,8 @@ st.html(HERE / "style.css")
 def first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
     kept = preview.read_kept()
-    if kept is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
+    suite, *others = [st.query_params.get("suite", preview.HOME_SUITE), *({*st.query_params} - {"suite"})]
+    if kept is None or suite != preview.HOME_SUITE or others:  # what was measured is of no other model, nor options
         return
     st.title(preview.TITLE)
     preview.say(kept.verdict)

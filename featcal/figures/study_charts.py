@@ -31,7 +31,7 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
     interval over seeds, coloured by what the method needs."""
     scored = frame[frame["average"].notna()].sort_values("average", kind="stable")
     figure = go.Figure()
-    names = [label(shorten(str(one), 48)) for one in scored["method"]]
+    names = [label(str(one)) for one in scored["method"]]
     for place, (name, shade, symbol) in enumerate(_GROUPS):
         mine = [number for number, row in enumerate(scored.to_dict("records")) if _group(row) == place]
         if not mine:
@@ -48,8 +48,15 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="%{y}<br>%{text}<extra></extra>",
         )
     figure.update_xaxes(title="average over tasks, %")
-    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    _name_lines(figure, [str(one) for one in scored["method"]])
     return finish(figure, 160 + 22 * len(scored))
+
+
+def _name_lines(figure: go.Figure, models: Sequence[str]) -> None:
+    """Label a vertical axis of models, whose names may be long, with their beginnings; hovering shows the whole."""
+    # By their whole names: shortened, two that differ in their last options would stand on one line.
+    whole, shown = [label(one) for one in models], [label(shorten(one, 48)) for one in models]
+    figure.update_yaxes(categoryorder="array", categoryarray=whole, tickvals=whole, ticktext=shown)
 
 
 def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
@@ -86,15 +93,14 @@ def candidates(chosen: Selection) -> go.Figure:
     """Draw one line per candidate of a selection that was scored, the best on top: its score less the default's with
     the 95 % interval; starts as they are in orange, calibrations in blue, grey where the default is as good."""
     named = zip(name_candidates(chosen.to_json()), chosen.candidates, strict=True)
-    scored = [(label(shorten(name, 48)), one, one.margin) for name, one in named if one.margin is not None][::-1]
-    names = [name for name, *_ in scored]
+    scored = [(name, one, one.margin) for name, one in named if one.margin is not None][::-1]
     figure = go.Figure()
     for group, shade in (("the merge as it is", "merged"), ("calibrated", "calibrated"), ("within noise", "base")):
         rows = {name: margin for name, one, margin in scored if _side(one, margin) == group}
         if rows:
             figure.add_scatter(
                 x=[100 * one.difference for one in rows.values()],
-                y=list(rows),
+                y=[label(name) for name in rows],
                 error_x={
                     "type": "data",
                     "array": [100 * (one.high - one.difference) for one in rows.values()],
@@ -109,7 +115,7 @@ def candidates(chosen: Selection) -> go.Figure:
             )
     figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
     figure.update_xaxes(title="score less the default's, points")
-    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    _name_lines(figure, [name for name, *_ in scored])
     return finish(figure, 160 + 24 * len(scored))
 
 

@@ -37,8 +37,8 @@ large drift even where the answer is still right.
 
 CALIBRATE = r"""
 **What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
-tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
-order, and replaces what is called a preview above:
+tasks, on **validation** samples, which calibration never sees (on calibration samples where a suite has none). Every
+calibration is the exact closed form in forward order, and replaces what is called a preview above:
 
 $$
 W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
@@ -94,7 +94,7 @@ over a decoder's tokens includes tokens of the right answer, which it is given.
 COSINES = r"""
 **What this shows.** (a) Mean cosine of final features to the task's expert. (b) This cosine, one point per sample
 of the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
-validation score calibration gained over the merged model. (d) In parameter space: cosine of
+score the second model gained over the first. (d) In parameter space: cosine of
 $\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
 
 **When it misleads.** Cosines ignore feature length, as a zero-shot head does; a language model's head does not.

@@ -218,6 +218,12 @@ class Suite(Strict):
         return suite
 
     @model_validator(mode="after")
+    def _names_are_not_those_of_tables(self) -> Suite:
+        if "average" in self.tasks:
+            raise ValueError("a task cannot be called 'average', which is the mean over tasks everywhere; rename it")
+        return self
+
+    @model_validator(mode="after")
     def _recipe_is_for_these_tasks(self) -> Suite:
         problems = self.merged.misfits(self.tasks) if isinstance(self.merged, MergeRecipe) else []
         if problems:

@@ -73,6 +73,7 @@ def top(**change: Any) -> Any:
 TEXT = {"jsonl": "x.jsonl", "input": "{a}", "target": "{b}"}
 LISTED = ", ".join(f"'{name}'" for name in merger_names()[:-1]) + f" or '{merger_names()[-1]}'"
 WRONG = {
+    "a task cannot be called 'average'": lambda content: content["tasks"].update(average=content["tasks"]["pets"]),
     "base: Field required": lambda content: content.pop("base"),
     "tasks: Dictionary should have at least 1 item": top(tasks={}),
     f"merged.method: Input should be {LISTED}": top(merged={"method": "soup"}),
