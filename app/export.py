@@ -14,8 +14,8 @@ from app.selection import file_words
 from featcal.export.card import NOT_MEASURED
 from featcal.export.card_parts import load_card
 from featcal.export.licences import licence_of
-from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
+from featcal.formats.hub import RECORD_FILE
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.scored_card import score_into_card

@@ -29,8 +29,9 @@ from safetensors import SafetensorError
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.export.change_layout import convert
 from featcal.export.merge import merge_to_folder
-from featcal.export.write import RECORD_FILE, rewrite
+from featcal.export.write import rewrite
 from featcal.family.opening import Family, open_family
+from featcal.formats.hub import RECORD_FILE
 from featcal.formats.locate import locate
 from featcal.models.families.registry import adapter_for
 from featcal.session.session import Session

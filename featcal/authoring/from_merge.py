@@ -14,11 +14,12 @@ from typing import Any
 from featcal.authoring.common import reference, task_names
 from featcal.authoring.from_mergekit import Contents, is_configuration, read_contents
 from featcal.formats.card_data import read_card_data, read_card_text
-from featcal.formats.hub import CARD_FILE, RECIPE_FILE, hub_model
+from featcal.formats.hub import CARD_FILE, RECIPE_FILE, RECORD_FILE, hub_model
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
+from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
 from featcal.system.yaml_files import parse_yaml, read_yaml
 
@@ -149,10 +150,18 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
     is_merge = data.get("base_model_relation") == "merge" or (isinstance(tags, list) and "merge" in tags)
     if not is_merge or not names:
         return None
-    # featcal's own cards begin with the base; on others' the order means nothing.
-    base = names[0] if "featcal" in tags and len(names) > 1 else ""
+    # featcal's own cards begin with the base where they name all models; on others' the order means nothing.
+    complete = len(names) > 1 and _count_models(folder) in (0, len(names))
+    base = names[0] if "featcal" in tags and complete else ""
     experts = [one for one in dict.fromkeys(names) if one != base]
     return Origins(base, dict(zip(task_names(experts), experts, strict=True)), CARD_FILE)
+
+
+def _count_models(folder: Path) -> int:
+    """Count base and experts that featcal's own record of a folder names; 0 without one."""
+    file = folder / RECORD_FILE
+    inputs = read_json(file).get("inputs") if file.is_file() else None
+    return sum(one == "base" or one.startswith("expert ") for one in inputs) if isinstance(inputs, dict) else 0
 
 
 def _read_configuration(folder: Path) -> tuple[str, Contents] | None:

@@ -19,9 +19,9 @@ from featcal.export.adapter_card import adapter_card, start_on_hub
 from featcal.export.adapter_files import Difference, Written, require_adaptable, write_adapter
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
-from featcal.export.write import RECORD_FILE, with_notes
+from featcal.export.write import with_notes
 from featcal.family.opening import Family
-from featcal.formats.hub import CARD_FILE
+from featcal.formats.hub import CARD_FILE, RECORD_FILE
 from featcal.formats.low_rank import Adapted, Factors
 from featcal.formats.output import OutputFolder, save_text
 from featcal.formats.peft import CONFIG_FILE, WEIGHT_FILE

@@ -112,6 +112,9 @@ def with_licence(card: ModelCard, licence: str, account: str) -> ModelCard:
 
     changed = ModelCard(str(card))
     changed.data.license = licence
+    if licence != "other":  # they name another licence than the one that is stated now
+        for name in ("license_name", "license_link"):
+            setattr(changed.data, name, None)
     changed.text = _replace(changed.text, LICENCE, account)
     return changed
 

@@ -14,7 +14,6 @@ from featcal.export import clip_inputs
 from featcal.export.clip_counterparts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
 from featcal.export.write import (
     LIBRARIES,
-    RECORD_FILE,
     RELOAD_TOLERANCE,
     carried_text,
     carry_companions,
@@ -23,10 +22,11 @@ from featcal.export.write import (
 )
 from featcal.formats.checkpoint import SINGLE_FILE
 from featcal.formats.grid import require_dense
-from featcal.formats.hub import CARD_FILE
+from featcal.formats.hub import CARD_FILE, RECORD_FILE
 from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
+from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
 from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
 from featcal.formats.output import OutputFolder, save_tensors, save_text
@@ -60,6 +60,10 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
     if layout == located.layout:
         return rewrite(source, out)
     require_dense(located.config, located.label)
+    if split_lora(str(source), Path.cwd())[1] is not None:
+        raise InputError(
+            f"{source} is a base with an adapter; write the sum first: featcal export BASE+ADAPTER --out DIR"
+        )
     text, record = carried_text(located, layout)
     other = LIBRARIES[located.layout]
     text = text.replace(f"library_name: {other}", f"library_name: {LIBRARIES[layout]}", 1)

@@ -109,7 +109,7 @@ def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> 
 
     def command(word: str) -> str:
         # Options that are given per task have no place in a name; they are the suite's own.
-        said = () if recipe == suite.merged else ("--method", recipe.options().name)
+        said = () if recipe == suite.merged else ("--method", recipe.method_text)
         return shlex.join(["featcal", "merge", word, *said, "--out", "merged"])
 
     shown = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}

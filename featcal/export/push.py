@@ -10,9 +10,8 @@ from typing import Any
 from featcal.export.card import describe_licence
 from featcal.export.card_parts import load_card, save_card, with_licence
 from featcal.export.licences import licence_of, licence_warnings
-from featcal.export.write import RECORD_FILE
 from featcal.formats.checkpoint import read_header, stored_names
-from featcal.formats.hub import CARD_FILE, Unreachable, ask, hub_model
+from featcal.formats.hub import CARD_FILE, RECORD_FILE, Unreachable, ask, hub_model
 from featcal.formats.open_clip import is_open_clip_folder, located_folder
 from featcal.formats.output import PARTIAL
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
@@ -72,7 +71,9 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
         card = load_card(folder)
     except InputError as error:
         raise InputError(*problems, *error.problems) from error
-    if licence is not None:
+    if licence is not None and not licence.strip():
+        problems.append("--license is empty; say one, such as --license apache-2.0")
+    elif licence is not None:
         card = with_licence(card, licence, describe_licence(stated, licence))
     elif licence_of(card.data.to_dict()) is None:
         problems.append(f"{folder / CARD_FILE} states no licence; say it with --license, such as --license apache-2.0")

@@ -13,12 +13,15 @@ import torch
 from featcal.export.config_files import say_model, say_packed, say_processor, say_tokenizer
 from featcal.export.content import Content
 from featcal.export.drift_picture import PICTURE_FILE
+from featcal.family.opening import open_checked
+from featcal.formats.card_data import read_card_text
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
 from featcal.formats.grid import OnGrid, require_dense
-from featcal.formats.hub import CARD_FILE
+from featcal.formats.hub import CARD_FILE, RECORD_FILE
 from featcal.formats.locate import locate
-from featcal.formats.located_model import Located
+from featcal.formats.located_model import TEXT_CLASSES, Located, is_classifier
+from featcal.formats.lora import LoraWeights
 from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
@@ -36,14 +39,18 @@ from featcal.system.progress import SLACK, available_bytes, rss_bytes
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
-RECORD_FILE = "featcal.json"
 HEADS, ADAPTERS = "heads", "adapters"
 """Folders of what belongs to single tasks, beside the weights; also their keys in a record."""
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
 """Name of a layout and the library that reads it."""
-_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"}
+_WEIGHT_SUFFIXES = {
+    ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ggml", ".ot", ".ckpt", ".tflite",
+    ".npz",
+}  # fmt: skip
+_ABOUT_WEIGHTS = ("*.index.json", "Modelfile")
+"""Patterns of files that name weight files, which are not those of another model."""
 _TOKENIZER_FILES = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
@@ -95,7 +102,7 @@ def write_model(
     hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
     # Asked now, so that the record can say how long writing and verifying took.
     account = dict(record())
-    account["notes"] = list(dict.fromkeys([*account.get("notes", ()), *notes]))
+    account["notes"] = list(dict.fromkeys([*(account.get("notes") or ()), *notes]))
     save_text(with_notes(card, account["notes"]), folder.model / CARD_FILE)
     account |= {
         "verified": "reloaded" if whole else "streamed",
@@ -139,14 +146,22 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
 
     Returns:
         The document of `featcal export --json`.
+
+    Raises:
+        InputError: the model lacks tensors or has others than its architecture, or it is an adapter that adds a
+            classifier which the base does not have.
     """
     container = locate(str(source), Path.cwd(), "model to export")
     require_dense(container.config, container.label)
     cpu, classifies = torch.device("cpu"), container.classifies
     adapter = adapter_for(container.config, container.names, cpu, container.label, classifies=classifies)
-    model = container.open(adapter.canonical, adapter.aliases)
+    model = open_checked(container, adapter, cpu)
     layout = container.layout
-    text, record = carried_text(container, layout)
+    if isinstance(model, LoraWeights):  # card and record of the base are not those of the sum
+        _require_described_head(container)
+        text, record = _plain_card(layout), dict[str, Any]()
+    else:
+        text, record = carried_text(container, layout)
     if record:
         record["exported"] = layout
     with OutputFolder(out) as folder:
@@ -163,9 +178,23 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     """Return the card and the record that a model brings along, or a card without content and an empty record."""
-    card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
-    text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
+    record_file = container.folder / RECORD_FILE
+    text = read_card_text(container.folder) or _plain_card(layout)
     return text, read_json(record_file) if record_file.is_file() else {}
+
+
+def _plain_card(layout: str) -> str:
+    """Return a card without content."""
+    return f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
+
+
+def _require_described_head(container: Located) -> None:
+    """Raise InputError for an adapter with a classifier of its own, of which the base's configuration says nothing."""
+    if container.trained_for == TEXT_CLASSES and not is_classifier(container.config):
+        raise InputError(
+            f"{container.label}: the adapter brings a classifier, which the base's {container.config_source} does not "
+            "describe; merge the adapter in the program that trained it, and export what that writes"
+        )
 
 
 def files_in(folder: Path) -> list[str]:
@@ -357,8 +386,9 @@ def _copy_files(container: Path, target: Path) -> list[str]:
             file
             for file in sorted(container.iterdir())
             if not file.is_dir()  # a link that leads nowhere is refused by the copy, not left out
-            and file.name not in (INDEX_FILE, RECORD_FILE, CARD_FILE, PICTURE_FILE)
+            and file.name not in (RECORD_FILE, CARD_FILE, PICTURE_FILE)
             and file.suffix not in _WEIGHT_SUFFIXES
+            and not any(map(file.match, _ABOUT_WEIGHTS))
             and not file.name.startswith(".")
         ],
     )
@@ -369,5 +399,5 @@ def _copy(target: Path, files: Sequence[Path]) -> list[str]:
         try:
             shutil.copyfile(file, target / file.name)
         except OSError as error:
-            raise InputError(f"cannot copy {file} to {target}: {error.strerror}") from error
+            raise InputError(f"cannot copy {file} to {target}: {error.strerror or error}") from error
     return [file.name for file in files]

@@ -11,12 +11,14 @@ from typing import Any
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 """Patterns of the files that a model on the Hub is made of."""
 CARD_FILE = "README.md"
 """A model's card, which is fetched too: it states the licence."""
 RECIPE_FILE = "mergekit_config.yml"
 """The configuration that mergekit leaves beside what it merged; fetched too: it names the models."""
+RECORD_FILE = "featcal.json"
+"""The record that featcal leaves beside what it wrote."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")

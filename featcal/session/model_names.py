@@ -11,6 +11,7 @@ from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.calibration.config import config_of as of_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
+from featcal.formats.hub import RECORD_FILE
 from featcal.formats.weights import Weights
 from featcal.suite.calibration_options import (
     ASKED,
@@ -118,9 +119,9 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
     Raises:
         InputError: it holds no record of one.
     """
-    require_inside(folder / "featcal.json", "record")
+    require_inside(folder / RECORD_FILE, "record")
     missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
-    record = read_json(folder / "featcal.json", missing=missing)
+    record = read_json(folder / RECORD_FILE, missing=missing)
     try:
         return CalibrationConfig(**record["config"]), str(record.get("model", "merged"))
     except (KeyError, TypeError) as error:
@@ -134,7 +135,7 @@ def recorded_suite(folder: Path) -> str:
         InputError: it holds no record of a calibration, or one of a suite that is a file of its own.
     """
     recorded_calibration(folder)
-    record = read_json(folder / "featcal.json")
+    record = read_json(folder / RECORD_FILE)
     shipped = dict(record.get("suite_file") or {}).get("shipped")
     if shipped is None:
         raise InputError(f"{folder}: its suite '{record.get('suite')}' does not come with featcal; name its file with "

@@ -11,7 +11,7 @@ from featcal.evaluation.comparison import Difference
 from featcal.evaluation.evaluate import Scores
 from featcal.export.card import data_on_hub, pipeline_tag
 from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_scores
-from featcal.export.write import RECORD_FILE
+from featcal.formats.hub import RECORD_FILE
 from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.studies.history import History

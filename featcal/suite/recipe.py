@@ -92,6 +92,16 @@ class MergeRecipe(Strict):
         return method(self.method)(**{name: value for name, value in self.settings.items() if name != DTYPE})
 
     @property
+    def method_text(self) -> str:
+        """Return the method with all its options, as `featcal merge --method` reads it.
+
+        Raises:
+            InputError: as `options`.
+        """
+        name = self.options().name
+        return name if self.dtype is None else f"{name}{',' if ':' in name else ':'}{DTYPE}={self.dtype}"
+
+    @property
     def notes(self) -> list[str]:
         """Return warnings about the method's name where it means something else elsewhere."""
         note = method(self.method).about.note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,10 @@ def test_a_card_lists_models(folder: Path) -> None:
     assert (found.experts, found.where) == ({"a": "me/a", "b": "me/b"}, "README.md")
     card(folder, base_model=["me/base", "me/a"], base_model_relation="merge", tags=["merge", "featcal"])
     assert find_origins(folder, None, {}) == Origins("me/base", {"a": "me/a"}, "README.md")  # its own begin with it
+    # Those of local models are in no card: of three models it names two, and the first may be any.
+    (folder / "featcal.json").write_text(json.dumps({"inputs": {"base": {}, "expert a": {}, "expert base": {}}}))
+    with pytest.raises(InputError, match=r"'me/base', 'me/a', but not .*--base REFERENCE"):
+        find_origins(folder, None, {})
 
 
 REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 import torch
 from clip_config import clip_config
+from lora_files import write_adapter
 from open_clip_models import model_cfg, near, random_state, write_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_decoders import ROWS, tiny_decoder
 from torch import Tensor
 
 from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
-from featcal.export.merge import merge_to_folder
+from featcal.export.change_layout import convert
+from featcal.export.merge import merge_to_folder, recipe_for
 from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
 from featcal.family.opening import Family, open_family
 from featcal.formats.checkpoint import Checkpoint
@@ -568,8 +572,6 @@ def test_merged_checkpoint_as_container(tiny: Family, own_suite_file: Path, tmp_
 
 def test_tower_without_prefix_is_rewritten(tiny: Family, tmp_path: Path) -> None:
     """What transformers 5 saves from scratch loses its prefix; `export` gives it back."""
-    import shutil
-
     from transformers import CLIPVisionModel
 
     expert = tiny.suite.root / "experts" / "pets"
@@ -581,6 +583,74 @@ def test_tower_without_prefix_is_rewritten(tiny: Family, tmp_path: Path) -> None
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
     _, info = CLIPVisionModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
+
+
+CLASS_TOKEN = "vision_model.embeddings.class_embedding"
+FOREIGN = {
+    "misses": (lambda tensors: tensors.pop("vision_model.post_layernorm.weight"), "vision_model.post_layernorm.weight"),
+    "shape": (lambda tensors: tensors.update({CLASS_TOKEN: torch.zeros(3)}), "class_embedding"),
+}
+"""What a model lacks or has of another shape: the change, and what the message names."""
+
+
+@pytest.mark.parametrize(("change", "named"), FOREIGN.values(), ids=FOREIGN)
+def test_a_model_that_is_not_of_its_architecture_is_not_exported(
+    change: Any, named: str, tiny: Family, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny.suite.root / "experts" / "pets", tmp_path / "broken")
+    tensors = load_file(tmp_path / "broken" / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "broken" / "model.safetensors")
+    with pytest.raises(InputError, match=named):
+        rewrite(tmp_path / "broken", tmp_path / "out")
+    assert [one.name for one in tmp_path.iterdir()] == ["broken"]
+
+
+def test_a_head_that_is_not_the_embeddings_is_not_dropped(tmp_path: Path) -> None:
+    """The configuration says that both are one, the file holds two: written as one, the answers would be others."""
+    model = tmp_path / "model"
+    tiny_decoder(ROWS["llama"], tie_word_embeddings=True).save_pretrained(model)
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}, model / "model.safetensors")
+    with pytest.raises(InputError, match=r"'lm_head.weight' must repeat 'model.embed_tokens.weight'"):
+        rewrite(model, tmp_path / "out")
+
+
+def test_files_of_other_formats_and_cards_that_cannot_be_read_stay_behind(tiny: Family, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(tiny.suite.root / "experts" / "pets", own)
+    stale = ("on.gguf", "Modelfile", "rust_model.ot", "model.ckpt", "pytorch_model.bin.index.json")
+    for name in (*stale, "notes.md"):
+        (own / name).write_text("FROM ./on.gguf")
+    (own / "README.md").write_bytes(b"caf\xe9")
+    written = rewrite(own, tmp_path / "out")["written"]
+    assert "notes.md" in written
+    assert not {*stale} & {*written}
+    assert (tmp_path / "out" / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+
+
+def test_the_sum_of_base_and_adapter_has_no_record_of_the_base(tiny: Family, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    merge_to_folder(tiny, "task-arithmetic", 0.5, base)
+    layer = "vision_model.encoder.layers.0.self_attn.q_proj"
+    rows, columns = load_file(base / "model.safetensors")[f"{layer}.weight"].shape
+    factors = {f"{layer}.lora_A.weight": torch.ones(2, columns), f"{layer}.lora_B.weight": torch.ones(rows, 2)}
+    write_adapter(tmp_path / "adapter", factors, r=2, lora_alpha=2)
+    source = f"{base}+{tmp_path / 'adapter'}"
+    rewrite(source, tmp_path / "out")
+    assert "command" in json.loads((base / "featcal.json").read_text())
+    assert "command" not in json.loads((tmp_path / "out" / "featcal.json").read_text())
+    assert "featcal merge" not in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(InputError, match="is a base with an adapter; write the sum first"):
+        convert(source, tmp_path / "other", "open_clip")
+
+
+def test_the_text_of_a_method_names_its_dtype(tiny: Family) -> None:
+    recipe = recipe_for(tiny.suite, "ties:density=0.3,dtype=bfloat16")
+    assert recipe.method_text.endswith("density=0.3,dtype=bfloat16")
+    again = recipe_for(tiny.suite, recipe.method_text)
+    assert (again.options(), again.dtype) == (recipe.options(), "bfloat16")
+    assert recipe_for(tiny.suite, "simple-averaging", dtype="float16").method_text == "simple-averaging:dtype=float16"
 
 
 def test_hub_ids_become_base_models(tiny: Family) -> None:

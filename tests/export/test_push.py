@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from clip_config import clip_config
 from command_line import Run
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 
 from featcal.calibration.calibrate import calibrate_to_folder
@@ -103,6 +103,16 @@ def test_what_was_pushed_are_the_same_bytes(folder: Path, hub: Hub, run: Run) ->
     assert hub.files == {"me/mine": {name: data for name, data in before.items() if name != ".git/config"}}
     assert hub.private == {"me/mine": True}
     assert bytes_of(folder) == before
+
+
+def test_a_licence_that_is_given_takes_the_name_and_the_link_of_the_one_before(folder: Path) -> None:
+    card = load_card(folder)
+    card.data.license, card.data.license_name, card.data.license_link = "other", "mine", "LICENSE"
+    card.save(folder / "README.md")
+    said = ModelCard(pack(folder, "me/mine", "mit").card).data.to_dict()
+    assert {name: value for name, value in said.items() if name.startswith("license")} == {"license": "mit"}
+    with pytest.raises(InputError, match="--license is empty"):
+        pack(folder, "me/mine", " ")
 
 
 def test_a_licence_that_is_given_stands_in_the_card_once_it_is_sent(

@@ -27,8 +27,8 @@ from app.opening import bytes_needed
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe
 from featcal.cli import commands as main
-from featcal.export.write import RECORD_FILE
 from featcal.family.opening import open_family
+from featcal.formats.hub import RECORD_FILE
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import is_in_memory
 from featcal.server import launch

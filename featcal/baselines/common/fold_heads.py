@@ -28,9 +28,10 @@ from featcal.baselines.react import AffineMap
 from featcal.evaluation.evaluate import scoring_heads
 from featcal.evaluation.heads import ClassificationHead, CosineHead, PooledHead, stored_head
 from featcal.evaluation.scoring_heads import head_of
-from featcal.export.write import HEADS, RECORD_FILE
+from featcal.export.write import HEADS
 from featcal.family.opening import Family
 from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.hub import RECORD_FILE
 from featcal.formats.locate import checkpoint_folder, locate
 from featcal.formats.located_model import Located
 from featcal.formats.output import save_tensors, save_text

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from featcal.authoring.from_merge import find_origins
-from featcal.export.write import RECORD_FILE
 from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
-from featcal.formats.hub import hub_model, snapshot
+from featcal.formats.hub import RECORD_FILE, hub_model, snapshot
 from featcal.formats.open_clip import PREFIXES
 from featcal.formats.sentences import MODULES_FILE
 from featcal.preflight.handover.folder import GENERATION, OLD_TEMPLATE, TEMPLATE, Folder

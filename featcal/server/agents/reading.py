@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.card_data import read_card_data, read_card_text
+from featcal.formats.hub import RECORD_FILE
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.server.agents import work
 from featcal.server.agents.access import find_place
@@ -135,7 +136,7 @@ def _origins(folder: Path) -> dict[str, Any]:
 
 def _record(folder: Path) -> dict[str, Any] | None:
     """Return the beginning of featcal's own record."""
-    file = folder / "featcal.json"
+    file = folder / RECORD_FILE
     if not file.is_file():
         return None
     record = read_json(file)
@@ -228,7 +229,7 @@ def open_run(run: str) -> Report:
         return Report(work.read_result(job), work.command_of(job), work.names_of(job), is_own=True)
     place = find_place(run, "run")
     if place.is_dir():
-        place /= "featcal.json"
+        place /= RECORD_FILE
     command = shlex.join(["cat", from_folder(place, Path.cwd())])
     if place.suffix == ".json":
         return Report(read_json(place, missing="run: the folder has no featcal.json"), command)

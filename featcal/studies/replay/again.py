@@ -13,9 +13,9 @@ import torch
 
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.export.merge import write_merge
-from featcal.export.write import RECORD_FILE
 from featcal.family.opening import open_family
 from featcal.formats.contents import tensor_digests
+from featcal.formats.hub import RECORD_FILE
 from featcal.session.session import Session
 from featcal.studies.replay.compare import (
     Different,

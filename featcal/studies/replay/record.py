@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from featcal.export.write import RECORD_FILE
+from featcal.formats.hub import RECORD_FILE
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
