@@ -61,7 +61,6 @@ def read_results(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{file} is not a results file of lm-eval ({error})") from error
     counts = content.get("n-samples", {})
-    inside = {name for members in content.get("group_subtasks", {}).values() for name in members}
     tasks = {}
     for task, numbers in found.items():
         metrics = {name: value for name, value in numbers.items() if _is_metric(name, value)}
@@ -72,7 +71,10 @@ def read_results(file: Path) -> dict[str, Any]:
         tasks[task] = {"metric": metric, "value": metrics[metric], "n": count, "metrics": metrics}
     if not tasks:
         raise InputError(f"{file} holds no numbers")
-    outer = [entry["value"] for task, entry in tasks.items() if task not in inside]  # a group stands for its members
+    # A group stands for its members, if it has a number: some of lm-eval's have none.
+    groups = {name: members for name, members in content.get("group_subtasks", {}).items() if name in tasks}
+    inside = {name for members in groups.values() for name in members}
+    outer = [entry["value"] for task, entry in tasks.items() if task not in inside]
     average = sum(outer) / len(outer)
     kept = {name: content[name] for name in ("lm_eval_version", "transformers_version", "config") if name in content}
     return {"tasks": tasks, "average": average, "lm_eval": kept}

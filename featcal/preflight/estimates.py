@@ -75,7 +75,7 @@ def estimate(
         models_read: checkpoints that are read for it.
         out: folder on the disk that is written to.
     """
-    blocks = adapter.blocks()
+    blocks, drawn = adapter.blocks(), select_tasks(config, drawn)
     stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
     tokens = sum(one.samples * one.tokens for one in drawn.values())
     widest = max((one.tokens for one in drawn.values()), default=0.0)

@@ -29,6 +29,8 @@ class ArrowTable:
     """Number of rows of every chunk."""
     read: Callable[[int, list[str]], pa.Table]
     """Returns some columns of a chunk."""
+    folder: Path = Path()
+    """Folder that pictures which are named by a path lie in."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,10 +65,6 @@ class ArrowTable:
 
     def place(self, row: int) -> str:
         return f"{self.where}, row {row}"
-
-    @property
-    def folder(self) -> Path:
-        return Path()
 
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
@@ -118,4 +116,4 @@ def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{file} is not a whole parquet file ({error})") from error
 
-    return ArrowTable(str(path), schema, sizes, read)
+    return ArrowTable(str(path), schema, sizes, read, path if path.is_dir() else path.parent)

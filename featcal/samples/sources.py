@@ -236,6 +236,10 @@ def _classes(
 
     If the source has sorted names alone and the suite lists classes in an order of its own, the names decide; names
     that differ altogether (prompts for folder names) are matched by position.
+
+    Raises:
+        InputError: which name belongs to which label is not said: other names in another order, or some that are the
+            same and stand elsewhere.
     """
     names = wanted or pool.class_names
     if pool.labels is None:
@@ -254,6 +258,14 @@ def _classes(
             raise InputError(
                 f"the source has {len(pool.class_names)} classes ({some(pool.class_names)}) and 'classes' names "
                 f"{len(wanted)} ({some(wanted)}); which belongs to which?"
+            )
+        elif moved := [
+            name for place, name in enumerate(pool.class_names) if name in (*wanted[:place], *wanted[place + 1 :])
+        ]:
+            odd = [name for name in wanted if name not in pool.class_names]
+            raise InputError(
+                f"'classes' names {some(odd)}, which the source does not ({some(pool.class_names)}), and {some(moved)} "
+                "in another place than the source: use its names, or its order"
             )
     if names is not None and int(labels.max()) >= len(names):
         raise InputError(f"label {int(labels.max())} has no name, there are {len(names)} classes")

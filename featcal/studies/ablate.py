@@ -42,14 +42,17 @@ def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
     if "patch_weight" not in idle:
         changed.append(("all tokens alike", {"patch_weight": "1"}))
     changed += [(f"{part} alone", {"maps": part}) for part in family.adapter.parts()]
-    changed += [("anchor at the merged model", {"rho": "1"}), ("deployed features alone", _without_alpha(recipe))]
+    # The prior asks for rho times an expert's change, and the anchor for rho times the merge's.
+    also = ", prior at the experts" if recipe == INFORMED else ""
+    changed += [
+        (f"anchor at the merged model{also}", {"rho": "1"}),
+        ("deployed features alone", _without_alpha(recipe)),
+    ]
     changed.append(("expert features alone", {"alpha": "1"}))
     if recipe != PAPER:
         paper = asdict(config_for(family, recipe=PAPER))
         as_paper = {name: exactly(paper[name]) for name in ("lam", "rho", "alpha")}
         changed += [("refreshed, no stream targets", {"beta": "0"}), ("paper's options", {**as_paper, "beta": "0"})]
-    if recipe == INFORMED:
-        changed.append(("prior at the experts themselves", {"rho": "1"}))
     return [(what, _name(recipe, options)) for what, options in changed]
 
 

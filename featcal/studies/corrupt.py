@@ -15,6 +15,7 @@ from featcal.suite.methods import SAMPLES
 from featcal.suite.schema import Suite
 from featcal.suite.source import CORRUPTIONS, Corruption
 from featcal.system.errors import InputError
+from featcal.system.formatting import some
 
 METHODS = (
     *("merged", "regmean++", "surgery", "probsurgery"),
@@ -30,8 +31,15 @@ def corrupt(
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples are not pictures as people see them, or there is no such kind or severity.
+        InputError: samples are not pictures as people see them, the suite's own are corrupted already, or there is no
+            such kind or severity.
     """
+    sources = {task: one.calibration for task, one in session.family.suite.tasks.items()}
+    if spoilt := [task for task, source in sources.items() if source is not None and source.corruption is not None]:
+        raise InputError(
+            f"the suite's own calibration pictures of {some(spoilt)} are corrupted, so that none would be clean; leave "
+            "'corruption' out of the suite file"
+        )
     points = place_points(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
     seeing, modality = plan.points(), session.family.adapter.modality
     for kind, severity in product(dict.fromkeys(kinds), dict.fromkeys(severities)):

@@ -56,6 +56,9 @@ def test_a_group_stands_for_its_members(tmp_path: Path) -> None:
     }
     file.write_text(json.dumps({"results": numbers, "group_subtasks": {"group": ["one", "two"], "free": []}}))
     assert lm_eval.read_results(file)["average"] == pytest.approx(0.7)
+    numbers["group"] = {" ": " "}  # as lm-eval has a group that aggregates nothing
+    file.write_text(json.dumps({"results": numbers, "group_subtasks": {"group": ["one", "two"]}}))
+    assert lm_eval.read_results(file)["average"] == pytest.approx((1.0 + 0.0 + 0.9) / 3)
 
 
 def test_the_harness_runs_as_a_process_of_its_own(on_path: Path) -> None:

@@ -295,6 +295,16 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
         InputError, match=r"source has 2 classes \('cat', 'dog'\) and 'classes' names 3 \('a', 'b', 'c'\)"
     ):
         labels("a", "b", "c")
+    with pytest.raises(InputError, match=r"'classes' names 'a dog', .* and 'cat' in another place than the source"):
+        labels("a dog", "cat")
+    assert labels("cat", "a dog") == ([0, 1], ("cat", "a dog"))
+
+
+def test_pictures_that_a_parquet_file_names_lie_beside_it(tmp_path: Path) -> None:
+    write_picture(tmp_path / "set" / "a.png", 10)
+    pq.write_table(pa.table({"image": ["a.png"], "label": [0]}), tmp_path / "set" / "x.parquet")
+    (picture,) = opened(tmp_path, parquet="set/x.parquet").images([0])
+    assert picture[3, 3].tolist() == [10] * 3
 
 
 def test_pixels_are_made_in_parts_and_pictures_read_again(

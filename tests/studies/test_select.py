@@ -570,10 +570,10 @@ def test_a_folder_that_cannot_be_used_is_named(many: Family, own_cache: Path) ->
 def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path) -> None:
     """Every tensor that features or scores are made of tells one choice from another: the projection, which lies
     outside the tower, and the text tower, which makes the heads, too."""
-    first = folder_of(contest_of(many))
-    assert first == folder_of(contest_of(many))
-    assert first == folder_of(contest_of(many, replace(ASKED, lam=0.5, batch_size=8)))
-    projection = many.adapter.head[0]
+    first, projection = folder_of(contest_of(many)), many.adapter.head[0]
+    assert first == folder_of(contest_of(many)) == folder_of(contest_of(many, replace(ASKED, lam=0.5, batch_size=8)))
+    longer = {name: task.model_copy(update={"max_target_length": 7}) for name, task in many.suite.tasks.items()}
+    described = replace(many.container, config={**many.container.config, "rope_theta": 7})
     moved = {projection: many.base.read([projection])[projection] + 0.1}
     heads = contest_of(many)
     assert heads.criterion.heads is not None
@@ -586,10 +586,12 @@ def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path
         folder_of(contest_of(many, replace(ASKED, samples=8))),
         folder_of(contest_of(many, replace(ASKED, biases=False))),
         folder_of(contest_of(replace(many, merged=many.base))),
+        folder_of(contest_of(replace(many, suite=many.suite.model_copy(update={"tasks": longer})))),
+        folder_of(contest_of(replace(many, container=described))),
         folder_of(contest_of(replace(many, base=Overlay("base", many.base, moved)))),
         folder_of(replace(heads, criterion=replace(heads.criterion, heads=other_text))),  # type: ignore[arg-type]
     ]
-    assert len({first, *others}) == 7
+    assert len({first, *others}) == 9
     assert folder_of(contest_of(many, starts=("tsv-m",))) == first
     head = ClassificationHead(torch.ones(3, 8))
     brought = Model(many.merged, heads=dict.fromkeys(TASKS, head))  # an object, told by nothing

@@ -177,6 +177,8 @@ def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:
     assert isinstance(refined, CalibrationConfig)
     assert configs["refined: refreshed, no stream targets"] == replace(refined, beta=0.0)
     assert configs["refined: paper's options"] == replace(CONFIG, recipe="refined", beta=0.0)
+    informed = [name for _, name in ablate.variants(Session(tiny), "informed")]
+    assert len({resolve_model(name, tiny).key for name in informed}) == len(informed)  # no model under two names
     assert [row.method for row in study.rows if row.found.failure] == []
     assert len({row.mean for row in study.rows}) > 3
 
@@ -224,6 +226,8 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     clean = open_family(load_suite("clip-mini"), device="cpu")
     few = Views(EvaluationSamples(16, "test"), EvaluationSamples(16))
     study = corrupt.corrupt(Session(clean), plan("calibrated", on=few), ("fog", "fog"), (5, 5))
+    with pytest.raises(InputError, match=r"calibration pictures of .* are corrupted, so that none would be clean"):
+        corrupt.corrupt(Session(replace(clean, suite=corrupt.corrupt_suite(clean.suite, "fog", 5))), plan("merged"))
     noisy = open_family(corrupt.corrupt_suite(clean.suite, "fog", 5), device="cpu")
     found = drifts(study, "calibrated")
     assert len(study.rows) == 3  # the experts, and the two

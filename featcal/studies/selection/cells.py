@@ -25,6 +25,7 @@ from featcal.suite.calibration_options import IDLE
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
 from featcal.system.locks import try_lock
 from featcal.system.resources import cache_folder, code_digest
 from featcal.system.versions import all_versions
@@ -123,6 +124,10 @@ def folder_of(contest: Contest) -> Path | None:
         "shared": _digest(family.base, adapter.head),
         "classifiers": [_digest(expert, own) for expert in family.experts.values()],
         "heads": [hashlib.sha256(raw_bytes(one)).hexdigest() for one in prompts],
+        # What scores depend on beside the tensors: rotary settings, end tokens, how long an answer may be.
+        "described": json.dumps(dict(family.container.config), sort_keys=True, default=str),
+        "generation": _read_settings(family.container.folder / "generation_config.json"),
+        "lengths": {task: family.suite.task(task).max_target_length for task in drawn},
         "samples": {task: _inputs(one) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
         "versions": all_versions(),
@@ -131,6 +136,11 @@ def folder_of(contest: Contest) -> Path | None:
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "selections" / digest[:32]
+
+
+def _read_settings(file: Path) -> object:
+    """Return the content of a JSON file; None without one."""
+    return read_json(file) if file.is_file() else None
 
 
 def _inputs(drawn: Samples) -> str:
