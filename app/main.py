@@ -67,8 +67,9 @@ st.html(HERE / "style.css")
 def first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
     kept = preview.read_kept()
-    suite, *others = [st.query_params.get("suite", preview.HOME_SUITE), *({*st.query_params} - {"suite"})]
-    if kept is None or suite != preview.HOME_SUITE or others:  # what was measured is of no other model, nor options
+    asked = {**st.query_params}
+    # What was measured before is of no other model, samples or options.
+    if kept is None or asked.pop("suite", preview.HOME_SUITE) != preview.HOME_SUITE or asked:
         return
     st.title(preview.TITLE)
     preview.say(kept.verdict)
