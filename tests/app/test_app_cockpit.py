@@ -46,6 +46,7 @@ def test_the_result_is_one_line_of_scores_and_cosines(tiny_suite_file: Path) -> 
     assert not app.metric
 
 
+@pytest.mark.slow
 def test_lines_of_drift_are_of_the_same_samples_and_the_same_first_model(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, mon
         assert all(tensor.equal(ours[name]) for name, tensor in theirs.items())
 
 
+@pytest.mark.slow
 def test_priors_of_another_base_or_other_tasks_are_counted_anew(tiny: Family) -> None:
     passes, start = expert_passes(tiny, INFORMED, Kept(2**28)), tiny.base.read(tiny.adapter.tower)
     other = Overlay("another base", tiny.base, {name: 1.1 * tensor for name, tensor in start.items()})
@@ -215,6 +216,7 @@ def test_priors_of_another_base_or_other_tasks_are_counted_anew(tiny: Family) ->
         assert all(tensor.equal(ours[name]) for name, tensor in tensors(family, config).items())
 
 
+@pytest.mark.slow
 def test_priors_that_find_no_room_are_counted_every_time(tiny: Family) -> None:
     passes = expert_passes(tiny, INFORMED, Kept(0))
     found = [calibrate_family(tiny, INFORMED, experts=passes).weights.read(tiny.adapter.tower) for _ in range(2)]

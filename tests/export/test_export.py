@@ -606,6 +606,7 @@ def test_a_model_that_is_not_of_its_architecture_is_not_exported(
     assert [one.name for one in tmp_path.iterdir()] == ["broken"]
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_the_embeddings_is_not_dropped(tmp_path: Path) -> None:
     """The configuration says that both are one, the file holds two: written as one, the answers would be others."""
     model = tmp_path / "model"
@@ -616,6 +617,7 @@ def test_a_head_that_is_not_the_embeddings_is_not_dropped(tmp_path: Path) -> Non
         rewrite(model, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_files_of_other_formats_and_cards_that_cannot_be_read_stay_behind(tiny: Family, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(tiny.suite.root / "experts" / "pets", own)
@@ -629,6 +631,7 @@ def test_files_of_other_formats_and_cards_that_cannot_be_read_stay_behind(tiny: 
     assert (tmp_path / "out" / "README.md").read_text().startswith("---\nlibrary_name: transformers")
 
 
+@pytest.mark.slow
 def test_the_sum_of_base_and_adapter_has_no_record_of_the_base(tiny: Family, tmp_path: Path) -> None:
     base = tmp_path / "base"
     merge_to_folder(tiny, "task-arithmetic", 0.5, base)
