@@ -37,7 +37,7 @@ class _Drawn:
     """Drift by model and layer, as it was drawn."""
 
     of: Hashable
-    """What is drawn beside the options: see `_drawing_key`."""
+    """Files, samples and first model of the drawing (`_drawing_key`)."""
     config: CalibrationConfig
     drifts: Mapping[str, pd.Series]
 

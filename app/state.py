@@ -39,6 +39,7 @@ AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
 _SELECTION, _PAGE, _LEFT_OUT, _RUNS, _STAMP = "selection", "page", "left out of the address", "runs", "files"
 _OF_ANSWERS = {"decisions": "scores", "gains": "answer gains"}
+"""Measurements of whole answers, by those of first tokens (`featcal.figures.commands.KINDS`)."""
 _RENEWED, _USED = "how often widgets were renewed", "widget that was used"
 _address = st.components.v2.component(
     "featcal_address",

@@ -36,6 +36,8 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     parser.add_argument("--weights", type=Path, help="write the calibrated tensors to this safetensors file")
     parser.add_argument("--peaks", action="store_true", help="measure matrix products too, after the calibration")
     options = parser.parse_args()
+    if options.again and prepare is not ours:
+        parser.error("--again is of featcal alone; the reference has no sessions")
     if options.threads:
         torch.set_num_threads(options.threads)
     family = open_family(load_suite(options.suite), options.device, options.precision)

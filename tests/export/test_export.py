@@ -590,7 +590,7 @@ FOREIGN = {
     "misses": (lambda tensors: tensors.pop("vision_model.post_layernorm.weight"), "vision_model.post_layernorm.weight"),
     "shape": (lambda tensors: tensors.update({CLASS_TOKEN: torch.zeros(3)}), "class_embedding"),
 }
-"""What a model lacks or has of another shape: the change, and what the message names."""
+"""Changes to a model's tensors, each with the tensor that the message names."""
 
 
 @pytest.mark.parametrize(("change", "named"), FOREIGN.values(), ids=FOREIGN)
