@@ -41,7 +41,7 @@ class Generator:
         """Return new token ids `[batch, new]`.
 
         Args:
-            options: of transformers' `generate`.
+            options: of transformers' `generate`; `pad_token_id` among them.
         """
         if self.encodes:
             ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -49,7 +49,13 @@ class Generator:
             ids, mask = prompts(batch)
         if self.positions is not None:  # + 1: the last token is generated, but never read
             room = self.positions - ids.shape[1] + 1
-            options["max_new_tokens"] = min(options.get("max_new_tokens", room), room)
+            wanted = options.get("max_new_tokens", self.positions + 1)
+            if room < wanted and len(ids) > 1:
+                # Blanks in front of a short prompt would take the room of its answer.
+                alone = ({name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(len(ids)))
+                rows = [self.answers(one, **options)[0] for one in alone]
+                return pad_sequence(rows, batch_first=True, padding_value=options["pad_token_id"])
+            options["max_new_tokens"] = min(wanted, room)
         pictures = self.seen(batch, ids) if self.seen is not None else {}
         if self.unsaid:
             options["suppress_tokens"] = [*self.unsaid]

@@ -173,6 +173,12 @@ def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) ->
     assert new.shape == (1, 3)  # the last one is not read any more
     assert generator.log_probabilities(batch, [new[0]])[0].shape == (3, 32)
     assert "texts of 17 tokens, the model has 16 positions" in str(adapter.misfit({"input_ids": ids}))
+    beside = {"input_ids": ids[:, :14].repeat(2, 1), "attention_mask": torch.ones(2, 14, dtype=torch.long)}
+    beside["attention_mask"][1, 3:] = 0
+    both = generator.answers(beside, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+    short = {name: tensor[1:, :3] for name, tensor in beside.items()}
+    alone = generator.answers(short, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert both[0].tolist() == [*new[0].tolist(), 0, 0, 0, 0, 0] and both[1:].equal(alone)
 
 
 def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
