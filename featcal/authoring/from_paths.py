@@ -159,6 +159,9 @@ def _model(given: str, root: Path, label: str) -> str:
     if given.startswith(PREFIXES):
         kind, _, place = given.rpartition(":")
         path = local_path(place, Path.cwd(), label)
+        if kind.endswith(".json"):  # the architecture is a file, too
+            prefix, _, config = kind.partition(":")
+            kind = f"{prefix}:{from_folder(local_path(config, Path.cwd(), label), root)}"
         return f"{kind}:{from_folder(path, root)}" if path.exists() else given
     parts = [part for part in split_lora(given, Path.cwd()) if part is not None]
     return "+".join(_folder_or_id(part, root, label) for part in parts)

@@ -68,7 +68,8 @@ def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
     catalogue = task_catalogue()
     if given in catalogue:
         return Guess({"use": given}, (f"samples of '{given}' in the catalogue of published benchmarks",))
-    if given.count("/") == 1 and not given.startswith((".", "/", "~")):
+    is_id = given.count("/") == 1 and not given.startswith((".", "/", "~"))
+    if is_id and not Path(given).parent.is_dir():  # under a folder that is here, a path is meant
         return _guess_hub(given, {}, reads)
     raise InputError(
         f"no samples '{given}': neither a path here, nor an id OWNER/NAME on the Hub, nor a task of the catalogue; "

@@ -136,20 +136,29 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`, or (ref, None).
 
     Args:
-        root: folder that relative paths start from; a reference that is itself a folder is not split.
+        root: folder that relative paths start from; a reference that is itself a folder is not split, and of several
+            `+` that one counts which has folders on its sides.
 
     Raises:
-        InputError: more than one `+`, or nothing on one side of it.
+        InputError: more than one `+` that can be meant, or nothing on one side of it.
 
     >>> split_lora("google/flan-t5-large+someone/sst2-lora@v2")
     ('google/flan-t5-large', 'someone/sst2-lora@v2')
     """
-    if "+" not in ref or (root is not None and local_path(ref, root, "model").is_dir()):
+
+    def is_folder(part: str) -> bool:
+        return root is not None and local_path(part, root, "model").is_dir()
+
+    if "+" not in ref or is_folder(ref):
         return ref, None
-    base, *adapters = (part.strip() for part in ref.split("+"))
-    if len(adapters) != 1 or not base or not adapters[0]:
+    parts = ref.split("+")
+    ways = [("+".join(parts[:n]).strip(), "+".join(parts[n:]).strip()) for n in range(1, len(parts))]
+    if len(ways) > 1:
+        found = [sum(map(is_folder, way)) for way in ways]
+        ways = [way for way, count in zip(ways, found, strict=True) if count == max(found) > 0]
+    if len(ways) != 1 or not all(ways[0]):
         raise InputError(f"'{ref}' is not BASE+ADAPTER; give one base and one adapter with one '+' between them")
-    return base, adapters[0]
+    return ways[0]
 
 
 def _compute_dtype(info: TensorInfo) -> torch.dtype:

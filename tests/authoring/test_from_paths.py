@@ -225,6 +225,11 @@ def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> 
     assert content["base"] == "base"
     assert content["tasks"]["a"]["expert"] == "base+a"
     assert content["merged"] == str(here / "elsewhere")
+    (here / "open").mkdir()
+    for name in ("arch.json", "base.pt"):
+        (here / "open" / name).touch()
+    begun = begin(Parts("open_clip:open/arch.json:open/base.pt", {"a": "org/a"}, {}), here / "open" / "s.yaml")
+    assert yaml.safe_load(begun.text)["base"] == "open_clip:arch.json:base.pt"
     assert yaml.safe_load(begin(Parts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
         "name": "s", "base": "org/b", "merged": DEFAULT_MERGE, "tasks": {"a": {"expert": "org/a@v1"}}
     }  # fmt: skip
@@ -332,7 +337,7 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
 
 
 REFUSED = {
-    "neither a path here": "nowhere",
+    "neither a path here": ["nowhere", "lines/nothing"],
     "a.bin does not tell what kind it is": "a.bin",
     "names no kind of source": "{file: a.jsonl}",
     "does not exist; paths start from where the command runs": "{jsonl: b.jsonl}",

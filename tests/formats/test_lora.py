@@ -337,6 +337,13 @@ def test_a_folder_with_a_plus_is_not_split(tmp_path: Path) -> None:
     (tmp_path / "a+b").mkdir()
     assert split_lora("a+b", tmp_path) == ("a+b", None)
     assert split_lora("a+c", tmp_path) == ("a", "c")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a+b/base").mkdir()
+    (tmp_path / "a+b/lora").mkdir()
+    assert split_lora("a+b/base+a+b/lora", tmp_path) == ("a+b/base", "a+b/lora")
+    assert split_lora("owner/base+a+b/lora", tmp_path) == ("owner/base", "a+b/lora")
+    with pytest.raises(InputError, match=r"is not BASE\+ADAPTER"):
+        split_lora("owner/base+owner/one+owner/two", tmp_path)
 
 
 @pytest.mark.parametrize("ref", ["a+b+c", "+b", "a+", "a+ "])
