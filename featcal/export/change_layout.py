@@ -25,7 +25,7 @@ from featcal.formats.grid import require_dense
 from featcal.formats.hub import CARD_FILE, RECORD_FILE
 from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
-from featcal.formats.located_model import Located
+from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
 from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
@@ -106,7 +106,8 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
     """Write open_clip's layout as transformers'; return files and notes."""
     from transformers import CLIPConfig
 
-    config = hf_config(located.config["model_cfg"], located.label)
+    with explain_model_errors(located.label, located.config_source):
+        config = hf_config(located.config["model_cfg"], located.label)
     stored = located.open(weight_name, {})
     pairs = clip_pairs(config["vision_config"]["num_hidden_layers"], config["text_config"]["num_hidden_layers"])
     tensors = to_hf(stored.read(stored.info), pairs, located.label)

@@ -107,7 +107,8 @@ def say_tokenizer(target: Path) -> None:
     file = target / TOKENIZER_FILE
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
-    config = read_json(file)
+    # It is a copy in a folder that is not there any more when the message is read.
+    config = read_json(file, f"{TOKENIZER_FILE} beside the weights")
     saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
     # "auto_map" names a class in code beside the model, which is its owner's affair.
     if not saved_by_5 or "auto_map" in config:

@@ -36,23 +36,24 @@ def base_card(family: Family) -> dict[str, Any]:
 
 
 def licence_of(data: Mapping[str, Any]) -> str | None:
-    """Return the licence in a card's front matter, by its name where it is called "other"; None without one."""
-    stated = data.get("license")
-    said = _words(stated[0] if isinstance(stated, list) and len(stated) == 1 else stated)
+    """Return the licence in a card's front matter, by its name where it is called "other"; several of them with "and"
+    between them, None without one."""
+    said = " and ".join(_all_words(data.get("license"))) or None
     return _words(data.get("license_name")) or said if said == _NAMED_APART else said
 
 
-def licence_fields(data: Mapping[str, Any]) -> dict[str, str]:
+def licence_fields(data: Mapping[str, Any]) -> dict[str, str | list[str]]:
     """Return the fields of a card's front matter that are about its licence."""
-    names = ("license", "license_name", "license_link") if data.get("license") == _NAMED_APART else ("license",)
-    stated = {**data, "license": licence_of({"license": data.get("license")})}
-    return {name: said for name in names if (said := _words(stated.get(name)))}
+    names = ("license_name", "license_link") if licence_of({"license": data.get("license")}) == _NAMED_APART else ()
+    fields: dict[str, str | list[str]] = {name: said for name in names if (said := _words(data.get(name)))}
+    if stated := _all_words(data.get("license")):
+        fields["license"] = stated if len(stated) > 1 else stated[0]
+    return fields
 
 
 def language_of(data: Mapping[str, Any]) -> list[str] | None:
     """Return the languages in a card's front matter; None without any."""
-    stated = data.get("language")
-    return [said for one in (stated if isinstance(stated, list) else [stated]) if (said := _words(one))] or None
+    return _all_words(data.get("language")) or None
 
 
 def licence_conflicts(licences: Licences) -> list[str]:
@@ -74,6 +75,10 @@ def licence_warnings(licences: Licences) -> list[str]:
     silent = [model for model, licence in licences.items() if licence is None]
     gaps = [f"no licence is stated in the files of {some(silent)}"] if silent else []
     return [*licence_conflicts(licences), *gaps]
+
+
+def _all_words(stated: object) -> list[str]:
+    return [said for one in (stated if isinstance(stated, list) else [stated]) if (said := _words(one))]
 
 
 def _words(said: object) -> str | None:

@@ -39,5 +39,7 @@ def changed_names(base: Weights, expert: Weights, tower: tuple[str, ...]) -> lis
 
 def _same(base: Weights, expert: Weights, name: str) -> bool:
     own, other = base.read([name])[name], expert.read([name])[name]
+    if own.numel() == other.numel() == 1:  # files hold a number as a scalar or as a vector of one
+        own, other = own.reshape(()), other.reshape(())
     # Storage in another precision is not a change: the base's values are rounded likewise.
     return own.shape == other.shape and own.to(other.dtype).equal(other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -198,13 +200,13 @@ def unpickling(folder: str | Path, pickles: Sequence[str]) -> str:
     steps = [
         "import torch",
         "from safetensors.torch import save_file",
-        f"d = '{Path(folder).as_posix()}/'",
-        f"parts = [torch.load(d + n, map_location='cpu', weights_only=True) for n in {list(pickles)}]",
+        f"d = {json.dumps(f'{Path(folder).as_posix()}/')}",
+        f'parts = [torch.load(d + n, map_location="cpu", weights_only=True) for n in {json.dumps(pickles)}]',
         "tensors = {k: v.clone().contiguous() for part in parts for k, v in part.items()}",
-        f"save_file(tensors, d + '{SINGLE_FILE}', {{'format': 'pt'}})",
+        f'save_file(tensors, d + "{SINGLE_FILE}", {{"format": "pt"}})',
     ]
     return (
-        f'convert them, reading tensors only:\n    python -c "{"; ".join(steps)}"\n'
+        f"convert them, reading tensors only:\n    {shlex.join(['python', '-c', '; '.join(steps)])}\n"
         "or get a copy that was saved with safe_serialization=True"
     )
 

@@ -123,7 +123,8 @@ class Grid:
         try:
             (group,) = settings["config_groups"].values()
             weights = group["weights"]
-            plain = settings.get("format") == _FORMAT and not settings.get("kv_cache_scheme")
+            more = settings.get("kv_cache_scheme") or settings.get("transform_config")
+            plain = settings.get("format") == _FORMAT and not more
             plain = plain and not group.get("input_activations") and not group.get("output_activations")
             plain = plain and weights["type"] == "int" and weights["symmetric"] and not weights.get("dynamic")
             grid = cls(weights["num_bits"], (weights.get("group_size") or 0) if weights["strategy"] == "group" else 0)

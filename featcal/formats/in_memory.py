@@ -21,6 +21,7 @@ from featcal.formats.contents import tensor_digest
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, check_finite
 from featcal.system.errors import InputError
+from featcal.system.formatting import shorten
 from featcal.system.in_memory import find_held
 
 _TOOLS = "Suite.of takes tokenizer= and processor="
@@ -191,14 +192,18 @@ def _write_beside(model: Any, tools: Iterable[Any], folder: Path, label: str) ->
     """Write everything that `save_pretrained` of the model and of its tools writes, weights aside.
 
     Raises:
-        InputError: a tool that is none of transformers.
+        InputError: a tool that is none of transformers, or settings of generation that transformers does not save.
     """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+        try:
+            model.generation_config.save_pretrained(folder)
+        except ValueError as error:
+            why = shorten(" ".join(str(error).split()), 200)
+            raise InputError(f"{label}: its generation_config contradicts itself ({why}); mend it") from error
     for tool in tools:
         if not hasattr(tool, "save_pretrained") or hasattr(tool, "state_dict"):
             raise InputError(f"{label}: a {type(tool).__name__} is no tokenizer or processor of transformers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.formats.checkpoint import resolve
-from featcal.formats.located_model import Layout, Located, Pictures
+from featcal.formats.located_model import Layout, Located, Pictures, explain_model_errors
 from featcal.formats.open_clip_config import (
     CONFIG_FILE,
     check_plain,
@@ -111,9 +112,10 @@ def located_folder(folder: Path, label: str) -> Located:
             return _locate(folder / name, config, label)
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickles:
+        source = f"{FILE_PREFIX}{folder / CONFIG_FILE}:{folder / pickles[0]}"
+        command = shlex.join(["featcal", "export", source, "--format", "open_clip"])
         raise InputError(
-            f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}); rewrite them with "
-            f"'featcal export open_clip:{folder / CONFIG_FILE}:{folder / pickles[0]} --format open_clip --out DIR', "
+            f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}); rewrite them with '{command} --out DIR', "
             "which reads tensors and runs no code"
         )
     raise InputError(f"{label}: no {WEIGHT_FILE} in {folder}")
@@ -160,7 +162,8 @@ def library_model(located: Located) -> Any:
     check_plain(model_cfg)
     tensors = located.open(weight_name, {})
     state = tensors.read(tensors.info)
-    model = (CustomTextCLIP if "text.positional_embedding" in state else CLIP)(**model_cfg).eval()
+    with explain_model_errors(located.label, located.config_source):
+        model = (CustomTextCLIP if "text.positional_embedding" in state else CLIP)(**model_cfg).eval()
     if "logit_scale" in state:
         # Files hold the scale as a scalar or, with `nonscalar_logit_scale`, as a vector of one.
         state["logit_scale"] = state["logit_scale"].reshape(model.logit_scale.shape)

@@ -22,7 +22,7 @@ from featcal.export import drift_picture
 from featcal.export.card import NOT_MEASURED
 from featcal.export.card_parts import load_card
 from featcal.export.drift_picture import PICTURE_FILE, draw_drift
-from featcal.export.licences import licence_conflicts, licence_warnings
+from featcal.export.licences import licence_conflicts, licence_fields, licence_of, licence_warnings
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import rewrite
 from featcal.family.opening import Family
@@ -211,6 +211,14 @@ def test_the_licence_is_the_bases_and_others_are_named(own_suite_file: Path, tmp
     text = load_card(tmp_path / "out").text
     assert "gemma, which is the base's." in text
     assert all(text.count(escape_markdown(one)) == 1 for one in licence_warnings(stated))
+
+
+def test_several_licences_are_stated_together() -> None:
+    both = {"license": ["mit", "apache-2.0"], "license_name": "unused"}
+    assert licence_of(both) == "mit and apache-2.0"
+    assert licence_fields(both) == {"license": ["mit", "apache-2.0"]}
+    assert licence_fields({"license": ["mit"]}) == {"license": "mit"}
+    assert (licence_of({"license": []}), licence_fields({"license": []})) == (None, {})
 
 
 def test_strange_names_are_shown_and_do_nothing(

@@ -128,6 +128,10 @@ def test_what_cannot_be_converted(tiny_expert: Path, own: Path, tmp_path: Path) 
     message = error(reference(folder), "hf")
     assert "3 problems" in message
     assert all(part in message for part in ("ls_init_value is 0.1", "no_ln_pre is True", "embed_cls is True"))
+    folder = write_folder(tmp_path / "unknown", model_cfg(True), random_state(model_cfg(True)))
+    file = folder / "open_clip_config.json"
+    file.write_text(json.dumps({"model_cfg": model_cfg(True, vision={"depth": 3})}))
+    assert f"{file.name} does not describe a model that can be run" in error(reference(folder), "hf")
     bias = random_state(model_cfg(True)) | {"logit_bias": torch.ones(())}
     assert "without a counterpart: logit_bias" in error(
         reference(write_folder(tmp_path / "b", model_cfg(True), bias)), "hf"

@@ -175,6 +175,7 @@ def test_a_packed_folder_is_a_model_and_not_a_part_of_a_suite(llama: Family, wri
         ({"weights": {"num_bits": 3}}, "4 or 8 bits"),
         ({"input_activations": {"num_bits": 8}}, "nothing else quantised"),
         ({"config_groups": {}}, "does not read"),
+        ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "nothing else quantised"),
     ],
 )
 def test_other_ways_to_quantise_are_refused(changed: dict[str, Any], why: str) -> None:

@@ -42,6 +42,17 @@ def test_storage_in_half_precision_is_no_change_of_other_tensors(own_suite_file:
     assert f"it changed 3 tensors outside the tower that is merged ({', '.join(map(repr, CHANGED))})" in note
 
 
+def test_a_number_stored_as_a_vector_is_no_change(own_suite_file: Path) -> None:
+    root = own_suite_file.parent
+    whole_expert(root)
+    tensors, base = load_file(root / "experts/pets/model.safetensors"), load_file(root / "base/model.safetensors")
+    tensors["logit_scale"] = base["logit_scale"].reshape(1)
+    save_file(tensors, root / "experts/pets/model.safetensors", {"format": "pt"})
+    (note,) = note_left_out(open_family(load_suite(own_suite_file), "cpu")).values()
+    assert "it changed 2 tensors" in note
+    assert "logit_scale" not in note
+
+
 def test_what_a_whole_expert_changed_beside_the_tower_is_named(own_suite_file: Path) -> None:
     whole_expert(own_suite_file.parent)
     suite, out = load_suite(own_suite_file), own_suite_file.parent / "out"

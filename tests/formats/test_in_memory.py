@@ -141,6 +141,15 @@ def test_other_objects_are_refused(made: Callable[[], Any], message: str) -> Non
         HeldModel(made(), "base")
 
 
+def test_settings_of_generation_that_no_file_may_hold_are_refused() -> None:
+    model = library_model("t5")
+    model.generation_config.update(do_sample=False, temperature=0.5)
+    with pytest.raises(
+        InputError, match=r"base: its generation_config contradicts itself \(.*temperature.*\); mend it"
+    ):
+        HeldModel(model, "base")
+
+
 def test_tools_are_those_of_transformers() -> None:
     with pytest.raises(InputError, match="base: a int is no tokenizer or processor of transformers"):
         HeldModel(_clip_tower(), "base", [3])
