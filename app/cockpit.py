@@ -44,7 +44,7 @@ class _Drawn:
 
 def _drawing_key(on: EvaluationSamples) -> Hashable:
     """Return what tells lines of drift apart beside the options: files, samples and the first model."""
-    return state.opened_files()[1], on, state.selection().a
+    return state.stamp(), on, state.selection().a
 
 
 def result(

@@ -81,7 +81,7 @@ def _find_written(config: CalibrationConfig) -> list[tuple[Path, list[str]]]:
 
 def _key(config: CalibrationConfig) -> Hashable:
     """Return what a written folder is made of."""
-    return state.opened_files()[1], config
+    return state.stamp(), config
 
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:

@@ -69,7 +69,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
         InputError: jobs cannot be kept on this machine.
     """
     queue = Queue()
-    wanted = order(kind, state.reference(), args, state.opened_files()[1])
+    wanted = _order(kind, args)
     document = queue.result(wanted)
     if document is not None:
         return document
@@ -95,7 +95,7 @@ def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
     Raises:
         InputError: jobs cannot be kept on this machine.
     """
-    queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
+    queue, wanted = Queue(), _order(kind, args)
     job = submit(queue, wanted, visitor()) if start else queue.find(wanted)
     if job is not None and not job.is_over:
         _follow(job.id)
@@ -166,7 +166,7 @@ def has_scores_job(session: Session, model: ModelRef, view: EvaluationSamples) -
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:
     """Say whether there is or was a job for this on the selected suite; False where jobs cannot be kept."""
-    wanted = order(kind, state.reference(), args, state.opened_files()[1])
+    wanted = _order(kind, args)
     try:
         return Queue().find(wanted) is not None
     except InputError:
@@ -177,12 +177,17 @@ def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> d
     return {"model": _model_argument(model), **asdict(view), "split": view.split or session.split}
 
 
+def _order(kind: str, args: Mapping[str, Any]) -> Order:
+    """Return the order of a job on the selected suite."""
+    return order(kind, state.reference(), args, state.stamp())
+
+
 def _model_argument(model: ModelRef) -> str:
     """Return a model as a job takes it; for one that a job has calibrated, the folder that it left."""
     if model.calibration is None:
         return model.name
     options = {"options": kinds.options_of(model.calibration)}
-    made = Queue().result(order("calibrate", state.reference(), options, state.opened_files()[1]))
+    made = Queue().result(_order("calibrate", options))
     return model.name if made is None else str(made["out"])
 
 

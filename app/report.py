@@ -53,7 +53,7 @@ def _write_on_request(
     row: DeltaGenerator, session: Session, names: tuple[str, ...], on: EvaluationSamples
 ) -> bytes | None:
     """Write the report when its button is pressed; return it while its models and samples are looked at."""
-    asked = state.opened_files()[1], names, on
+    asked = state.stamp(), names, on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
         try:

@@ -236,6 +236,15 @@ def opened_files() -> tuple[Suite, Stamp]:
     return found
 
 
+def stamp() -> Stamp:
+    """Return what tells the selected suite's files from those of before and after.
+
+    Raises:
+        FeatcalError: the suite cannot be used.
+    """
+    return opened_files()[1]
+
+
 @st.cache_resource(show_spinner=False)
 def _held_sessions() -> Held:
     return Held(server_rules())

@@ -115,8 +115,8 @@ def located_folder(folder: Path, label: str) -> Located:
         source = f"{FILE_PREFIX}{folder / CONFIG_FILE}:{folder / pickles[0]}"
         command = shlex.join(["featcal", "export", source, "--format", "open_clip"])
         raise InputError(
-            f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}); rewrite them with '{command} --out DIR', "
-            "which reads tensors and runs no code"
+            f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}); rewrite them with "
+            f"'{command} --out DIR', which reads tensors and runs no code"
         )
     raise InputError(f"{label}: no {WEIGHT_FILE} in {folder}")
 

@@ -178,7 +178,8 @@ def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) ->
     both = generator.answers(beside, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
     short = {name: tensor[1:, :3] for name, tensor in beside.items()}
     alone = generator.answers(short, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
-    assert both[0].tolist() == [*new[0].tolist(), 0, 0, 0, 0, 0] and both[1:].equal(alone)
+    assert both[0].tolist() == [*new[0].tolist(), 0, 0, 0, 0, 0]
+    assert both[1:].equal(alone)
 
 
 def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
