@@ -205,7 +205,8 @@ def test_what_an_id_of_the_hub_names(ref: str, parts: tuple[str, str, str | None
 def one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of the Hub's client, one that fetches as it does: a repository of several models, into an
     empty cache, which is returned."""
-    kinds = ("config.json", "vocab.txt", "model.safetensors", "classifier_head.pt", "training_args.bin")
+    kept = ("config.json", "vocab.txt", "chat_template.jinja", "model.safetensors")
+    kinds = (*kept, "classifier_head.pt", "training_args.bin")
     folders = ("tuned/a", "tuned/a/checkpoint-5", "tuned/b", "lora")
     names = [f"{folder}/{file}" for folder in folders for file in kinds]
 
@@ -227,8 +228,9 @@ def test_of_a_folder_on_the_hub_only_its_own_files_are_fetched(one_of_several: P
     """No pickles, no weights of models below, nothing of its neighbours."""
     assert resolve("some/several/tuned/a@v1", Path("/"), "m") == one_of_several / "tuned" / "a"
     found = {str(file.relative_to(one_of_several)) for file in one_of_several.rglob("*") if file.is_file()}
-    own = {f"tuned/a/{name}" for name in ("config.json", "vocab.txt", "model.safetensors")}
-    assert found == own | {f"tuned/a/checkpoint-5/{name}" for name in ("config.json", "vocab.txt")}
+    beside = ("config.json", "vocab.txt", "chat_template.jinja")
+    own = {f"tuned/a/{name}" for name in (*beside, "model.safetensors")}
+    assert found == own | {f"tuned/a/checkpoint-5/{name}" for name in beside}
 
 
 def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:

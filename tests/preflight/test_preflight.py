@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from clip_config import clip_config
 from command_line import Run
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -715,6 +716,18 @@ def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeyp
     # fast: features and products in bfloat16, the solve in float32.
     assert seconds["fast", torch.bfloat16] == seconds["exact", torch.float32]
     assert seconds["fast", torch.float32] == seconds["exact", torch.float64]
+
+
+def test_tasks_that_take_no_part_cost_nothing(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e9)
+    info, (first, second) = tiny.merged.info, tiny.suite.tasks
+    drawn = {first: Drawn(8, 5.0, 100.0), second: Drawn(10**6, 500.0, 1e6)}
+    alone, chosen = (
+        estimates.estimate(tiny.adapter, info, of, clip_config(tasks=tasks), 4, Path())
+        for of, tasks in (({first: drawn[first]}, None), (drawn, (first,)))
+    )
+    assert chosen.memory_bytes == alone.memory_bytes
+    assert (chosen.seconds, chosen.samples) == (alone.seconds, 8)
 
 
 @pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (1.4e11, False), (2e11, False)])
