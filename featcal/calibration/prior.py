@@ -120,8 +120,14 @@ class TaskVectors:
 
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
         """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an
-        adapter that lies over this very base."""
-        own, base = (orient_weight(module, cast(one[f"{name}.weight"], dtype)) for one in (self.expert, self.base))
+        adapter that lies over this very base.
+
+        An expert that is stored in less precision than the base has moved from the base in its own precision: else a
+        map that was never trained would have its rounding for a task vector, which counts like any other.
+        """
+        stored = self.expert[f"{name}.weight"]
+        pair = stored, self.base[f"{name}.weight"].to(stored.dtype)
+        own, base = (orient_weight(module, cast(one, dtype)) for one in pair)
         tau = own - base
         for factors in factors_of(self.weights, [f"{self.block.stored_name(name)}.weight"]).values():
             left, right = (factor.to(find_place(tau.device, torch.float64), torch.float64) for factor in factors)

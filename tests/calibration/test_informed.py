@@ -133,6 +133,26 @@ def test_a_task_that_changed_nothing_says_nothing() -> None:
     assert with_it.gram.full(torch.float64).equal(without.gram.full(torch.float64))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_of_a_map_that_was_not_trained_is_no_task_vector(tiny: Family, dtype: torch.dtype) -> None:
+    base, trained = tiny.base.read(tiny.adapter.tower), {}
+    for number, task in enumerate(tiny.experts):
+        moved = {name: one.clone() for name, one in base.items()}
+        for name in (name for name in base if name.endswith("q_proj.weight")):
+            moved[name] += 0.05 * noise(number, *moved[name].shape).float()
+        trained[task] = moved
+    found = []
+    for stored in (torch.float32, dtype):
+        experts = {
+            task: Overlay(task, tiny.base, {name: tensor.to(stored) for name, tensor in own.items()})
+            for task, own in trained.items()
+        }
+        found.append(tensors(replace(tiny, experts=experts), INFORMED))
+    whole, half = found
+    apart = {name: float((half[name] - whole[name]).norm() / whole[name].norm()) for name in whole}
+    assert max(apart.values()) < 30 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_task_vector_that_is_not_finite_is_an_error(bad: float) -> None:
     """Also where no token would show it, as in an expert of a mixture to which none comes."""
