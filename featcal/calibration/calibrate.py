@@ -38,7 +38,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
-from featcal.suite.calibration_options import ASKED, CAUTIOUS, OWN, PAPER, CalibrationConfig
+from featcal.suite.calibration_options import ASKED, CAUTIOUS, IDLE, OWN, PAPER, CalibrationConfig
 from featcal.suite.facts import suite_facts
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
@@ -291,9 +291,10 @@ def _identity(
 ) -> dict[str, Any]:
     """Return what identifies a run to a folder: only a run that agrees in all of it is resumed."""
     return {
-        "config": asdict(config),
+        "config": {name: value for name, value in asdict(config).items() if name not in IDLE},
         "suite": family.suite.model_dump(mode="json"),
         "of": identify_model(family),
+        "configurations": [dict(one.config) for one in (family.origin, family.container)],
         "inputs": hashes,
         "samples": {task: one["sha256"] for task, one in drawn.items()},
         "versions": all_versions(),

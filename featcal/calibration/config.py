@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from featcal.models.adapter import Adapter, Block, Stage
@@ -79,9 +79,11 @@ def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> Calibratio
         InputError: something else than options, or names of parts that do not exist; says all of them.
     """
     if not isinstance(config, CalibrationConfig):
-        given = type(config).__name__
-        raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {given}")
-    _refuse_idle(adapter, ["routers"] if config.routers else [])
+        kind = type(config).__name__
+        raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {kind}")
+    # What is on by default means nothing to many architectures, and was not asked for.
+    given = {name: value for name, value in asdict(config).items() if value != getattr(CalibrationConfig, name)}
+    _refuse_idle(adapter, [name for name, value in given.items() if value])
     if config.is_quantized:
         _check_grid(config, adapter)
     return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))
@@ -160,7 +162,8 @@ def _find_parts(
 
 def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
     """Split what is not a name itself at its commas; return all names one by one."""
-    return [part.strip() for one in asked for part in ([one] if one in known else one.split(","))]
+    parts = (part.strip() for one in asked for part in ([one] if one in known else one.split(",")))
+    return [part for part in parts if part]
 
 
 def select_tasks(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:

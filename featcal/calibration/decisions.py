@@ -62,7 +62,7 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     needs.
 
     Raises:
-        InputError: a task without a head, a mixture, several processes, or a limit of memory.
+        InputError: a task without a head, a mixture, several processes, a limit of memory, or torch's inference mode.
         NumericalError: a gradient that is not finite.
     """
     adapter = family.adapter
@@ -71,6 +71,10 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     if run.ranks.several or run.store.is_limited:
         what = "several processes" if run.ranks.several else "--max-memory"
         raise InputError(f"decisions: every expert runs whole, in one process; leave {what} out, or set it 0")
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "decisions: gradients are measured, which torch.inference_mode rules out; torch.no_grad does not"
+        )
     try:
         heads = heads_of(family, {task: one.weights for task, one in passes.items()}, "calibration")
     except NoScores as error:

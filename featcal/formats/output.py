@@ -22,7 +22,7 @@ from featcal.formats.weights import TensorInfo, group_by_size, raw_bytes
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256
-from featcal.system.formatting import shorten
+from featcal.system.formatting import shorten, some
 from featcal.system.locks import try_lock
 from featcal.system.sandbox import require_inside
 
@@ -120,10 +120,8 @@ class OutputFolder:
             before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
         except ValueError as error:
             raise InputError(f"{self._identity} is damaged; remove {self.partial} to start again") from error
-        if before != run:
-            raise InputError(
-                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start again"
-            )
+        if other := _differences(before or {}, run or {}):
+            raise InputError(f"{self.partial} comes from a run with other {some(other)}; remove it to start again")
 
     @staticmethod
     def _clear(*places: Path) -> None:
@@ -311,6 +309,22 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
                     out.write(raw_bytes(tensors[name]))
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _differences(before: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """Return which facts differ between two runs, those of a group by their own names.
+
+    >>> _differences({"config": {"lam": 1, "rho": 2}, "of": 3}, {"config": {"lam": 5, "rho": 2}, "of": 3})
+    ['config lam']
+    """
+    found = []
+    for name in sorted({*before, *run}):
+        one, other = before.get(name), run.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += [f"{name} {key}" for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+        elif one != other:
+            found.append(name)
+    return found
 
 
 def save_text(text: str, file: Path) -> None:

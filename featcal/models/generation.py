@@ -6,12 +6,45 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
+
+from featcal.system.errors import InputError
+from featcal.system.formatting import shorten
+from featcal.system.json_files import read_json
+
+
+_FILE = "generation_config.json"
+_PLAIN: Mapping[str, Any] = {
+    "return_dict_in_generate": False, "num_return_sequences": 1, "stop_strings": None,
+    "cache_implementation": None, "prompt_lookup_num_tokens": None,
+}  # fmt: skip
+"""What of a model's own settings is set aside: there is one answer per prompt, as a tensor of tokens, and ways to make
+it faster need packages, devices or batches of one."""
+
+
+def read_generation_config(folder: Path) -> Any:
+    """Return the generation settings beside a model's weights; None where there are none.
+
+    Raises:
+        InputError: the file does not hold settings of generation.
+    """
+    from transformers import GenerationConfig
+
+    file = folder / _FILE
+    if not file.is_file():
+        return None
+    read_json(file)  # its errors say what is wrong and where
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        why = shorten(" ".join(str(error).split()), 200)
+        raise InputError(f"{file} does not hold settings of generation ({why}); get the file again") from error
 
 
 @dataclass(frozen=True)
@@ -42,6 +75,9 @@ class Generator:
 
         Args:
             options: of transformers' `generate`; `pad_token_id` among them.
+
+        Raises:
+            InputError: the model's own settings rule that out.
         """
         if self.encodes:
             ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -59,7 +95,11 @@ class Generator:
         pictures = self.seen(batch, ids) if self.seen is not None else {}
         if self.unsaid:
             options["suppress_tokens"] = [*self.unsaid]
-        produced: Tensor = self.model.generate(ids, attention_mask=mask, **pictures, **options)
+        try:
+            produced: Tensor = self.model.generate(ids, attention_mask=mask, **pictures, **_PLAIN, **options)
+        except (TypeError, ValueError) as error:
+            why = shorten(" ".join(str(error).split()), 200)
+            raise InputError(f"base: answers cannot be generated with the settings in its {_FILE} ({why})") from error
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:

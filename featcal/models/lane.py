@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.activations import ActivationStore
@@ -148,13 +149,19 @@ class Kept:
 def _bytes(thing: Thing) -> int:
     """Return the bytes of every tensor that a thing adds; a step's call is the `after` of the step before."""
     if isinstance(thing, Step):
-        parts: Iterable[Tensor] = (thing.after.hidden_state, *thing.inputs.values(), *thing.outputs.values())
+        known = {id(one) for one in _tensors(thing.call.tree())}
+        added = [one for one in _tensors(thing.after.tree()) if id(one) not in known]
+        parts: Iterable[Tensor] = (*added, *thing.inputs.values(), *thing.outputs.values())
     elif isinstance(thing, Call):
-        parts = (thing.hidden_state,)
+        parts = _tensors(thing.tree())
     else:
         parts = thing.tensors()
     # By identity: maps that share an input, such as q, k and v, hold one tensor.
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
 def _reduce(step: Step, inputs: Collection[str], outputs: Collection[str]) -> Step:

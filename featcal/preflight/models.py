@@ -16,6 +16,7 @@ from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
+from featcal.models.generation import read_generation_config
 from featcal.preflight.places import Places
 from featcal.preflight.tokenizers import tokenizer_disagreement
 from featcal.suite.recipe import MergeRecipe
@@ -70,6 +71,8 @@ def open_models(suite: Suite, places: Places) -> Opened:
                 with explain_model_errors(role, found.config_source):
                     own_text = suite.text_tower == "own"
                     opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text, classify(experts))
+                if opened.adapter.scores_with == "vocabulary":
+                    read_generation_config(found.folder)
             if opened.adapter is not None:
                 opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
     return opened

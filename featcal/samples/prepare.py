@@ -235,7 +235,9 @@ def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modalit
         if padding is not None and bool((ids[:, -1] == padding).any()):
             raise InputError(f"rows end with the padding id {padding}; give 'mask', the tensor that is 0 there")
         mask = torch.ones_like(ids)
-    if bool(((mask != 0) & (mask != 1)).any()) or bool((mask.diff(dim=1) > 0).any()) or bool((mask[:, 0] == 0).any()):
+    if empty := (mask == 0).all(1).nonzero().flatten().tolist():
+        raise InputError(f"the mask of row {empty[0]} is 0 everywhere: it has no token; leave it out")
+    if bool(((mask != 0) & (mask != 1)).any()) or bool((mask.diff(dim=1) > 0).any()):
         raise InputError("the mask of every row must be ones and then zeros: padding belongs on the right")
     inputs = {"input_ids": ids, "attention_mask": mask}
     if modality == "seq2seq":

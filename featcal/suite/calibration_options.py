@@ -183,7 +183,8 @@ class CalibrationConfig:
         "scores: featcal's extension.", label="Calibrate routers", later=True,
     )
     completion_only: bool = _option(
-        False, "Decoder-only models: count the positions that predict the answer alone, not the prompt.",
+        False, "Decoder-only models: count the positions that predict the answer alone, not the prompt; a "
+        "text without a prompt counts as a whole.",
         label="Count answers alone",
     )
     patch_weight: float = _option(

@@ -283,7 +283,10 @@ def _digest_value(value: Any, digest: Any) -> None:
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
     elif hasattr(value, "getbands"):
-        digest.update(f"{value.mode} {value.size}\n".encode() + value.tobytes())
+        # Indices into a palette, or a colour that stands for nothing, are other pictures with other ones.
+        colours = value.getpalette() if value.mode in ("P", "PA") else None
+        described = value.mode, value.size, colours, value.info.get("transparency")
+        digest.update(f"{described}\n".encode() + value.tobytes())
     else:
         text = json.dumps(value, default=repr) if not isinstance(value, bytes) else value.hex()
         digest.update(f"{text}\n".encode())

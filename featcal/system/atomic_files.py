@@ -40,7 +40,8 @@ def put_new(file: Path, content: Content) -> None:
 def temporary_path(place: Path) -> Path:
     """Return a unique path beside `place` at which a file or a folder is prepared before it gets its name."""
     # The final rename is atomic only within one file system; names of files are limited to 255 bytes.
-    return place.with_name(f".{place.name[:200]}-{uuid4().hex}")
+    name = place.name.encode()[:200].decode(errors="ignore")
+    return place.with_name(f".{name}-{uuid4().hex}")
 
 
 def _put(file: Path, content: Content, finish: Callable[[Path, Path], object]) -> None:

@@ -36,8 +36,8 @@ def task_files() -> list[Path]:
 
 def cache_folder() -> Path:
     """Return the user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
-    if "FEATCAL_CACHE" in os.environ:
-        return Path(os.environ["FEATCAL_CACHE"])
+    if own := os.environ.get("FEATCAL_CACHE"):
+        return Path(own).expanduser()
     homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
     home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "featcal"

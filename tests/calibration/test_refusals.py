@@ -226,7 +226,7 @@ def test_resume_refuses_another_suite(own_suite_file: Path, edit_suite: Edit, tm
         calibrate_to_folder(load_suite(own_suite_file), CONFIG, tmp_path / "out", device="cpu", progress=stop)
 
     def refused() -> None:
-        with pytest.raises(InputError, match="other inputs, options or versions"):
+        with pytest.raises(InputError, match="comes from a run with other "):
             calibrate_to_folder(load_suite(own_suite_file), CONFIG, tmp_path / "out", resume=True, device="cpu")
 
     edit_suite(lambda c: c["merged"].update(scale=0.1))

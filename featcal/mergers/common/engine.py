@@ -78,7 +78,7 @@ class RecipeWeights:
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
     whole: Sequence[str]
-    """The tensors that a task vector consists of, for methods that look at all of it: the tower that is merged."""
+    """The tensors that a task vector consists of, and that are merged: the tower. All others are the base's."""
     tables: Sequence[str] = ()
     """Matrices that are not linear maps, with a row per token of the vocabulary."""
     transposed: Collection[str] = ()
@@ -102,7 +102,11 @@ class RecipeWeights:
         return {name: TensorInfo(info.shape, self._dtype(info.dtype)) for name, info in self.base.info.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
+        asked, own = list(names), set(self.whole)
+        read = self.base.read(name for name in asked if name not in own)
+        outside = {name: tensor.to(self._dtype(tensor.dtype)) for name, tensor in read.items()}
+        sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in asked}
+        sizes = {name: size for name, size in sizes.items() if name not in outside}
         whole = {name: size for name, size in sizes.items() if self._is_whole(name)}
         # Decompositions take long and a model is read several times, so matrices are computed once.
         missing = {name: size for name, size in whole.items() if name not in self._computed}
@@ -111,7 +115,7 @@ class RecipeWeights:
         merged = {name: self._computed[name] for name in whole}
         for group in group_by_size({name: size for name, size in sizes.items() if name not in whole}, VALUES_AT_ONCE):
             merged |= self._read_together(group)
-        return {name: merged[name] for name in sizes}
+        return {name: outside[name] if name in outside else merged[name] for name in asked}
 
     def _is_whole(self, name: str) -> bool:
         """Say whether the method takes this tensor as a matrix."""
@@ -182,7 +186,9 @@ class RecipeWeights:
             yield vector, {name: sizes[name] for name in group}
 
     def _dtype(self, stored: torch.dtype) -> torch.dtype:
-        wanted: torch.dtype = stored if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
+        if self.recipe.dtype is None or not stored.is_floating_point:
+            return stored
+        wanted: torch.dtype = getattr(torch, self.recipe.dtype)
         return wanted
 
     def _concat(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

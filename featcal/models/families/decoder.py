@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Decoder(LanguageModel):
         self.model = self.fresh()
         choose_attention(self.model)
         check_buffers(self.model)
-        self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.settings = forward_settings(self._config, facts.settings)
         self.stages = (DecoderStage(self.model, facts),)
         self.tower = tuple(self.shapes())
         self.aliases = {self._head: self._embedding} if self._tied else {}
@@ -323,6 +323,15 @@ def fill_buffers(model: Any) -> None:
             with torch.no_grad():
                 # The library's own initialisation computes their values.
                 model._init_weights(module)
+
+
+def forward_settings(config: Any, more: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a configuration that change the forward without changing a shape: those of any decoder, and
+    `more`."""
+    # Rotary angles of these kinds are scaled by the longest text that the model takes.
+    scaled = any(one.get("rope_type") in ("longrope", "dynamic") for one in ropes(config))
+    names = (*SETTINGS, *more, *(["max_position_embeddings"] if scaled else []))
+    return {name: getattr(config, name, None) for name in names}
 
 
 def ropes(config: Any) -> list[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ folder as in the folder's origin.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,14 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import fill_buffers
 from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.families.facts import class_of, named_class
-from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
+from featcal.models.families.language import (
+    mask_to_weights,
+    random_tokens,
+    require_no_cache,
+    unpadded_ids,
+    unreadable,
+    zero_masked,
+)
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
@@ -72,7 +79,7 @@ class EncoderStage(PartedStage):
         read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
         if self._facts.modality == "pixels":
             read = {self._facts.reads: inputs["pixel_values"].to(next(iter(own.values())).dtype)}
-        return capture_calls(self._stack, self.blocks, own, **read)
+        return require_no_cache(capture_calls(self._stack, self.blocks, own, **read))
 
     def weighting(self, index: int, module: str) -> str:
         """Return "class-token" in the last block, keys and values excepted, if the head reads that token alone."""
@@ -106,6 +113,10 @@ class Encoder(Adapter):
         self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
         self.settings = {**self.settings, "pooling": facts.pooling}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
+        if facts.pooler and not hasattr(self.model.get_submodule(facts.stack), facts.pooler):
+            raise InputError(
+                f"'{facts.pooler}', which pools the states, is missing (vision_use_head: false); give a model with it"
+            )
         try:
             stage = EncoderStage(self.model, facts)
         except AttributeError as error:
@@ -127,8 +138,8 @@ class Encoder(Adapter):
         self.classifier, self.class_token = facts.classifier, reads_first(facts)
         self.embeds = POOLING in config
         if facts.modality == "pixels":
-            self._patch = checked.patch_size
-            self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
+            self._patch = _sides(checked.patch_size)
+            self._input_shape = (checked.num_channels, *_sides(checked.image_size))
 
     @property
     def reads_packed(self) -> bool:
@@ -137,6 +148,8 @@ class Encoder(Adapter):
     def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
         """Return the library's whole model with parameters on meta, and its options."""
         checked = self.config_class(**config.get("vision_config", config) if self.facts.pooler else config)
+        if getattr(checked, "use_cache", False):  # of a text encoder with `is_decoder`
+            checked.use_cache = False
         with torch.device("meta"):
             # A copy: models write into their configuration, such as their kind of attention.
             model = self.model_class(copy.deepcopy(checked))
@@ -223,7 +236,7 @@ class Encoder(Adapter):
         if self.modality == "text":
             return inputs["input_ids"].numel()
         count, _, height, width = map(int, inputs["pixel_values"].shape)
-        patches: int = (height // self._patch) * (width // self._patch)
+        patches: int = (height // self._patch[0]) * (width // self._patch[1])
         return count * (patches if self.facts.pooler else patches + 1)
 
     def misfit(self, inputs: Batch) -> str | None:
@@ -234,10 +247,12 @@ class Encoder(Adapter):
         if pixels is None:
             return "no pixel_values; a vision model takes pictures"
         shape, (channels, *_) = tuple(pixels.shape[1:]), self._input_shape
-        filled = shape[0] == channels and not any(side % self._patch for side in shape[1:])
+        filled = shape[0] == channels and not any(
+            side % patch for side, patch in zip(shape[1:], self._patch, strict=True)
+        )
         if shape == self._input_shape or (self.facts.any_size and filled):
             return None
-        free = f"{channels} channels and sides of whole patches of {self._patch}"
+        free = f"{channels} channels and sides of whole patches of {' x '.join(map(str, dict.fromkeys(self._patch)))}"
         takes = free if self.facts.any_size else list(self._input_shape)
         return (
             f"inputs have shape {list(shape)}, the model takes {takes}; check the base's image processor or the tensors"
@@ -326,6 +341,12 @@ def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
             f"a sentence-transformers folder with {stated}; featcal pools text by the mean or the first token"
         )
     return replace(facts, pooling="mean" if stated == "mean" else "first", classifier=())
+
+
+def _sides(stated: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width, of which a configuration may state one for both."""
+    height, width = (stated, stated) if isinstance(stated, int) else stated
+    return height, width
 
 
 def _prefix(facts: EncoderFacts) -> str:

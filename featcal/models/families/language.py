@@ -14,7 +14,7 @@ from torch.func import functional_call
 from featcal.formats.load_pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Call
 from featcal.models.compute import widen
-from featcal.models.generation import Generator
+from featcal.models.generation import Generator, read_generation_config
 
 IGNORED = -100
 """Label by which transformers marks positions that are not targets."""
@@ -39,15 +39,14 @@ class LanguageModel(Adapter):
 
     def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
         """Return the library's own model on the given tensors, with a folder's generation settings."""
-        from transformers import GenerationConfig
-
         model = self.fresh()
         # A tied head has no tensor of its own, and takes the embedding.
         state = {name: tensors[self.canonical(name) or self.aliases[name]] for name in model.state_dict()}
         # assign: the skeleton is on meta, where a copy would have nowhere to go.
         model.load_state_dict(state, assign=True)
-        if (folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        stated = read_generation_config(folder)
+        if stated is not None:
+            model.generation_config = stated
         return model.eval()
 
     @abstractmethod

@@ -32,7 +32,8 @@ _ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 """Name of a table in old checkpoints that no version of the model ever reads."""
 _SETTINGS = (
-    "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "relative_attention_num_buckets",
+    "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "dense_act_fn",
+    "relative_attention_num_buckets",
     "relative_attention_max_distance", "pad_token_id", "decoder_start_token_id", "scale_decoder_outputs",
 )  # fmt: skip
 HIDDEN, BIAS, ENCODER, CROSS_BIAS = 0, 2, 3, 5

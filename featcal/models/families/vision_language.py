@@ -21,8 +21,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.compute import find_place, widen
-from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers
-from featcal.models.families.decoder_facts import SETTINGS
+from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers, forward_settings
 from featcal.models.families.facts import class_of
 from featcal.models.families.language import library_logits, random_tokens, require_no_cache
 from featcal.models.families.renamed_block import NamedBlock
@@ -223,8 +222,8 @@ class VisionLanguage(Decoder):
         self.model = self.fresh()
         choose_attention(self.model)
         check_buffers(self.model)
-        self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
-        self.settings |= {f"vision {name}": getattr(vision, name) for name in facts.vision_settings}
+        self.settings = forward_settings(self._config, facts.settings)
+        self.settings |= {f"vision {name}": getattr(vision, name, None) for name in facts.vision_settings}
         self.image_token, self._merged = self._all.image_token_id, vision.spatial_merge_size**2
         self._video_token = self._all.video_token_id
         self._channels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2

@@ -48,7 +48,7 @@ VISION_LANGUAGE = (
         vision="visual",
         vision_parts=_PARTS,
         stored=_QWEN_NAMES,
-        vision_settings=("num_heads", "hidden_act", "spatial_merge_size"),
+        vision_settings=("num_heads", "hidden_act", "spatial_merge_size", "rope_parameters"),
     ),
     VisionLanguageFacts(
         model_type="qwen2_5_vl",
@@ -60,7 +60,14 @@ VISION_LANGUAGE = (
         vision_parts=_PARTS,
         vision_shared=(("mlp.gate_proj", "mlp.up_proj"),),
         stored=_QWEN_NAMES,
-        vision_settings=("num_heads", "hidden_act", "spatial_merge_size", "window_size", "fullatt_block_indexes"),
+        vision_settings=(
+            "num_heads",
+            "hidden_act",
+            "spatial_merge_size",
+            "rope_parameters",
+            "window_size",
+            "fullatt_block_indexes",
+        ),
     ),
 )
 """The models of pictures and text that featcal comes with, each tested (docs/architectures.md)."""

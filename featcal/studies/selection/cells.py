@@ -125,8 +125,8 @@ def folder_of(contest: Contest) -> Path | None:
         "classifiers": [_digest(expert, own) for expert in family.experts.values()],
         "heads": [hashlib.sha256(raw_bytes(one)).hexdigest() for one in prompts],
         # What scores depend on beside the tensors: rotary settings, end tokens, how long an answer may be.
-        "described": json.dumps(dict(family.container.config), sort_keys=True, default=str),
-        "generation": _read_settings(family.container.folder / "generation_config.json"),
+        "described": json.dumps(dict(family.origin.config), sort_keys=True, default=str),
+        "generation": _read_settings(family.base_folder / "generation_config.json"),
         "lengths": {task: family.suite.task(task).max_target_length for task in drawn},
         "samples": {task: _inputs(one) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
