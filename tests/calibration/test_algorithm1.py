@@ -310,6 +310,11 @@ def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, usual: dict[s
         calibrate_to_folder(tiny, CONFIG, out, progress=stop)
     assert not out.exists()
     assert not list(tmp_path.glob("out.partial/*.safetensors"))  # nothing that loads
+    moved = replace(tiny, origin=replace(tiny.origin, config={**tiny.origin.config, "layer_norm_eps": 0.3}))
+    with pytest.raises(InputError, match=r"from a run with other 'configurations'; remove it"):
+        calibrate_to_folder(moved, CONFIG, out, resume=True)
+    with pytest.raises(InputError, match=r"from a run with other 'config lam'; remove it"):
+        calibrate_to_folder(tiny, replace(CONFIG, lam=2.0), out, resume=True)
     document = calibrate_to_folder(tiny, CONFIG, out, resume=True)
     assert list(document["relative_drift"]) == tiny.adapter.block_layers()
     written = load_file(out / "model.safetensors")

@@ -235,6 +235,11 @@ def test_pictures_and_continued_text_have_decisions_too(tiny: Family, tmp_path: 
         assert sum(apart) >= len(names) - 2
 
 
+def test_without_gradients_it_is_said(tiny: Family) -> None:
+    with torch.inference_mode(), pytest.raises(InputError, match=r"decisions: gradients .* torch\.inference_mode"):
+        calibrate(tiny, CalibrationConfig(**ON, samples=5))
+
+
 def test_a_search_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     grams, targets, rows = problem()
     anchor = noise(9, 7, 5)

@@ -180,6 +180,17 @@ def test_dare_depends_on_seed_task_and_tensor_alone() -> None:
     assert not merged("dare", EXPERTS, seed=2)["c"].equal(alone)
 
 
+def test_what_lies_outside_of_what_is_merged_is_the_bases() -> None:
+    asked = MergeRecipe.model_validate({"method": "task-arithmetic", "scale": 1.0, "dtype": "float32"})
+    outside = InMemory("base", {**BASE.tensors, "scale": torch.tensor(0.5).double(), "places": torch.arange(3)})
+    model = RecipeWeights(asked, outside, EXPERTS, list(SHAPES))
+    read = model.read(model.info)
+    assert {name: (tuple(t.shape), t.dtype) for name, t in read.items()} == {
+        name: (one.shape, one.dtype) for name, one in model.info.items()
+    }
+    assert (float(read["scale"]), read["places"].tolist()) == (0.5, [0, 1, 2])
+
+
 def test_dare_without_dropping_is_what_it_precedes() -> None:
     close(vector(merged("dare", EXPERTS, drop=0.0)), vector(merged("task-arithmetic", EXPERTS, scale=0.3)))
     close(vector(merged("dare-ties", EXPERTS, drop=0.0)), vector(merged("ties", EXPERTS)))

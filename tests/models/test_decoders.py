@@ -30,7 +30,9 @@ from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
 from featcal.models.families import registry
 from featcal.models.families.decoder_facts import PRE_NORM, ExpertFacts
+from featcal.models.generation import read_generation_config
 from featcal.models.linear_maps import widths
+from featcal.preflight.check import check
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -97,6 +99,35 @@ def test_generated_answers_are_the_librarys(trial: Trial) -> None:
         one = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
         theirs = library.generate(**one, **options)[:, length:]
         assert generator.answers(one, **options).equal(theirs)
+
+
+def test_settings_of_generation_that_are_set_aside_and_that_are_refused(tmp_path: Path) -> None:
+    trial = fresh("gpt2", tmp_path)
+    family, batch = trial.family, trial.padded_inputs(TASKS[0])
+    file = family.base_folder / "generation_config.json"
+
+    def answers(**stated: Any) -> Tensor:
+        file.write_text(json.dumps(stated))
+        generator = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
+        return generator.answers(batch, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+    plain = answers()
+    for stated in (
+        {"return_dict_in_generate": True},
+        {"num_return_sequences": 2, "do_sample": True},
+        {"stop_strings": ["w1"]},
+        {"cache_implementation": "quantized"},
+        {"prompt_lookup_num_tokens": 3},
+    ):
+        assert answers(**stated).equal(plain)
+    with pytest.raises(InputError, match=r"settings in its generation_config\.json \(.*strictly positive"):
+        answers(repetition_penalty=0)
+    with pytest.raises(InputError, match=r"does not hold settings of generation .*max_new_tokens"):
+        answers(max_new_tokens=0)
+    file.write_text("{")
+    with pytest.raises(InputError, match=r"generation_config\.json is not valid JSON"):
+        read_generation_config(family.base_folder)
+    assert any("generation_config.json is not valid JSON" in one for one in check(trial.family.suite).problems)
 
 
 HALF = ("gemma2", "gpt2", "phi3")

@@ -521,6 +521,13 @@ def test_experts_whose_forward_differs_are_refused(
         open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
 
 
+@pytest.mark.slow
+def test_an_encoder_that_its_configuration_calls_a_decoder_keeps_no_cache(tmp_path: Path) -> None:
+    trial = write_trial(tiny_encoder(ROWS["bert"], is_decoder=True), ROWS["bert"], tmp_path)
+    assert CHECKS["paper"](trial)
+    assert CHECKS["drift"](trial)
+
+
 def test_texts_longer_than_the_table_of_positions_are_refused(trial: Trial) -> None:
     adapter = trial.family.adapter
     if adapter.modality == "text":

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
+from featcal.models.adapter import Call
 from featcal.models.features import layer_features
+from featcal.models.lane import Step, _bytes
 from featcal.session.cache import nbytes
 from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
@@ -85,6 +87,14 @@ def _note(seen: dict[str, Tensor], layer: str) -> Any:
 
 def _note_output(seen: dict[str, Tensor], layer: str) -> Any:
     return lambda _, __, output: seen.update({layer: output[0] if isinstance(output, tuple) else output})
+
+
+def test_what_a_block_hands_on_beside_the_states_counts_against_the_room() -> None:
+    """The position biases of T5, which its first block makes."""
+    state, mask, made = torch.zeros(2, 3, 4), torch.ones(2, 3), torch.zeros(5, 3, 3)
+    first, after = Call((state, mask), {}), Call((state + 1, mask, made), {})
+    assert _bytes(first) == 4 * (state.numel() + mask.numel())
+    assert _bytes(Step(first, after, {"q": state}, {})) == 4 * (2 * state.numel() + made.numel())
 
 
 def test_the_last_features_are_those_of_the_drift(tiny: Family) -> None:

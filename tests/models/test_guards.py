@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_text import CONFIGS
 from torch import Tensor, nn
 
 from featcal.calibration.block_statistics import BlockStatistics
@@ -17,6 +18,7 @@ from featcal.calibration.token_rows import task_rows
 from featcal.family.opening import Family
 from featcal.models.adapter import Block, Call, Stage, capture_call
 from featcal.models.capture import capture_inputs, capture_outputs
+from featcal.models.families.registry import adapter_for
 from featcal.models.features import final_features
 from featcal.models.lane import Step
 from featcal.models.replay import check_replay
@@ -134,6 +136,14 @@ def test_norms_of_another_scale_are_refused_by_name(norm: nn.Module, option: str
     stage = PlantedStage(Planted(norm))
     with pytest.raises(InputError, match=rf"layers\.3\.norm: OnePlus\w+ is not weight.*{option}"):
         calibrated(stage, parameters(stage.blocks[0].module))
+
+
+def test_an_activation_stated_beside_its_kind_is_a_setting() -> None:
+    gelu, relu = (
+        adapter_for(CONFIGS["t5"] | {"dense_act_fn": own}, [], torch.device("cpu"), "m").settings
+        for own in ("gelu_new", "relu")
+    )
+    assert {name for name in gelu if gelu[name] != relu[name]} == {"dense_act_fn"}
 
 
 def test_norms_with_other_parameters_are_refused() -> None:

@@ -27,6 +27,7 @@ from featcal import (
 from featcal.evaluation.evaluate import task_features
 from featcal.evaluation.scoring_heads import prompt_heads
 from featcal.models.families import registry
+from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, write_trial
 
 
@@ -51,6 +52,24 @@ PROCESSORS = {
     "dinov2": transformers.BitImageProcessor(size={"shortest_edge": 9}, crop_size={"height": 8, "width": 8}),
     "siglip_vision_model": transformers.SiglipImageProcessor(size={"height": 8, "width": 8}),
 }
+
+
+@pytest.mark.slow
+def test_height_and_width_may_be_stated_apart(tmp_path: Path) -> None:
+    trial = write_trial(tiny_encoder(ROWS["vit"], patch_size=[4, 2]), ROWS["vit"], tmp_path)
+    for config in tmp_path.rglob("config.json"):
+        edit_json(config, image_size=[8, 8])
+    assert CHECKS["replay"](trial)
+    adapter = open_family(load_suite(tmp_path / "suite.yaml"), "cpu").adapter
+    assert adapter.tokens({"pixel_values": torch.zeros(3, 3, 8, 8)}) == 3 * (2 * 4 + 1)
+    assert adapter.misfit({"pixel_values": torch.zeros(3, 3, 8, 8)}) is None
+    assert "[3, 8, 6], the model takes [3, 8, 8]" in str(adapter.misfit({"pixel_values": torch.zeros(3, 3, 8, 6)}))
+
+
+def test_a_vision_tower_that_pools_nothing_is_refused() -> None:
+    config = tiny_encoder(ROWS["siglip_vision_model"]).config.to_dict() | {"vision_use_head": False}
+    with pytest.raises(InputError, match=r"'head', which pools the states, is missing \(vision_use_head: false\)"):
+        registry.adapter_for(config, [], torch.device("cpu"), "base")
 
 
 @pytest.mark.parametrize("kind", PROCESSORS)

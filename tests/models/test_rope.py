@@ -51,6 +51,12 @@ def test_texts_whose_rope_would_depend_on_the_batch(rope: str, lengths: tuple[in
         assert adapter.misfit({"input_ids": texts(*lengths)["input_ids"][-1:]}) is None
 
 
+@pytest.mark.parametrize(("rope", "counts"), [("dynamic", True), ("longrope", True), ("yarn", False)])
+def test_the_longest_text_is_a_setting_where_angles_are_scaled_by_it(rope: str, counts: bool) -> None:
+    settings = [llama(rope, max_position_embeddings=longest).settings for longest in (64, 128)]
+    assert (settings[0] != settings[1]) == counts
+
+
 def suite(root: Path, length: int) -> Family:
     """A family with dynamic rope and texts of 4 to 8 tokens."""
     file = write_text_suite(root, "llama")

@@ -395,8 +395,9 @@ def test_token_ids(tmp_path: Path, t5: Path, modality: str, content: dict[str, A
 NO_TOKENS = {
     "rows end with the padding id 0; give 'mask'": ("causal", {"mask": None}),
     "padding belongs on the right": [
-        ("causal", {"mask": [[1, 1, 1, 1], second]}) for second in ([0, 1, 1, 1], [0] * 4, [1, 2, 1, 1])
+        ("causal", {"mask": [[1, 1, 1, 1], second]}) for second in ([0, 1, 1, 1], [1, 2, 1, 1])
     ],
+    "the mask of row 1 is 0 everywhere: it has no token": ("causal", {"mask": [[1, 1, 1, 1], [0] * 4]}),
     "'mask' has shape [2, 2], the token ids [2, 4]": ("causal", {"mask": [[1, 1], [1, 1]]}),
     "are its token ids with -100": [
         ("causal", {"labels": rows}) for rows in ([[4, 5, 6, 7], [5, 6, 1, -100]], [[4, 5, 6, 1], [5, 6, 1, 0]])

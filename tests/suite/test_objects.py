@@ -24,6 +24,7 @@ import featcal
 from featcal.preflight.check import check
 from featcal.studies.history import suite_hash
 from featcal.studies.replay.again import replay
+from featcal.suite import held_samples
 from featcal.system.errors import InputError
 
 FEW = featcal.CalibrationConfig(samples=8)
@@ -164,6 +165,16 @@ def test_a_suite_and_objects_are_not_given_together(clip: dict[str, Any]) -> Non
     options: Any = {"lam": 1.0}
     with pytest.raises(InputError, match=r"options of a calibration are a featcal\.CalibrationConfig\(.*not a dict"):
         featcal.calibrate(suite, options)
+
+
+def test_pictures_of_the_same_indices_and_another_palette_are_others() -> None:
+    picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8), "P")
+    digests = set()
+    for palette, see_through in (([1, 2, 3], None), ([3, 2, 1], None), ([3, 2, 1], 5)):
+        picture.putpalette(palette * 256)
+        picture.info = {} if see_through is None else {"transparency": see_through}
+        digests.add(held_samples._digest([{"image": picture}]))
+    assert len(digests) == 3
 
 
 def test_suites_of_the_same_content_are_the_same(clip: dict[str, Any], clip_file: Path) -> None:

@@ -28,6 +28,13 @@ def test_what_fails_in_the_middle_leaves_nothing(tmp_path: Path, write: Callable
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_name_as_long_as_the_system_takes_is_written(tmp_path: Path) -> None:
+    file = tmp_path / f"{'報' * 83}.html"
+    assert len(file.name.encode()) == 254
+    put(file, "x")
+    assert file.read_text() == "x"
+
+
 def test_put_replaces_and_put_new_does_not(tmp_path: Path) -> None:
     put(tmp_path / "file", "one")
     put(tmp_path / "file", lambda place: place.write_text("two"))

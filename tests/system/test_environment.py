@@ -8,6 +8,15 @@ import pytest
 
 from featcal.system import environment
 from featcal.system.environment import ignore_own_warnings_of_torch, let_threads_sleep
+from featcal.system.resources import cache_folder
+
+
+def test_the_cache_folder_may_be_named_from_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    for given, found in (("~/own", "/somebody/own"), ("", "/cache/featcal"), ("/own", "/own")):
+        monkeypatch.setenv("FEATCAL_CACHE", given)
+        assert cache_folder() == Path(found)
 
 
 def test_torch_may_warn_of_its_own_code_alone() -> None:

@@ -149,7 +149,7 @@ def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path
     first, projection = folder_of(contest_of(many)), many.adapter.head[0]
     assert first == folder_of(contest_of(many)) == folder_of(contest_of(many, replace(ASKED, lam=0.5, batch_size=8)))
     longer = {name: task.model_copy(update={"max_target_length": 7}) for name, task in many.suite.tasks.items()}
-    described = replace(many.container, config={**many.container.config, "rope_theta": 7})
+    described = replace(many.origin, config={**many.origin.config, "rope_theta": 7})
     moved = {projection: many.base.read([projection])[projection] + 0.1}
     heads = contest_of(many)
     assert heads.criterion.heads is not None
@@ -163,7 +163,7 @@ def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path
         folder_of(contest_of(many, replace(ASKED, biases=False))),
         folder_of(contest_of(replace(many, merged=many.base))),
         folder_of(contest_of(replace(many, suite=many.suite.model_copy(update={"tasks": longer})))),
-        folder_of(contest_of(replace(many, container=described))),
+        folder_of(contest_of(replace(many, origin=described))),
         folder_of(contest_of(replace(many, base=Overlay("base", many.base, moved)))),
         folder_of(replace(heads, criterion=replace(heads.criterion, heads=other_text))),  # type: ignore[arg-type]
     ]
