@@ -36,6 +36,11 @@ class Gram:
         shapes = ((side - start, min(STRIP, side - start)) for start in range(0, side, STRIP))
         return cls([torch.zeros(shape, device=device, dtype=dtype) for shape in shapes])
 
+    @classmethod
+    def of_rows(cls, x: Float[Tensor, "n d"]) -> Gram:
+        """Return x^T x."""
+        return cls([x[:, start:].mT @ x[:, start : start + STRIP] for start in range(0, x.shape[1], STRIP)])
+
     def add_rows(self, x: Float[Tensor, "n d"]) -> None:
         """Add x^T x."""
         for start, strip in self._places():

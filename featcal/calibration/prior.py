@@ -66,15 +66,15 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
-        own.add_rows(rows)
+        own, wide = Gram.of_rows(rows), len(rows) < rows.shape[1]
         share = 1 / own.norm()
-        # The cheaper order of the same product.
-        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
+        # The cheaper order of the same product. The smaller factor is scaled, and in place: a pass over a map takes as
+        # long as a product of small ones.
+        side = (Gram.of_rows(rows.mT) if wide else own).full(rows.dtype).mul_(share * widen(size))
+        pull = side @ rows if wide else rows @ side
         pull = pull if turn is None else turn @ pull
         self.gram.add(own, share)
-        # In place: a copy takes as long as a product of small maps.
-        self.pull.add_(pull.mul_(share * widen(size)).to(self.pull.device))
+        self.pull.add_(pull.to(self.pull.device))
 
     def merge(self, other: Prior) -> None:
         """Add the sums over other tasks; InputError if shapes or dtypes differ."""

@@ -18,7 +18,6 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.json_files import read_json
 
-
 _FILE = "generation_config.json"
 _PLAIN: Mapping[str, Any] = {
     "return_dict_in_generate": False, "num_return_sequences": 1, "stop_strings": None,
