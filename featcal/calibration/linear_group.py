@@ -341,7 +341,8 @@ class LinearGroup:
                 yield (name,), partial(sums.gram.lower, dtype), target, pulled
         for place, prior in enumerate(sums.priors):
             pull = prior.target(starts[place].to(self._exact_products), config.rho)
-            target = torch.add(targets[place], pull, alpha=mu)
+            # In place: both would be in memory while the system is solved, which is when most is.
+            target = torch.add(targets[place], pull, alpha=mu, out=pull)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
 
     def _find_metrics(self, sums: LinearSums, place: int, config: CalibrationConfig, like: Tensor) -> list[Metric]:

@@ -119,9 +119,6 @@ class _CountedBlock:
     def __init__(self, streams: Streams, config: CalibrationConfig, stage: Stage, block: Block) -> None:
         self._streams, self._run, self._config = streams, streams.run, config
         self._stage, self._block = stage, block
-        self._base: Named = {}
-        if config.mu or config.weigh_tokens:  # what task vectors are taken from
-            self._base = block.local(self._run.compute.move(self._run.base.read(block.names)))
         self._entering: set[str] = set()
         """Modules whose inputs are the residual stream in front of a part."""
         self._traces: dict[str, CallList] = {}
@@ -138,8 +135,9 @@ class _CountedBlock:
         self._entering, seconds = {part.entering for part in parts if part.entering}, self._run.seconds
         own = [one for one in counting if one.config is self._config and not one.routing]
         groups = [group for one in own for group in one.linears]
+        base = self._read_base() if self._config.weigh_tokens else {}
         for task, expert in self._streams.walk.experts_at(self._block):
-            rows, acting = self._streams.rows[task], self._begin_acting(groups, task, expert)
+            rows, acting = self._streams.rows[task], self._begin_acting(groups, task, expert, base)
             inputs, outputs = self._find_needed(counting, task)
             watched = inputs | {group.names[0] for group in groups if acting}
             steps = self._streams.experts[task].walk(self._stage, self._block, expert, watched, outputs)
@@ -171,10 +169,12 @@ class _CountedBlock:
         # Read anew for every piece: a block of all experts, kept until the last piece, would grow with their number.
         # What a member of a mixture is given is made of maps of other pieces.
         needed = None if statistics.routing else statistics.modules
+        counts_priors = self._config.mu and not all(priors)
+        base = self._read_base(needed) if counts_priors or (statistics.routing and self._config.weigh_tokens) else {}
         for task, expert in self._streams.walk.experts_at(self._block, needed):
             rows, calls, weighed = self._streams.rows[task], self._streams.student[task].calls, self._weighed[task]
             if statistics.routing and self._config.weigh_tokens:
-                weighed = self._weigh_routed(statistics, run, task, expert)
+                weighed = self._weigh_routed(statistics, run, task, expert, base)
             for position, (call, trace) in enumerate(zip(calls, self._traces[task], strict=True)):
                 # No further than the piece: what stands behind it is not solved yet.
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
@@ -185,7 +185,7 @@ class _CountedBlock:
                         step = _target_step(part, call, trace, one.config)
                         one.update(rows, position, given, step, expert, weighed)
             with seconds("moments"), prefix_errors(f"{self._run.adapter.name_of(self._block)}, task '{task}'"):
-                vectors = self._task_vectors(task, expert, effort) if self._config.mu else None
+                vectors = self._task_vectors(task, expert, base, effort) if counts_priors else None
                 directions = self._streams.directions(task, self._block) if self._config.decisions else None
                 for one, found in zip(every, priors, strict=True):
                     end_task(self._run.ranks, one, expert, None if found else vectors, directions)
@@ -223,8 +223,13 @@ class _CountedBlock:
                     lane.calls.put(position, run(call))
             self._run.store.settle()
 
-    def _task_vectors(self, task: str, expert: Named, effort: Effort) -> TaskVectors:
-        return TaskVectors(self._block, expert, self._base, self._streams.experts[task].weights, effort)
+    def _read_base(self, modules: Collection[str] | None = None) -> Named:
+        """Return the base's tensors of some modules of the block, or of all, from which task vectors are taken."""
+        names = self._block.names if modules is None else self._block.names_of(modules)
+        return self._block.local(self._run.compute.move(self._run.base.read(names)))
+
+    def _task_vectors(self, task: str, expert: Named, base: Named, effort: Effort) -> TaskVectors:
+        return TaskVectors(self._block, expert, base, self._streams.experts[task].weights, effort)
 
     def _find_priors(self, statistics: BlockStatistics) -> list[Prior] | None:
         """Find the priors of a piece that an earlier calibration of the same experts left; None if there are none."""
@@ -258,20 +263,22 @@ class _CountedBlock:
         """Return the objects that decide all priors."""
         return [self._run.base, *(lane.weights for lane in self._streams.experts.values())]
 
-    def _begin_acting(self, groups: Sequence[LinearGroup], task: str, expert: Named) -> list[Acting]:
+    def _begin_acting(self, groups: Sequence[LinearGroup], task: str, expert: Named, base: Named) -> list[Acting]:
         """Begin to see what the task's vectors do to the tokens of every group; of none where tokens keep their
         weights."""
         if not self._config.weigh_tokens:
             return []
-        vectors = self._task_vectors(task, expert, Effort())
+        vectors = self._task_vectors(task, expert, base, Effort())
         dtype = torch.promote_types(self._run.compute.dtype, torch.float32)
         return [group.begin_acting(vectors, dtype) for group in groups]
 
-    def _weigh_routed(self, statistics: BlockStatistics, run: Sublayer, task: str, expert: Named) -> Weighed:
+    def _weigh_routed(
+        self, statistics: BlockStatistics, run: Sublayer, task: str, expert: Named, base: Named
+    ) -> Weighed:
         """Weigh the tokens of a task that the student's router sends to every member of a mixture; the student runs as
         far as its router."""
         groups, seconds = statistics.linears, self._run.seconds
-        acting = self._begin_acting(groups, task, expert)
+        acting = self._begin_acting(groups, task, expert, base)
         calls, batches = self._streams.student[task].calls, self._streams.rows[task].batches
         for call, trace, tokens in zip(calls, self._traces[task], batches, strict=True):
             with seconds("student forward"), capture_inputs(statistics.routing, to_the_end=False) as seen:
