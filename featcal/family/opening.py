@@ -39,6 +39,8 @@ from featcal.system.progress import Progress, silent
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+TINY = 8 * 2**20
+"""Bytes up to which a second core hardly makes the products of a model faster."""
 WASTED = 0.25
 """Padding, in parts of all tokens that are none, above which texts are sorted by length where their order does not
 count."""
@@ -76,6 +78,16 @@ class Family:
     """Name of the model that is calibrated: "merged" for the suite's, else that of the model in its place."""
     _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
     """Texts that experts wrote, kept for as long as anything is made of this family."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the size of the merged model's tensors."""
+        return sum(one.nbytes for one in self.merged.info.values())
+
+    @property
+    def is_tiny(self) -> bool:
+        """Say whether the models are so small that a second core hardly makes their products faster."""
+        return self.stored_bytes <= TINY
 
     @property
     def base_folder(self) -> Path:

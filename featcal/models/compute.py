@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from contextlib import ContextDecorator
+from collections.abc import Iterator, Mapping
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -104,6 +104,18 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device '{device}' is not available on this machine; use --device cpu") from error
     return Compute(chosen, DTYPES[precision])
+
+
+@contextmanager
+def use_threads(count: int | None) -> Iterator[None]:
+    """Let so many threads share a product meanwhile, in this thread; None leaves them as they are."""
+    before = torch.get_num_threads()
+    # Threads cut sums into parts, which moves their last bits.
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 Setting = tuple[str, str, str]

@@ -28,8 +28,6 @@ LONG = 2.0
 """Seconds of work that a page does itself."""
 SMALL = 64 * 2**20
 """Bytes up to which a model is read in a moment."""
-TINY = 8 * 2**20
-"""Bytes up to which a model's products gain less from one more core than the browser loses without it."""
 LONG_IF_SMALL = 60.0
 """Seconds of work on small models that a page does itself: their estimates mostly say how busy the machine is, and a
 process of its own takes some ten seconds to begin."""
@@ -41,26 +39,23 @@ _CALIBRATING, _SCORING = Kind[float]("seconds to calibrate"), Kind[float]("secon
 
 def is_long(session: Session, seconds: float) -> bool:
     """Say whether work on a session's suite that takes so long belongs into a process of its own."""
-    return seconds > (LONG if _bytes_stored(session) > SMALL else LONG_IF_SMALL)
+    return seconds > (LONG if session.family.stored_bytes > SMALL else LONG_IF_SMALL)
 
 
 def share_cores(session: Session) -> None:
     """Let this thread compute on all cores but one where a suite's models are tiny, on all of them where they are not.
 
-    Threads that wait for each other after every small product all wait for the core that the browser has just taken.
+    Threads that wait for each other after every small product all wait for the core that the browser has just taken,
+    which loses more without it than products of tiny models gain.
     """
     cores = _threads_at_first()
-    torch.set_num_threads(max(1, cores - 1) if _bytes_stored(session) <= TINY else cores)
+    torch.set_num_threads(max(1, cores - 1) if session.family.is_tiny else cores)
 
 
 @cache
 def _threads_at_first() -> int:
     """Return the number of threads that torch takes by itself."""
     return torch.get_num_threads()
-
-
-def _bytes_stored(session: Session) -> int:
-    return sum(one.nbytes for one in session.family.merged.info.values())
 
 
 def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from featcal.formats.weights import Overlay, Weights, is_in_memory
+from featcal.models.compute import use_threads
 from featcal.models.lane import Kept
 from featcal.models.model import Model
 from featcal.session.cache import Results, nbytes
@@ -77,7 +78,8 @@ class Maker:
         shared = Shared(self._passes, {key: one.weights for key, one in self._made.items()})
         maker = Session(of.family, one_shot=True, shared=shared)  # which finds nothing but what is shared
         self._passes.begin(frozenset() if start is None else start.passes)
-        with measure_cost() as cost:
+        # Two threads take up to twice the processor's time of one, and as long.
+        with use_threads(1 if of.family.is_tiny else None), measure_cost() as cost:
             weights, stages = _weights(maker, named, way)
             # Read here, inside the measurement: a lazy merge would do its work when it is scored.
             held = _hold(weights, of.family.adapter.tower)

@@ -24,6 +24,7 @@ from tiny_clip import TASKS
 
 from app import jobs as app_jobs
 from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
+from featcal.family import opening
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
@@ -576,7 +577,7 @@ def test_tiny_models_leave_a_core_to_the_browser(tiny: Family, monkeypatch: pyte
             return visitor.submit(torch.get_num_threads).result()
 
     assert [threads(cores) for cores in (5, 2, 1)] == [4, 1, 1]
-    monkeypatch.setattr(lengths, "TINY", 100)
+    monkeypatch.setattr(opening, "TINY", 100)
     assert threads(5) == 5
     assert torch.get_num_threads() == before  # of other visitors
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.export.merge import write_merge
 from featcal.family.opening import open_family
 from featcal.formats.contents import tensor_digests
 from featcal.formats.hub import RECORD_FILE
+from featcal.models.compute import use_threads
 from featcal.session.session import Session
 from featcal.studies.replay.compare import (
     Different,
@@ -100,7 +98,7 @@ def replay(
     kept = tensor_digests(files) if files else then.tensors
     with tempfile.TemporaryDirectory(prefix="featcal-replay-") as spare:
         target = Path(spare) / "model" if out is None else Path(out)
-        with _threads(then.threads):
+        with use_threads(then.threads):
             _run(then, named, target, device or then.device, progress)
         now = read_record(target / RECORD_FILE)
         again = _weights(target, now)
@@ -131,15 +129,3 @@ def _weights(folder: Path, record: Recorded) -> list[Path]:
     """Return the weight files of a record that lie in a folder; a name that leads elsewhere does not count."""
     names = [name for name in record.written if name.endswith(".safetensors") and Path(name).name == name]
     return [folder / name for name in names if (folder / name).is_file()]
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Let so many threads share a product meanwhile."""
-    before = torch.get_num_threads()
-    # Threads cut sums into parts, which moves their last bits.
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
