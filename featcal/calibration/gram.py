@@ -37,7 +37,7 @@ class Gram:
         return cls([torch.zeros(shape, device=device, dtype=dtype) for shape in shapes])
 
     @classmethod
-    def of_rows(cls, x: Float[Tensor, "n d"]) -> Gram:
+    def from_rows(cls, x: Float[Tensor, "n d"]) -> Gram:
         """Return x^T x."""
         return cls([x[:, start:].mT @ x[:, start : start + STRIP] for start in range(0, x.shape[1], STRIP)])
 

@@ -66,11 +66,11 @@ class Prior:
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds
-        own, wide = Gram.of_rows(rows), len(rows) < rows.shape[1]
+        own, wide = Gram.from_rows(rows), len(rows) < rows.shape[1]
         share = 1 / own.norm()
         # The cheaper order of the same product. The smaller factor is scaled, and in place: a pass over a map takes as
         # long as a product of small ones.
-        side = (Gram.of_rows(rows.mT) if wide else own).full(rows.dtype).mul_(share * widen(size))
+        side = (Gram.from_rows(rows.mT) if wide else own).full(rows.dtype).mul_(share * widen(size))
         pull = side @ rows if wide else rows @ side
         pull = pull if turn is None else turn @ pull
         self.gram.add(own, share)

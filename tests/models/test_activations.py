@@ -17,7 +17,7 @@ from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget,
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block, Call
-from featcal.models.lane import Kept, Lane
+from featcal.models.lane import Kept, Lane, _bytes
 from featcal.models.walk import Walk
 from featcal.system.progress import SLACK, Effort, rss_bytes
 from featcal.testing.pretended_device import PretendedDevice
@@ -128,7 +128,7 @@ def test_an_expert_is_read_ahead_where_no_budget_bounds_memory(
 def test_what_a_walk_leaves_is_kept_as_a_whole_or_not_at_all() -> None:
     """A part of a lane's calls would be taken for all of them; room that is given back is given back once."""
     calls = [call(seed) for seed in range(4)]
-    room = 2 * calls[0].hidden_state.numel() * 4
+    room = 2 * _bytes(calls[0])
     kept = Kept(room)
     for several, left, found in ((calls, room, None), (calls[:2], 0, calls[:2])):
         with kept.keeping("lane", [room], Effort()) as keep:
