@@ -23,8 +23,8 @@ _PLAIN: Mapping[str, Any] = {
     "return_dict_in_generate": False, "num_return_sequences": 1, "stop_strings": None,
     "cache_implementation": None, "prompt_lookup_num_tokens": None,
 }  # fmt: skip
-"""What of a model's own settings is set aside: there is one answer per prompt, as a tensor of tokens, and ways to make
-it faster need packages, devices or batches of one."""
+"""Options in the place of a model's own: there is one answer per prompt, as a tensor of tokens, and ways to make it
+faster need packages, devices or batches of one."""
 
 
 def read_generation_config(folder: Path) -> Any:

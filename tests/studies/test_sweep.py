@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -20,7 +19,7 @@ from lanes import cases_by_message
 from tiny_clip import TASKS
 
 import featcal
-from featcal import calibrate, cli, load_suite, measure_drift, open_family
+from featcal import calibrate, load_suite, measure_drift, open_family
 from featcal.family.opening import Family
 from featcal.figures import run_tables, sweep_charts
 from featcal.session import fits
@@ -312,21 +311,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command line in this process, with a history of its own: (exit status, stdout, stderr)."""
+def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let commands keep runs where nobody else does."""
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
 
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["featcal", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
 
-    return command
-
-
+@pytest.mark.usefixtures("own_history")
 def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path, tiny: Family) -> None:
     given = ("--lam", "0.05,0.5", "--rho", "1, 2", "--alpha", 0.3, "--samples", 8, "--eval-samples", 8)
     code, out, err = run("study", "sweep", tiny_suite_file, *given, "--json")
@@ -362,6 +352,7 @@ def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path,
     assert run("history", "delete", "nothing")[0] == 1
 
 
+@pytest.mark.usefixtures("own_history")
 def test_evaluating_on_test_is_a_look(run: Run, tiny_suite_file: Path, tiny: Family) -> None:
     for model, count in (("merged", 1), ("merged", 1), ("calibrated:samples=8", 2)):
         code, _, err = run("evaluate", tiny_suite_file, "--model", model)
@@ -372,6 +363,7 @@ def test_evaluating_on_test_is_a_look(run: Run, tiny_suite_file: Path, tiny: Fam
     assert History().looks(hash_of(Session(tiny))) == Looks(3, 2)
 
 
+@pytest.mark.usefixtures("own_history")
 def test_wrong_values_are_named(run: Run, tiny_suite_file: Path) -> None:
     for option, text, said in (("--lam", "a", "lam: give numbers"), ("--alpha", "0.3,2", "alpha is 2")):
         code, _, err = run("study", "sweep", tiny_suite_file, option, text)

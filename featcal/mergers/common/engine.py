@@ -105,8 +105,8 @@ class RecipeWeights:
         asked, own = list(names), set(self.whole)
         read = self.base.read(name for name in asked if name not in own)
         outside = {name: tensor.to(self._dtype(tensor.dtype)) for name, tensor in read.items()}
-        sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in asked}
-        sizes = {name: size for name, size in sizes.items() if name not in outside}
+        merging = [name for name in asked if name in own]
+        sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in merging}
         whole = {name: size for name, size in sizes.items() if self._is_whole(name)}
         # Decompositions take long and a model is read several times, so matrices are computed once.
         missing = {name: size for name, size in whole.items() if name not in self._computed}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,13 @@ from objects import clip_objects
 from selecting import ASKED, COUNT, DEFAULT, REPAIRS, SHORT, Run
 
 import featcal
-from featcal import cli, load_suite, open_family, select
+from featcal import load_suite, open_family, select
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
 from featcal.studies.selection.held_out_samples import Fold
 from featcal.studies.selection.outcome import Selection
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process: (exit status, stdout, stderr)."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["featcal", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return command
 
 
 @pytest.mark.slow
