@@ -129,7 +129,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
             st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
         view.tools(numbers)
 
-    _draw_until_done(job, draw)
+    _draw_until_there(job, wanted, draw)
 
 
 def every_task_section(shown: Shown, origin: Origin) -> None:
@@ -139,9 +139,10 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
     job: Job = shown.session.get_or_make(
         _UMAP, key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
     )
+    wanted = _wanted_axes()
 
     def draw() -> None:
-        axes = _axes(job, view.one_of(["UMAP", "PCA"], state.selection().map))
+        axes = _axes(job, wanted)
         flats = job.result() if axes == "UMAP" else [shown.pca(task, shown.layer, alone=True) for task in clouds]
         points, dots, trust = {}, {}, {}
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
@@ -170,7 +171,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
         view.tools(numbers)
 
-    _draw_until_done(job, draw)
+    _draw_until_there(job, wanted, draw)
 
 
 def pick_section(shown: Shown) -> None:
@@ -234,10 +235,11 @@ def _pick_task(tasks: Sequence[str]) -> None:
         state.select(task=tasks[int(points[0]["customdata"][0])], picked=picking.ids_of(points[:1]), picked_of=None)
 
 
-def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
-    """Draw now, and look again every second while a map is being made; run the whole page anew once it is there, or
-    once something was picked on the map that stands in for it."""
-    waiting, looked_at = not job.done(), state.selection()
+def _draw_until_there(job: Job, wanted: str, draw: Callable[[], None]) -> None:
+    """Draw now, and look again every second while a wanted UMAP is being made; run the whole page anew once it is
+    there, or once something was picked on the map that stands in for it."""
+    # A PCA that is wanted waits for nothing: to draw it anew would end the lasso that somebody is drawing on it.
+    waiting, looked_at = wanted == "UMAP" and not job.done(), state.selection()
 
     def look() -> None:
         if waiting and (job.done() or state.selection() != looked_at):
@@ -246,6 +248,11 @@ def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
 
     # A fragment redraws itself alone; only the whole page can draw what follows from a finished map.
     st.fragment(look, run_every=POLL_SECONDS)() if waiting else draw()
+
+
+def _wanted_axes() -> str:
+    """Return the kind of map that was chosen."""
+    return view.one_of(["UMAP", "PCA"], state.selection().map)
 
 
 def _axes(job: Job, wanted: str) -> str:
@@ -285,8 +292,7 @@ def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answe
 def _say_which_map(job: Job, axes: str) -> None:
     """Say which map stands here, and why it is not the other one. One line in any case, so that nothing below moves
     when a UMAP takes the place of the PCA."""
-    wanted = view.one_of(["UMAP", "PCA"], state.selection().map)
-    if axes == wanted:
+    if axes == _wanted_axes():
         st.caption(f"This is the {axes}.")
     elif job.done():
         st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")

@@ -231,3 +231,18 @@ def test_a_map_says_what_it_is_before_it_is_drawn(future: str, said: str, monkey
     cloud._say_which_map(job, cloud._axes(job, "UMAP"))
     assert len(spoken) == 1
     assert spoken[0].startswith(said)
+
+
+def test_only_a_wanted_map_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(st, "fragment", lambda look, run_every: waited.append(run_every) or look)
+    monkeypatch.setattr(state, "selection", Selection)
+    drawn: list[str] = []
+    job: Future[list[maps.Points]] = Future()
+    cloud._draw_until_there(job, "PCA", lambda: drawn.append("PCA"))
+    assert (drawn, waited) == (["PCA"], [])
+    cloud._draw_until_there(job, "UMAP", lambda: drawn.append("PCA in place of UMAP"))
+    assert (drawn, waited) == (["PCA", "PCA in place of UMAP"], [cloud.POLL_SECONDS])
+    job.set_result([])
+    cloud._draw_until_there(job, "UMAP", lambda: drawn.append("UMAP"))
+    assert (drawn[2:], len(waited)) == (["UMAP"], 1)
