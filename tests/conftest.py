@@ -26,6 +26,7 @@ import turns
 import yaml
 from command_line import Run
 from hypothesis import settings
+from suite_edits import Edit
 from tiny_clip import in_float64, write_suite
 
 from featcal.evaluation import generation_check
@@ -127,7 +128,7 @@ def tiny64(tiny: Family) -> Family:
 
 
 @pytest.fixture
-def edit_suite(own_suite_file: Path) -> Callable[[Callable[[dict[str, Any]], None]], Path]:
+def edit_suite(own_suite_file: Path) -> Edit:
     """Change the content of a suite file and write it back."""
 
     def edit(change: Callable[[dict[str, Any]], None]) -> Path:

@@ -28,6 +28,7 @@ from app_pages import (
 )
 from clip_config import clip_config
 from lanes import rows
+from suite_edits import Edit
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
@@ -311,7 +312,7 @@ def test_a_suite_that_is_not_there_is_one_message_and_one_way_out(page: str) -> 
 
 
 @pytest.mark.parametrize("page", rows(PAGES, quick=PAGES[:1], slow=PAGES))
-def test_a_broken_suite_is_explained(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], page: str) -> None:
+def test_a_broken_suite_is_explained(edit_suite: Edit, page: str) -> None:
     app = opened(edit_suite(lambda content: content.update(base="gone")), page)
     assert not app.exception
     assert "gone" in app.error[0].value
@@ -319,7 +320,7 @@ def test_a_broken_suite_is_explained(edit_suite: Callable[[Callable[[dict[str, A
 
 @pytest.mark.slow
 def test_a_suite_without_labels_still_shows_drift(
-    edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path],
+    edit_suite: Edit,
 ) -> None:
     def drop_labels(content: dict[str, Any]) -> None:
         for task in content["tasks"].values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from app_pages import (
     read_markdown,
 )
 from lanes import rows
+from suite_edits import Edit
 
 from app import catalogue, samples
 from featcal.figures import names, sample_charts, sample_tables
@@ -34,7 +34,7 @@ DRAWN = ("verdict", "drift", "calibrate", "features", "cosines", "accuracy", "su
 
 
 @pytest.fixture
-def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]) -> Path:
+def hostile_suite(edit_suite: Edit) -> Path:
     def rename(content: dict[str, Any]) -> None:
         content["name"] = hostile("suite")
         content["description"] = hostile("description")

@@ -11,6 +11,7 @@ import pytest
 import streamlit as st
 from app_pages import button, control, go, healthy, opened
 from safetensors.torch import load_file, save_file
+from suite_edits import Edit
 
 from app import jobs
 from app import report as app_report
@@ -22,7 +23,6 @@ from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 Offered = dict[str, bytes]
-EditSuite = Callable[[Callable[[dict[str, Any]], object]], Path]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_what_was_written_of_other_files_is_offered_no_longer(
 
 
 @pytest.mark.slow
-def test_a_suite_without_test_samples_has_a_report(edit_suite: EditSuite) -> None:
+def test_a_suite_without_test_samples_has_a_report(edit_suite: Edit) -> None:
     app = opened(edit_suite(lambda content: [task.pop("test") for task in content["tasks"].values()]), "suite", n="8")
     assert healthy(app)
     assert button(app, "Write a report")

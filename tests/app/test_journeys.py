@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from app_pages import (
 from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
+from suite_edits import Edit
 
 from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
@@ -47,7 +47,6 @@ pytestmark = [
 ]  # streamlit warns a lot
 OPTIONS = {"lam": "0.0002", "rho": "1.2", "alpha": "0.35", "samples": "8"}
 SHOWN = "λ 0.0002 · ρ 1.2 · α 0.35 · n 8"
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
 def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> None:

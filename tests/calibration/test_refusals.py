@@ -16,6 +16,7 @@ from clip_config import clip_config
 from lanes import rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from suite_edits import Edit
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.export.merge import merge_to_folder
@@ -34,7 +35,6 @@ from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.yaml_files import read_yaml
 
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 CONFIG = clip_config(samples=6)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from suite_edits import Edit
 from tiny_clip import CLASSES, TASKS
 
 from featcal.family.opening import Family, open_family
@@ -57,19 +54,19 @@ def test_document(tiny: Family) -> None:
     assert document["average"] == pytest.approx(sum(t["value"] for t in document["tasks"].values()) / len(TASKS))
 
 
-def test_no_labels(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]) -> None:
+def test_no_labels(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"]["test"].pop("labels")))
     with pytest.raises(InputError, match="task 'pets', test samples: no labels"):
         evaluate(suite, device="cpu")
 
 
-def test_no_class_names(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]) -> None:
+def test_no_class_names(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("classes")))
     with pytest.raises(InputError, match="task 'pets': no class names"):
         evaluate(suite, device="cpu")
 
 
-def test_base_without_text_tower(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]) -> None:
+def test_base_without_text_tower(edit_suite: Edit) -> None:
     family = open_family(load_suite(edit_suite(lambda c: c.update(base="experts/pets"))), device="cpu")
     with pytest.raises(InputError, match="no text tower"):
         evaluate(family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import yaml
 from clip_config import clip_config
 from command_line import Run
 from huggingface_hub import EvalResult, ModelCard
+from suite_edits import Edit
 from tiny_clip import TASKS, write_suite
 from tiny_text import text_suite
 
@@ -221,9 +222,7 @@ def test_several_licences_are_stated_together() -> None:
     assert (licence_of({"license": []}), licence_fields({"license": []})) == (None, {})
 
 
-def test_strange_names_are_shown_and_do_nothing(
-    edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], tmp_path: Path
-) -> None:
+def test_strange_names_are_shown_and_do_nothing(edit_suite: Edit, tmp_path: Path) -> None:
     def rename(content: dict[str, Any]) -> None:
         content |= {
             "name": STRANGE,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from suite_edits import Edit
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
 from featcal.export.merge import merge_to_folder
@@ -21,7 +21,6 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 CONFIG = CalibrationConfig(samples=4)
 CHANGED = ("logit_scale", "text_projection.weight", "visual_projection.weight")
 

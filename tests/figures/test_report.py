@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from io import BytesIO
@@ -20,6 +20,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from reproducing import document
+from suite_edits import Edit
 from tiny_text import write_text_suite
 
 from featcal import cli
@@ -42,7 +43,6 @@ HOSTILE = '<script>alert(1)</script>"><img src=x>'
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 LABELS = ("merged", "calibrated λ 0.1 ρ 1.5 α 0.3")
 """What charts call them."""
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from lanes import cases_by_message
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from suite_edits import Edit
 from tiny_clip import SIDE, clip_inputs
 
 from featcal.formats.located_model import Pictures
@@ -23,8 +23,6 @@ from featcal.samples.prepare import Preparation
 from featcal.samples.sources import draw, open_pool, pick
 from featcal.suite.schema import Source, load_suite
 from featcal.system.errors import InputError
-
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
 def opened(root: Path, **source: Any) -> Any:

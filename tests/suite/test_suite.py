@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lanes import cases_by_message
+from suite_edits import Edit
 from tiny_clip import clip_inputs
 
 from featcal.samples.sources import draw
@@ -17,8 +17,6 @@ from featcal.suite.methods import merger_names
 from featcal.suite.schema import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites
-
-Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
 def refused(file: Path | str) -> str:
