@@ -26,6 +26,7 @@ from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.sentences import module_folders
+from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.formats.weights import Stored, TensorInfo, Weights, group_by_size
 from featcal.models.adapter import Adapter, Batch, Block
 from featcal.models.compute import Compute
@@ -51,10 +52,6 @@ _WEIGHT_SUFFIXES = {
 }  # fmt: skip
 _ABOUT_WEIGHTS = ("*.index.json", "Modelfile")
 """Patterns of files that name weight files, which are not those of another model."""
-_TOKENIZER_FILES = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
-}  # fmt: skip
 
 
 def write_model(
@@ -368,7 +365,7 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
 
 def copy_tokenizer(container: Path, target: Path) -> list[str]:
     """Copy the tokenizer files of a folder, so that transformers 4 and 5 read them; return their names."""
-    copied = _copy(target, [file for file in sorted(container.iterdir()) if file.name in _TOKENIZER_FILES])
+    copied = _copy(target, [file for file in sorted(container.iterdir()) if file.name in TOKENIZER_FILES])
     say_tokenizer(target)
     return copied
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.located_model import Located, explain_model_errors
+from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
 from featcal.preflight.handover.folder import Folder
 from featcal.preflight.models import CPU
-from featcal.preflight.tokenizers import PIECES, read_tokenizer, read_vocabulary, token_text, tokenizer_disagreement
+from featcal.preflight.tokenizers import read_tokenizer, read_vocabulary, token_text, tokenizer_disagreement
 from featcal.system.errors import InputError
 from featcal.system.formatting import join_words, shorten
 from featcal.system.json_files import read_json
@@ -27,10 +28,6 @@ TOKENIZER, TEMPLATE, ROPE, CONFIG, TOKENS, DTYPE = (
 """Things that can differ."""
 _CONFIG, _GENERATION, _TEMPLATE, _OPTIONS = (
     "config.json", "generation_config.json", "chat_template.jinja", "tokenizer_config.json",
-)  # fmt: skip
-_TOKENIZER_FILES = (
-    "tokenizer.json", _OPTIONS, "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json",
-    "special_tokens_map.json", *PIECES,
 )  # fmt: skip
 _ROPE = "rope_parameters"
 _ENDS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
@@ -111,7 +108,7 @@ class Side:
     @property
     def tokenizer_files(self) -> tuple[str, ...]:
         """Return the names of the files of its tokenizer."""
-        return tuple(name for name in _TOKENIZER_FILES if (self.folder / name).is_file())
+        return tuple(name for name in TOKENIZER_FILES if (self.folder / name).is_file())
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from featcal.preflight.samples import Drawn, check_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
-from featcal.system.errors import FeatcalError, InputError
+from featcal.system.errors import FeatcalError, InputError, NoScores
 from featcal.system.extras import say_missing
 from featcal.system.formatting import readable
 
@@ -219,8 +219,11 @@ def _probe(
         return None
     try:
         diagonal = measure_diagonal(family, seed)
-    except FeatcalError as error:
+    except NoScores as error:
         general.notes.append(f"swapped experts were not looked for: {error}")
+        return None
+    except FeatcalError as error:
+        general.problems.append(f"experts cannot be scored: {error}")
         return None
     if diagonal is not None:
         problems, notes = diagonal.findings()

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featcal.formats.tokenizers import PIECES
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
 
 NAMED = 3
 """Tokens that a sentence names."""
-PIECES = ("tokenizer.model", "spiece.model")
-"""Files of sentencepiece, which say nothing without its library."""
 
 
 @dataclass(frozen=True)

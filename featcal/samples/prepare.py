@@ -17,6 +17,7 @@ from featcal.formats.hub import HUB_FILES
 from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
+from featcal.formats.tokenizers import open_tokenizer
 from featcal.models.families.language import IGNORED
 from featcal.samples.pool import Image, Pool, TextExample
 from featcal.system.errors import InputError
@@ -31,7 +32,6 @@ BACKEND = "torchvision"
 """Library that resizes pictures: Pillow rounds differently, by a grey level in some pixels in a hundred."""
 PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
 """Image processors of transformers that a base's settings may name."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -358,14 +358,6 @@ def tokenizer_of(folder: Path) -> Any:
 
 @lru_cache(maxsize=8)
 def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
-    from transformers import AutoTokenizer
-
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise InputError(
-            f"base: {name_place(folder)} has no tokenizer (such as tokenizer.json), which text needs; use a "
-            "'tensors' source"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a damaged file makes the tokenizer's own reader raise anything
-        raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error
+    place = name_place(folder)
+    needed = f"base: {place} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
+    return open_tokenizer(folder, InputError(needed))

@@ -97,7 +97,7 @@ def test_what_was_not_read_of_weights_is_said(
     said = CliRunner().invoke(commands, ["check", str(own_suite_file), "--no-probe"])
     assert unread in said.output
     probed = check(suite, probe=True)
-    assert any("post_layernorm.weight" in note and "NaN or infinite" in note for note in probed.notes)
+    assert any("post_layernorm.weight" in problem and "NaN or infinite" in problem for problem in probed.problems)
     assert unread in probed.notes
 
 

@@ -18,6 +18,7 @@ from featcal.formats.checkpoint import read_config
 from featcal.formats.in_memory import name_place
 from featcal.formats.load_pretrained import load_complete, load_pretrained
 from featcal.formats.located_model import Located
+from featcal.formats.tokenizers import open_prompt_tokenizer
 from featcal.models.adapter import (
     Adapter,
     Batch,
@@ -32,7 +33,7 @@ from featcal.models.adapter import (
     read_alone,
 )
 from featcal.models.attention import choose_attention
-from featcal.system.errors import InputError, NoScores
+from featcal.system.errors import NoScores
 
 _TOWER = "vision_model."
 _PROJECTION = "visual_projection.weight"
@@ -150,7 +151,7 @@ class ClipVision(Adapter):
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
         """Return prompt encoder and logit scale of a transformers CLIP."""
-        from transformers import AutoTokenizer, CLIPModel
+        from transformers import CLIPModel
 
         folder = base.folder
         if base.config.get("model_type") != "clip":
@@ -158,13 +159,8 @@ class ClipVision(Adapter):
                 f"base: {name_place(folder)} has no text tower, so there is no zero-shot head; "
                 "evaluation needs a full CLIP checkpoint as base"
             )
+        tokenizer = open_prompt_tokenizer(folder)
         model, _ = load_pretrained(CLIPModel, folder)
-        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
 
         def encode(texts: list[str]) -> Tensor:
             tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")

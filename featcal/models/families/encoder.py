@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
-from featcal.formats.in_memory import name_place
 from featcal.formats.load_pretrained import load_complete, load_pretrained
 from featcal.formats.located_model import Located
 from featcal.formats.sentences import POOLING
+from featcal.formats.tokenizers import open_prompt_tokenizer
 from featcal.models.adapter import (
     Adapter,
     Batch,
@@ -46,9 +46,8 @@ from featcal.models.families.language import (
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
-from featcal.system.errors import InputError, NoScores
+from featcal.system.errors import InputError
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 """Names of scale and shift of a LayerNorm in the first checkpoints."""
 
@@ -210,13 +209,8 @@ class Encoder(Adapter):
         loader, folder = self.facts.prompts, base.folder
         if not loader or not any(name.startswith("text_model.") for name in base.names):
             return super().prompt_encoder(base)
-        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
+        tokenizer = open_prompt_tokenizer(folder)
         model, _ = load_pretrained(getattr(transformers, loader), folder)
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
         longest = model.config.text_config.max_position_embeddings
 
         def encode(texts: list[str]) -> Tensor:

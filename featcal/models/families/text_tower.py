@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
-from featcal.formats.in_memory import name_place
 from featcal.formats.load_pretrained import load_complete
 from featcal.formats.located_model import Located
+from featcal.formats.tokenizers import open_prompt_tokenizer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import (
     Adapter,
@@ -40,12 +40,11 @@ from featcal.models.families.facts import class_of
 from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
-from featcal.system.errors import InputError, NoScores
+from featcal.system.errors import InputError
 
 _TOWER, _PROJECTION = "text_model", "text_projection"
 _KEYS = ("self_attn.k_proj", "self_attn.v_proj")
 _SETTINGS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "eos_token_id")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 
 
 class TextStage(PartedStage):
@@ -147,13 +146,7 @@ class TwoTowers(Adapter):
         return super()
 
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
-        folder = base.folder
-        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
-        try:
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
+        tokenizer = open_prompt_tokenizer(base.folder)
         padding = "max_length" if self.whole_prompts else True
         encoded = tokenizer(
             list(texts), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"

@@ -13,14 +13,23 @@ from featcal.formats.checkpoint import resolve
 from featcal.formats.hub import RECORD_FILE, hub_model, snapshot
 from featcal.formats.open_clip import PREFIXES
 from featcal.formats.sentences import MODULES_FILE
+from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.preflight.handover.folder import GENERATION, OLD_TEMPLATE, TEMPLATE, Folder
 from featcal.preflight.handover.sentence_modules import LENGTH_FILE, read_modules
-from featcal.preflight.handover.tokenizer import FILES, compare_with_base
+from featcal.preflight.handover.tokenizer import compare_with_base
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 
-_BESIDE = (*FILES, GENERATION, TEMPLATE, OLD_TEMPLATE, MODULES_FILE, LENGTH_FILE, "config_sentence_transformers.json")
+_BESIDE = (
+    *TOKENIZER_FILES,
+    GENERATION,
+    TEMPLATE,
+    OLD_TEMPLATE,
+    MODULES_FILE,
+    LENGTH_FILE,
+    "config_sentence_transformers.json",
+)
 """Files beside the weights that belong to a model of text whatever was merged into it."""
 
 _OF_MODULES = ("config.json", "model.safetensors")
@@ -86,7 +95,7 @@ def missing_files(folder: Folder, base: Folder) -> dict[str, bytes]:
     names = [name for name in _BESIDE if base.has(name) and not folder.has(name)]
     other = compare_with_base(folder, base)
     if other is not None and other.changed:
-        names = [name for name in names if name not in FILES]
+        names = [name for name in names if name not in TOKENIZER_FILES]
     if folder.template is not None:
         names = [name for name in names if name not in (TEMPLATE, OLD_TEMPLATE)]
     found = {name: content for name in names if (content := base.read(name)) is not None}

@@ -7,17 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from featcal.formats.tokenizers import TOKENIZER_FILES, VOCABULARY_FILES
 from featcal.preflight.handover.folder import CONFIG, OPTIONS, TOKENIZER, Folder, Obstacle
 from featcal.preflight.handover.runtimes import OLLAMA_SPLITS, VOCABULARIES
 from featcal.preflight.tokenizers import Disagreement, read_vocabulary, token_text, tokenizer_disagreement
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten, some
 
-PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-WHOLE = (TOKENIZER, "vocab.json", "vocab.txt", *PIECES)
-"""Files of which one holds the vocabulary."""
-FILES = (*WHOLE, OPTIONS, "merges.txt", "added_tokens.json", "special_tokens_map.json")
-"""Files of a tokenizer."""
 _STATED = ("add_bos_token", "add_eos_token", "add_prefix_space", "bos_token", "eos_token", "pad_token", "unk_token")
 """Options of a tokenizer that converters read."""
 _PROBE = "\n\n \tIt's 3 o'clock, WE'LL pay 12345.67 €!? naïve façade — Привет, мир… 你好 🙂🙃 x==y  //done\n"
@@ -27,8 +23,8 @@ differ."""
 
 def check_tokenizer(folder: Folder, target: str) -> Iterator[Obstacle]:
     """Yield what a program's converter lacks in the files of the tokenizer, or would make a wrong vocabulary of."""
-    if not any(folder.has(name) for name in WHOLE):
-        yield Obstacle("tokenizer", "there is no tokenizer beside the weights; copy the base's", FILES)
+    if not any(folder.has(name) for name in VOCABULARY_FILES):
+        yield Obstacle("tokenizer", "there is no tokenizer beside the weights; copy the base's", TOKENIZER_FILES)
         return
     tokenizer = _content(folder)
     if folder.has(TOKENIZER) and not tokenizer:

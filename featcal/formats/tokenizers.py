@@ -1,0 +1,43 @@
+"""Name the files of a tokenizer, and read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featcal.formats.in_memory import name_place
+from featcal.system.errors import InputError, NoScores
+
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Files of sentencepiece, which say nothing without its library."""
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
+"""Files of which one holds the vocabulary."""
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+
+
+def open_tokenizer(folder: Path, missing: InputError) -> Any:
+    """Read the tokenizer in a base's folder.
+
+    Raises:
+        InputError: the files are damaged; `missing` where there are none.
+    """
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in VOCABULARY_FILES):
+        raise missing
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a damaged file makes the tokenizer's own reader raise anything
+        raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error
+    # Where its class reads other files than there are, the library makes one of special tokens alone.
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise InputError(f"base: the tokenizer in {folder} cannot be used (its files give it no words)")
+    return tokenizer
+
+
+def open_prompt_tokenizer(folder: Path) -> Any:
+    """Read the tokenizer of class prompts, as `open_tokenizer` does; without its files there are no scores."""
+    missing = f"base: {name_place(folder)} has no tokenizer files, which class prompts need"
+    return open_tokenizer(folder, NoScores(missing))
