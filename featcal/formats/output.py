@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -289,7 +288,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
     """
     # The widest dtypes first: every tensor is then aligned to its dtype, as other libraries expect of mapped files.
     names = sorted(info, key=lambda name: (-info[name].dtype.itemsize, name))
-    sizes = {name: torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in names}
+    sizes = {name: info[name].nbytes for name in names}
     header: dict[str, Any] = {"__metadata__": _METADATA}
     start = 0
     for name, size in sizes.items():

@@ -163,7 +163,7 @@ class Metered(Over):
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         tensors = self.under.read(names)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        size = sum(tensor.nbytes for tensor in tensors.values())
         self.read_bytes[self.label] = self.read_bytes.get(self.label, 0) + size
         return tensors
 

@@ -130,7 +130,7 @@ class _Held:
         self._places = [places.setdefault(id(leaf), len(places)) for leaf in found]
         leaves = list({id(leaf): leaf for leaf in found}.values())  # tensors that blocks share are held once
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        self._size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        self._size = sum(tensor.nbytes for tensor in tensors.values())
         self._file: Path | None = None
         self._leaves, self._device = leaves, call.hidden_state.device
         self._stays = store.fits_on(self._device, self._size)

@@ -157,7 +157,7 @@ def _bytes(thing: Thing) -> int:
     else:
         parts = thing.tensors()
     # By identity: maps that share an input, such as q, k and v, hold one tensor.
-    return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
+    return sum(t.nbytes for t in {id(t): t for t in parts}.values())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

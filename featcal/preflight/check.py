@@ -148,7 +148,7 @@ def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict
         "parameters": sum(_count(one.shape) for one in tower),
         "dtypes": sorted({str(one.dtype).removeprefix("torch.") for one in tower}),
         "tasks": tasks,
-        "bytes_written": sum(_count(one.shape) * one.dtype.itemsize for one in info.values()),
+        "bytes_written": sum(one.nbytes for one in info.values()),
         "bytes_of_weights_in_memory": 3 * 4 * largest,
     }
 
@@ -245,12 +245,10 @@ def _unread(lineage: Lineages | None) -> str:
 
 def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
     """Assume the draw of a task whose samples are not here: pictures have a known size, text a usual length."""
-    inputs = adapter.probe()
-    count = len(next(iter(inputs.values())))
     if adapter.modality != "pixels":
         return Drawn(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-    return Drawn(config.samples, adapter.tokens(inputs) / count, size / count)
+    inputs = adapter.probe()
+    return Drawn.measure(adapter, inputs, len(next(iter(inputs.values()))), config.samples)
 
 
 def _scarce(estimates: Estimates, places: Places) -> list[str]:

@@ -76,7 +76,7 @@ def estimate(
         out: folder on the disk that is written to.
     """
     blocks, drawn = adapter.blocks(), select_tasks(config, drawn)
-    stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
+    stored = sum(one.nbytes for one in info.values())
     tokens = sum(one.samples * one.tokens for one in drawn.values())
     widest = max((one.tokens for one in drawn.values()), default=0.0)
     batch = int(widest * config.batch_size)

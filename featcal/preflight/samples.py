@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from featcal.family.opening import Family
+from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
 from featcal.samples.sources import Samples, open_pool
@@ -27,6 +28,11 @@ class Drawn:
     """Tokens of a sample in all stages together, padding included."""
     bytes: float
     """Bytes of a sample's inputs to the model."""
+
+    @classmethod
+    def measure(cls, adapter: Adapter, inputs: Batch, few: int, samples: int) -> Drawn:
+        """Measure a draw of so many samples by the inputs of a few of them."""
+        return cls(samples, adapter.tokens(inputs) / few, sum(one.nbytes for one in inputs.values()) / few)
 
 
 def check_samples(
@@ -82,11 +88,7 @@ def _check_source(
     notes = [_note_truncation(label, seen, spec)] if seen.truncated else []
     if split != "calibration":
         return notes, None
-    drawn = Drawn(
-        min(config.samples, available) * (1 + copies),
-        family.adapter.tokens(seen.inputs) / len(seen),
-        sum(t.numel() * t.element_size() for t in seen.inputs.values()) / len(seen),
-    )
+    drawn = Drawn.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
     return [*notes, *_few(label, available, config.samples)], drawn
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult
     from featcal.evaluation.evaluate import Scores
     from featcal.family.opening import Family
+    from featcal.session.session import Session
     from featcal.suite.calibration_options import CalibrationConfig
+    from featcal.suite.views import EvaluationSamples
 
 CHECKPOINT = "checkpoint"
 """Name of a calibrated folder in the folder of its job."""
@@ -35,6 +37,22 @@ class Work:
     """The job's own: what is written there is kept with its document."""
     progress: Progress
 
+    def open_session(self, *, one_shot: bool = False, resident: bool = False) -> Session:
+        """Open the suite, with its models in memory if it is to be resident."""
+        from featcal.family.opening import open_family
+        from featcal.session.session import Session
+        from featcal.suite.schema import load_suite
+
+        family = open_family(load_suite(self.suite))
+        return Session(family.resident() if resident else family, one_shot=one_shot)
+
+    @property
+    def view(self) -> EvaluationSamples:
+        """Return the samples that models are measured on."""
+        from featcal.suite.views import EvaluationSamples
+
+        return EvaluationSamples(self.args["samples"], self.args["split"], self.args["seed"])
+
 
 def calibrate(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
@@ -47,11 +65,8 @@ def calibrate(work: Work) -> dict[str, Any]:
         The document of `featcal calibrate --json`.
     """
     from featcal.calibration.calibrate import calibrate_to_folder
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
-    from featcal.suite.schema import load_suite
 
-    session = Session(open_family(load_suite(work.suite)), one_shot=True)
+    session = work.open_session(one_shot=True)
     family = session.fit.family_with(work.args.get("model", "merged"))
     config = _config(family, work.args.get("options", {}))
     kept = work.folder / CHECKPOINT
@@ -92,12 +107,9 @@ def scores(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal evaluate --json`, with the model's and the right answer to every sample.
     """
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
-    from featcal.suite.schema import load_suite
     from featcal.suite.views import EvaluationSamples
 
-    session = Session(open_family(load_suite(work.suite)), one_shot=True)
+    session = work.open_session(one_shot=True)
     view = EvaluationSamples(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
     found = session.measure.scores(work.args["model"], view, work.progress)
     answers = {
@@ -117,13 +129,10 @@ def sweep(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal study sweep --json`.
     """
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
     from featcal.studies.sweep import Grid, run_sweep, sweep_json
-    from featcal.suite.schema import load_suite
     from featcal.suite.views import EvaluationSamples
 
-    session, on = Session(open_family(load_suite(work.suite)).resident()), EvaluationSamples(work.args["n"])
+    session, on = work.open_session(resident=True), EvaluationSamples(work.args["n"])
     values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
     grid = Grid(**values, options=_config(session.family, work.args["options"]))
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
@@ -138,16 +147,11 @@ def report(work: Work) -> dict[str, Any]:
         The document of `featcal report --json`.
     """
     require_packages("plotly", "jinja2")
-    from featcal.family.opening import open_family
     from featcal.figures.report.write import write_report
-    from featcal.session.session import Session
-    from featcal.suite.schema import load_suite
-    from featcal.suite.views import EvaluationSamples
 
-    session, out = Session(open_family(load_suite(work.suite))), work.folder / "report.html"
+    session, out = work.open_session(), work.folder / "report.html"
     out.unlink(missing_ok=True)  # left by a process that died before its document was kept
-    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
-    return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
+    return write_report(session, work.suite, out, models=work.args["models"], on=work.view, progress=work.progress)
 
 
 def compare(work: Work) -> dict[str, Any]:
@@ -158,15 +162,12 @@ def compare(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal compare --model all --json`, which the page of studies finds as well.
     """
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
     from featcal.studies.compare import compare_methods
     from featcal.studies.library import keep
     from featcal.studies.plan import Plan
-    from featcal.suite.schema import load_suite
 
     methods, seeds, samples = (work.args[name] for name in ("methods", "seeds", "samples"))
-    session = Session(open_family(load_suite(work.suite)))
+    session = work.open_session()
     study = compare_methods(session, Plan(tuple(methods), tuple(seeds), samples, progress=work.progress))
     problem = keep(study)
     if problem:
@@ -183,13 +184,10 @@ def select(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal select --json`.
     """
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
     from featcal.studies.selection.candidates import config_asked
     from featcal.studies.selection.choose import select as choose
-    from featcal.suite.schema import load_suite
 
-    session = Session(open_family(load_suite(work.suite)).resident())
+    session = work.open_session(resident=True)
     config = config_asked(session.family, **work.args["options"])
     found = choose(session, config, minutes=work.args.get("minutes"), progress=work.progress)
     return found.to_json(work.suite)
@@ -203,15 +201,10 @@ def diagnose(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal diagnose --json`.
     """
-    from featcal.family.opening import open_family
     from featcal.figures.verdict.measure import diagnose as measure
     from featcal.figures.verdict.measure import repair_of, verdict_json
-    from featcal.session.session import Session
-    from featcal.suite.schema import load_suite
-    from featcal.suite.views import EvaluationSamples
 
-    session, model = Session(open_family(load_suite(work.suite))), work.args["model"]
-    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
+    session, model, on = work.open_session(), work.args["model"], work.view
     verdict = measure(session, model, on, repair_of(session, model), work.progress)
     return verdict_json(session, model, on, verdict)
 
@@ -224,15 +217,10 @@ def difference(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal compare --model A --model B --json`.
     """
-    from featcal.family.opening import open_family
-    from featcal.session.session import Session
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks
-    from featcal.suite.schema import load_suite
-    from featcal.suite.views import EvaluationSamples
 
-    session, (a, b) = Session(open_family(load_suite(work.suite)), one_shot=True), work.args["models"]
-    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
+    session, (a, b), on = work.open_session(one_shot=True), work.args["models"], work.view
     with count_looks(session, (a, b), on, "featcal compare", History()):
         return session.measure.compare(a, b, on, work.progress).to_json()
 

@@ -138,7 +138,7 @@ def bytes_needed(session: Session, config: CalibrationConfig, *, resident: bool 
     sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
     models = 2 + len(family.experts)
     needed = estimate(family.adapter, info, sizes, config, models, Path.cwd()).memory_bytes
-    tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
+    tower = sum(info[name].nbytes for name in family.adapter.tower)
     return needed + resident * models * tower
 
 
@@ -172,6 +172,5 @@ def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> di
     found = {}
     for task in session.tasks:
         few = family.samples(task, split, view.samples, view.seed, first)
-        size = sum(one.numel() * one.element_size() for one in few.inputs.values())
-        found[task] = Drawn(few.total * (1 + copies), family.adapter.tokens(few.inputs) / len(few), size / len(few))
+        found[task] = Drawn.measure(family.adapter, few.inputs, len(few), few.total * (1 + copies))
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from featcal.studies.history import current_maker
 from featcal.suite.name_grammar import reference_in
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import json_digest
 from featcal.system.resources import code_digest, embedded_suites, ready_suites
 from featcal.system.sandbox import server_rules
 
@@ -43,7 +42,7 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     read = [one for reference in references for one in model_stamp(reference, here)]
     # The working folder belongs to the key: relative paths in the arguments mean other files elsewhere.
     told_by = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
-    key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
+    key = json_digest(told_by)
     return Order(kind, place, args, str(here), key)
 
 

@@ -23,6 +23,7 @@ from pydantic import Field, FiniteFloat
 from featcal.studies.records import Records
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import json_digest
 from featcal.system.formatting import shorten
 from featcal.system.resources import cache_folder
 from featcal.system.versions import TELLING, versions
@@ -279,8 +280,7 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     """
     identity = [suite[1], dict(options) or model, dict(made_by)]
     # Versions and device are a part of it: they move the last digits of what is measured.
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return HistoryEntry(digest[:16], *suite, model, options, made_by, _timestamp())
+    return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 
 
 def looks(suite_hash: str) -> Looks:

@@ -5,8 +5,6 @@ A study that was ended finds its finished rows here, and so does any other study
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 
 from featcal.studies.history import TaskValue
 from featcal.studies.records import Records
+from featcal.system.fingerprints import json_digest
 from featcal.system.resources import cache_folder
 
 _DIGITS = 6
@@ -86,9 +85,8 @@ class Rows(Records):
         self.write(self._file(suite_hash, identity), {"identity": identity, "found": asdict(found)})
 
     def _file(self, suite_hash: str, identity: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         # The name is the hash of all that tells a row, so whatever study asks for the same finds it.
-        return self.folder / suite_hash / f"{digest[:24]}.json"
+        return self.folder / suite_hash / f"{json_digest(identity)[:24]}.json"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from featcal.suite.schema import SPLITS, Suite, load_suite, references
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import json_digest
 from featcal.system.in_memory import is_held
 from featcal.system.resources import embedded_suites, ready_suites
 
@@ -35,7 +34,7 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
     content = suite.model_dump(mode="json")
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
-    found = {"shipped": _find_shipped_name(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
+    found = {"shipped": _find_shipped_name(suite), "sha256": {name: json_digest(part) for name, part in parts.items()}}
     return found | ({"in_memory": held} if (held := list(parts_in_memory(suite))) else {})
 
 
@@ -65,7 +64,3 @@ def _find_shipped_name(suite: Suite) -> str | None:
 @cache
 def _shipped_content(name: str) -> dict[str, Any]:
     return load_suite(name).model_dump()
-
-
-def _digest(part: object) -> str:
-    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()

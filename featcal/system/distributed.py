@@ -172,10 +172,10 @@ class Ranks:
         for name, (shape, dtype) in (self.broadcast_object(alike, source) or {}).items():
             if tensors is not None:
                 tensor = tensors[name].to(self.device).contiguous()
-                self.traffic.sent += _bytes(tensor)
+                self.traffic.sent += tensor.nbytes
             else:
                 tensor = torch.empty(shape, dtype=dtype, device=self.device)
-                self.traffic.received += _bytes(tensor)
+                self.traffic.received += tensor.nbytes
             with _report_lost_peer():
                 dist.broadcast(tensor, source)
             found[name] = tensor.cpu()
@@ -214,17 +214,13 @@ class Ranks:
 
     def _swap(self, leaving: Sequence[Tensor], to: int, coming: Sequence[Tensor], source: int) -> None:
         """Send to one rank and receive from another."""
-        self.traffic.sent += sum(map(_bytes, leaving))
-        self.traffic.received += sum(map(_bytes, coming))
+        self.traffic.sent += sum(one.nbytes for one in leaving)
+        self.traffic.received += sum(one.nbytes for one in coming)
         moves = [dist.P2POp(dist.isend, tensor, to, tag=tag) for tag, tensor in enumerate(leaving)]
         moves += [dist.P2POp(dist.irecv, tensor, source, tag=tag) for tag, tensor in enumerate(coming)]
         with _report_lost_peer():
             for move in dist.batch_isend_irecv(moves) if moves else ():
                 move.wait()
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -43,3 +44,8 @@ def sha256(file: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal digits."""
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def json_digest(content: object) -> str:
+    """Return the SHA-256 of what JSON can say in hexadecimal digits, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from featcal.models.lane import run_block
 from featcal.session.api import measure_drift
 from featcal.suite.calibration_options import INFORMED, PAPER, CalibrationConfig
 from featcal.testing.reference import refine
-from featcal.testing.trial import TASKS, Trial
+from featcal.testing.trial import TASKS, Trial, hold
 
 Measured = Mapping[str, float]
 CLOSE = 1e-4
@@ -96,13 +96,13 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
     ours = calibrate(trial.family, config).weights.read(tower)
     merged = trial.family.merged.read(tower)
     unknown = theirs.keys() - ours.keys()
-    _hold(
+    hold(
         bool(theirs) and not unknown,
         f"the second computation calibrates tensors that featcal does not know: {sorted(unknown)}",
     )
     # To the bit: what is not calibrated is copied, never computed.
     touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
-    _hold(not touched, f"tensors that should stay as merged do not: {touched}")
+    hold(not touched, f"tensors that should stay as merged do not: {touched}")
     found = {name: [_relative_distance(ours[name], right)] for name, right in theirs.items()}
     return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
 
@@ -146,18 +146,18 @@ def repair(trial: Trial) -> Measured:
     before, after = measure_drift(family), measure_drift(family, str(out))
     fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
               for task in TASKS}  # fmt: skip
-    _hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
+    hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
     model, report = load_pretrained(trial.model_class, out)
     lost = {kind: sorted(map(str, names)) for kind, names in report.items() if names and "keys" in kind}
-    _hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
+    hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
     inputs = family.adapter.probe()
     with torch.no_grad():
         scores = trial.scores(model, inputs)
     theirs = trial.compute_scores(family.model(str(out)), inputs)
     own, origin = (_dtypes(trial, folder) for folder in (out, trial.root / "merged"))
-    _hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
+    hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
-    _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
+    hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
     found = {"outputs": [_relative_distance(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
@@ -178,19 +178,13 @@ def _relative_distance(one: Tensor, other: Tensor) -> float:
     return float(gap / scale if scale > 0 else gap)
 
 
-def _hold(true: bool, what: str) -> None:
-    """Raise AssertionError unless something is true, under python -O too."""
-    if not true:
-        raise AssertionError(what)
-
-
 def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measured:
     """Return the largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
     # A NaN sorts anywhere, but is always listed: it is not at most the limit.
     listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
-    _hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
+    hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
     return worst
 
 

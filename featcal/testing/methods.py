@@ -27,7 +27,7 @@ from featcal.suite.options import facts_of, options_of_class, type_of
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
-from featcal.testing.trial import TASKS, Trial
+from featcal.testing.trial import TASKS, Trial, hold
 
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
 """Shapes of matrices, of other tensors, and of a table of a vocabulary."""
@@ -68,15 +68,15 @@ class MergerTrial:
 def check_description(kind: type[Method], **few: Any) -> None:
     """Check that the method says what it does and needs, and that its name has all its options."""
     about = kind.about
-    _hold(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
-    _hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
-    _hold(kind.kind in grammar(), "the grammar of names does not have it")
-    _hold(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
+    hold(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
+    hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
+    hold(kind.kind in grammar(), "the grammar of names does not have it")
+    hold(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
     said = model_name(kind(**few).name)
     names = [one.name for one in options_of_class(kind) if one.default is not None]
-    _hold(said.kind == kind.kind and [name for name, _ in said.options] == names, f"read as {said}")
-    _hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()")
-    _hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
+    hold(said.kind == kind.kind and [name for name, _ in said.options] == names, f"read as {said}")
+    hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()")
+    hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
 
 
 def check_merger_name(trial: MergerTrial) -> None:
@@ -126,10 +126,8 @@ def check_dtypes(trial: MergerTrial) -> None:
     for base, experts in ((trial.base, trial.experts), (trial.base, one), (half, trial.experts)):
         for name, tensor in trial.open(experts, base).read(SHAPES).items():
             like = base.tensors[name]
-            _hold(
-                (tensor.shape, tensor.dtype) == (like.shape, like.dtype), f"'{name}' is {tensor.dtype} {tensor.shape}"
-            )
-            _hold(bool(tensor.isfinite().all()), f"'{name}' is not finite")
+            hold((tensor.shape, tensor.dtype) == (like.shape, like.dtype), f"'{name}' is {tensor.dtype} {tensor.shape}")
+            hold(bool(tensor.isfinite().all()), f"'{name}' is not finite")
 
 
 def check_merger_options(trial: MergerTrial) -> None:
@@ -187,12 +185,12 @@ def check_baseline_name(trial: BaselineTrial) -> None:
     kind, family = trial.kind, trial.family
     check_description(kind, **trial.few)
     own = trial.options()
-    _hold(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
+    hold(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
     whole = resolve_model(kind.kind, family).name
-    _hold(resolve_model(whole, family).name == whole, f"{whole} is read as another name")
+    hold(resolve_model(whole, family).name == whole, f"{whole} is read as another name")
     if kind.on_another:
         of = resolve_model(f"{own.name}@expert:{TASKS[0]}", family).name
-        _hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
+        hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
     for one, value in _values_beyond(kind):
         _require_refusal(partial(kind, **{one.name: value}), one.name, value)
         said = model_name(f"{kind.kind}:{one.name}={value}")
@@ -204,14 +202,14 @@ def check_record(trial: BaselineTrial) -> None:
     finite values, and that a second one has the same bits."""
     made, again = trial.fit(), trial.fit()
     record, own = made.record, trial.options()
-    _hold(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
+    hold(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
     sees = {SAMPLES, TEST_DATA} & {*trial.kind.about.needs}
-    _hold(bool(sees) is issubclass(trial.kind, Sampled) is bool(record["tasks"]), "samples that it sees are not needed")
-    _hold((record["of"] is not None) is trial.kind.on_another, "the record is wrong about what it acts on")
+    hold(bool(sees) is issubclass(trial.kind, Sampled) is bool(record["tasks"]), "samples that it sees are not needed")
+    hold((record["of"] is not None) is trial.kind.on_another, "the record is wrong about what it acts on")
     found, like = trial.tensors(made), trial.family.base.read(trial.family.adapter.tower)
     for name, tensor in like.items():
-        _hold((found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype), f"'{name}' has another kind")
-    _hold(all(bool(tensor.isfinite().all()) for tensor in found.values()), "not finite")
+        hold((found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype), f"'{name}' has another kind")
+    hold(all(bool(tensor.isfinite().all()) for tensor in found.values()), "not finite")
     _same(trial.tensors(again), found, 0.0, "a second model")
 
 
@@ -220,7 +218,7 @@ def check_merged_model(trial: BaselineTrial) -> None:
     family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
     changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
     # A method that ignores the merged model must not be listed as acting on one, nor the reverse.
-    _hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
+    hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
 
 
 def check_baseline_options(trial: BaselineTrial) -> None:
@@ -279,7 +277,7 @@ def _require_effects(
         if facts_of(one).by_task and tasks:
             values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
-        _hold(any(_changes(make, said, plain) for said in tried), f"option '{one.name}' changes nothing")
+        hold(any(_changes(make, said, plain) for said in tried), f"option '{one.name}' changes nothing")
 
 
 def _changes(make: Callable[[dict[str, Any]], Tensors], said: dict[str, Any], plain: Tensors) -> bool:
@@ -297,19 +295,13 @@ def _same(one: Tensors, other: Tensors, within: float, what: str) -> None:
     """Raise AssertionError unless tensors are the same up to a relative deviation."""
     for name, tensor in other.items():
         gap, scale = (one[name] - tensor).double().norm(), tensor.double().norm().clamp(min=1e-12)
-        _hold(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")
+        hold(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")
 
 
 def _require_refusal(read: Callable[[], object], option: str, value: float) -> None:
     try:
         read()
     except (InputError, ValueError) as error:
-        _hold(option in str(error), f"{option}={value} is refused without its name: {error}")
+        hold(option in str(error), f"{option}={value} is refused without its name: {error}")
         return
     raise AssertionError(f"{option}={value} is outside the range and accepted")
-
-
-def _hold(true: bool, what: str) -> None:
-    """Raise AssertionError unless something is true, under python -O too."""
-    if not true:
-        raise AssertionError(what)

@@ -299,3 +299,9 @@ def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.add_(distance * noise * parameter.norm() / noise.norm())
     return moved
+
+
+def hold(true: bool, what: str) -> None:
+    """Raise AssertionError unless something is true, under python -O too."""
+    if not true:
+        raise AssertionError(what)

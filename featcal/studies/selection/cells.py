@@ -25,6 +25,7 @@ from featcal.suite.calibration_options import IDLE
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import json_digest
 from featcal.system.json_files import read_json
 from featcal.system.locks import try_lock
 from featcal.system.resources import cache_folder, code_digest
@@ -134,8 +135,7 @@ def folder_of(contest: Contest) -> Path | None:
         # Never the suite's hash: it covers the test split too, which a choice does not read.
         "code": code_digest(),
     }
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "selections" / digest[:32]
+    return cache_folder() / "selections" / json_digest(said)[:32]
 
 
 def _read_settings(file: Path) -> object:
