@@ -19,7 +19,7 @@ the blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)
-    student = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    student = {task: one.copy_for_one_walk(average) for task, one in experts.items()}
     found: dict[str, Tensor] = {}
     account: dict[str, Any] = {"coefficients": {}, "captured": {}}
     with walking(run.adapter), run.seconds(options.kind):

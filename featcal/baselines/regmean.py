@@ -12,7 +12,7 @@ of the merged model so far, which is why its blocks are solved one after the oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -89,7 +89,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
     """
     average = average_experts(run, experts)
     streamed = options.streamed
-    own = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    own = {task: one.copy_for_one_walk(average) for task, one in experts.items()}
     solved: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
         walk = Walk(run, options.kind, own if streamed else experts, {})

@@ -360,6 +360,11 @@ class ExpertPass:
         weights = task_weights(self.weights if model is None else model, self.task)
         return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
 
+    def copy_for_one_walk(self, weights: Weights | None = None) -> ExpertPass:
+        """Return a pass over the same samples for one walk, of another model if one is given; nothing is kept of it."""
+        # A list of its own: a walk takes spent inputs out of the batches that it is given.
+        return replace(self, weights=self.weights if weights is None else weights, batches=[*self.batches], kept=None)
+
     def spend(self, stage: Stage) -> None:
         """Drop inputs that only the first calls of a stage read, unless there may be another walk."""
         if self.kept is None and stage.spent:
