@@ -107,8 +107,7 @@ def _fit(
                     given = lane.inputs(block, run.compute.place(before), block.linears, whole=True)
                     inputs.count(given, rows)
                     own, cut = cut_changes(run.adapter.name_of(block), inputs, before, wanted, Limits(options.rank))
-                for _ in lane.walk(stage, block, before | _add(block, before, own)):
-                    pass
+                lane.pass_block(stage, block, before | _add(block, before, own))
                 products |= {f"{block.stored_name(name)}.weight": pair for name, pair in own.items()}
                 cuts += cut
         walk.finish()

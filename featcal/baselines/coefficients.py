@@ -87,7 +87,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 for kind, values in told.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
                 # The next block is counted on what the solved one puts out.
-                _move(run, walk, stage, block, own)
+                walk.deploy_block(stage, block, own)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, found), account
 
@@ -115,14 +115,6 @@ def _count(
         vectors = {name: own[name] - base[name] for name in base}
         sums.count(task, lane.walk(stage, block, deployed, inputs=block.linears, move=False), vectors, rows[task])
     return sums
-
-
-def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
-    """Take every stream through the merged block."""
-    placed = block.local(run.compute.place(merged))
-    for lane in walk.experts.values():
-        for _ in lane.walk(stage, block, placed):
-            pass
 
 
 class BlockSums:

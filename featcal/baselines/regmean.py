@@ -107,7 +107,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
                 found = merged | to_stored(block, merged, found)
                 solved |= found
                 if streamed:
-                    _move(run, walk, stage, block, found)
+                    walk.deploy_block(stage, block, found)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, solved)
 
@@ -121,14 +121,6 @@ def _experts_at(
         return
     for task, one in experts.items():
         yield task, block.local(run.compute.move(one.weights.read(block.names)))
-
-
-def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
-    """Take every stream through the merged block."""
-    placed = block.local(run.compute.place(merged))
-    for lane in walk.experts.values():
-        for _ in lane.walk(stage, block, placed):
-            pass
 
 
 class BlockSums:

@@ -296,6 +296,15 @@ class Lane:
                 keep(step)
                 yield step
 
+    def pass_block(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
+        """Take every batch through a block of which nothing is captured.
+
+        Args:
+            stored: as in `walk`.
+        """
+        for _ in self.walk(stage, block, stored):
+            pass
+
     def _key_objects(self) -> list[object]:
         """Return the objects that decide all steps of a fixed lane."""
         return [self.weights, *self.batches]
