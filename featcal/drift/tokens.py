@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.drift.sample_numbers import require_sample
 from featcal.drift.streams import Crossing, cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
@@ -82,9 +83,7 @@ class TokenDrift:
             InputError: there is no such sample or layer.
         """
         layers = self.layers if layer is None else (self.find(layer),)
-        count = len(self.layers[0].drift)
-        if not 0 <= sample < count:
-            raise InputError(f"sample {sample}: {count} samples are measured, which count from 0 to {count - 1}")
+        require_sample(sample, len(self.layers[0].drift))
         return [row for one in layers for row in _rows(one, sample)]
 
 

@@ -153,7 +153,7 @@ def test_rows_of_a_sample(tiny64: Family) -> None:
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-12)
     assert [row["relative_drift"] for row in rows] == pytest.approx([r["drift"] / r["expert_norm"] for r in rows])
     assert rows == [row for row in found.rows(3) if row["layer"] == "block 1"]
-    with pytest.raises(InputError, match="sample 12: 12 samples are measured, which count from 0 to 11"):
+    with pytest.raises(InputError, match="sample 12 is out of range: 12 samples are measured, numbered 0 to 11"):
         found.rows(12)
     with pytest.raises(InputError, match=r"layer 'blok 1': the model has embeddings, .* Did you mean 'block 1'\?"):
         found.rows(0, "blok 1")
