@@ -51,11 +51,6 @@ class LayerTokens:
     expert_norm: tuple[Float[Tensor, " _"], ...]
     """||h_expert|| of the token."""
 
-    @property
-    def sample_drift(self) -> Float[Tensor, " n"]:
-        """Return ||e|| of every sample: its tokens' drift, the root of the sum of squares."""
-        return torch.stack([one.square().sum().sqrt() for one in self.drift])
-
 
 @dataclass(frozen=True)
 class TokenDrift:

@@ -50,10 +50,10 @@ def require_identity(session: Session, on: EvaluationSamples, models: tuple[str,
                 found.layers, ledger.tasks[task].layers, features.tasks[task].layers, strict=True
             ):
                 assert one.layer == layer.layer
-                torch.testing.assert_close(one.sample_drift, layer.drift, rtol=1e-9, atol=1e-12)
-                torch.testing.assert_close(one.sample_drift, again.drift, rtol=1e-9, atol=1e-12)
-                whole = torch.stack([norms.square().sum().sqrt() for norms in one.expert_norm])
-                torch.testing.assert_close(whole, layer.expert_norm, rtol=1e-9, atol=1e-12)
+                drift, norm = (torch.stack([t.norm() for t in by_sample]) for by_sample in (one.drift, one.expert_norm))
+                torch.testing.assert_close(drift, layer.drift, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(drift, again.drift, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(norm, layer.expert_norm, rtol=1e-9, atol=1e-12)
                 lengths = [(len(a), len(b)) for a, b in zip(one.tokens, one.drift, strict=True)]
                 assert all(a == b for a, b in lengths)
 
