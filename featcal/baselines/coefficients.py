@@ -28,14 +28,14 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.block_statistics import linear_groups
+from featcal.baselines.common.block_tensors import read_double
+from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.closed_form import task_weight
-from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.models.adapter import Block, Stage, walking
+from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Lane, Step
 from featcal.models.walk import Walk
@@ -82,7 +82,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 merged = average.read(block.names)
                 with prefix_errors(run.adapter.name_of(block)):
                     sums = _count(run, walk.experts, stage, index, rows, merged, experts)
-                    solved, told = sums.solve(_double(run, block, run.base))
+                    solved, told = sums.solve(read_double(run, block, run.base))
                 found |= (own := merged | to_stored(block, merged, solved))
                 for kind, values in told.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
@@ -90,11 +90,6 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 walk.deploy_block(stage, block, own)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, found), account
-
-
-def _double(run: Run, block: Block, weights: Weights) -> dict[str, Tensor]:
-    """Return a model's tensors of a block by name inside it, in float64."""
-    return {name: tensor.double() for name, tensor in block.local(run.compute.move(weights.read(block.names))).items()}
 
 
 def _count(
@@ -105,19 +100,19 @@ def _count(
     rows: Mapping[str, TaskRows],
     merged: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
-) -> BlockSums:
+) -> ProjectionSums:
     """Count one block on all tasks, in front of which all lanes stay; return its sums."""
     block = stage.blocks[index]
-    sums = BlockSums(stage, index)
-    base, deployed = _double(run, block, run.base), block.local(run.compute.move(merged))
+    sums = ProjectionSums(stage, index)
+    base, deployed = read_double(run, block, run.base), block.local(run.compute.move(merged))
     for task, lane in lanes.items():
-        own = _double(run, block, experts[task].weights)
+        own = read_double(run, block, experts[task].weights)
         vectors = {name: own[name] - base[name] for name in base}
         sums.count(task, lane.walk(stage, block, deployed, inputs=block.linears, move=False), vectors, rows[task])
     return sums
 
 
-class BlockSums:
+class ProjectionSums:
     """The sums over tasks for the linear maps of one block, and its task vectors."""
 
     def __init__(self, stage: Stage, index: int) -> None:
@@ -142,21 +137,12 @@ class BlockSums:
         Raises:
             NumericalError: features that are not finite, or no token that counts.
         """
-        grams: dict[str, Gram] = {}
-        counted: dict[str, float] = {}
-        for position, step in enumerate(steps):
-            self._groups = self._groups or linear_groups(self._stage, self._index, step.inputs)
-            for group in self._groups:
-                tokens = rows.batches[position][group.weighting]
-                x = group.features(step.inputs, tokens).double()
-                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
-                counted[str(group)] = counted.get(str(group), 0.0) + tokens.total
-        self._vectors[task] = vectors
+        grams = TaskGrams(self._stage, self._index)
+        for step, tokens in zip(steps, rows.batches, strict=True):
+            grams.add(step.inputs, tokens)
+        self._groups, self._vectors[task] = grams.groups, vectors
         for group in self._groups:
-            key = str(group)
-            if not counted[key] > 0:
-                raise NumericalError(f"{key}: no token of a task counts; see its samples")
-            gram = grams[key].full(torch.float64) / counted[key]
+            key, gram = str(group), grams.mean(group)
             if not all_finite(gram):
                 raise NumericalError(f"{key}: features are not finite")
             # omega_i of Eq. (14); `tiny` in place of eps, since nothing is known of the scale of features.
