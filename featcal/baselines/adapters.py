@@ -13,7 +13,7 @@ task a sample is of must be known when the model is used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -93,8 +93,7 @@ def _fit(
     """Return the products of one task by the name of the weight, and what they leave out."""
     products: dict[str, Factors] = {}
     cuts: list[MapCut] = []
-    # A list of its own: a walk takes spent inputs out of the batches that it is given.
-    passes = {one.task: replace(one, weights=model, batches=[*one.batches], kept=None)}
+    passes = {one.task: one.copy_for_one_walk(model)}
     with walking(run.adapter):
         walk = Walk(run, f"{options.kind}, {one.task}", passes, {})
         lane = walk.experts[one.task]
@@ -108,8 +107,7 @@ def _fit(
                     given = lane.inputs(block, run.compute.place(before), block.linears, whole=True)
                     inputs.count(given, rows)
                     own, cut = cut_changes(run.adapter.name_of(block), inputs, before, wanted, Limits(options.rank))
-                for _ in lane.walk(stage, block, before | _add(block, before, own)):
-                    pass
+                lane.pass_block(stage, block, before | _add(block, before, own))
                 products |= {f"{block.stored_name(name)}.weight": pair for name, pair in own.items()}
                 cuts += cut
         walk.finish()

@@ -19,7 +19,7 @@ the blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,14 +28,14 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.block_statistics import linear_groups
+from featcal.baselines.common.block_tensors import read_double
+from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.closed_form import task_weight
-from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.models.adapter import Block, Stage, walking
+from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Lane, Step
 from featcal.models.walk import Walk
@@ -70,7 +70,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)
-    student = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    student = {task: one.copy_for_one_walk(average) for task, one in experts.items()}
     found: dict[str, Tensor] = {}
     account: dict[str, Any] = {"coefficients": {}, "captured": {}}
     with walking(run.adapter), run.seconds(options.kind):
@@ -82,19 +82,14 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 merged = average.read(block.names)
                 with prefix_errors(run.adapter.name_of(block)):
                     sums = _count(run, walk.experts, stage, index, rows, merged, experts)
-                    solved, told = sums.solve(_double(run, block, run.base))
+                    solved, told = sums.solve(read_double(run, block, run.base))
                 found |= (own := merged | to_stored(block, merged, solved))
                 for kind, values in told.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
                 # The next block is counted on what the solved one puts out.
-                _move(run, walk, stage, block, own)
+                walk.deploy_block(stage, block, own)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, found), account
-
-
-def _double(run: Run, block: Block, weights: Weights) -> dict[str, Tensor]:
-    """Return a model's tensors of a block by name inside it, in float64."""
-    return {name: tensor.double() for name, tensor in block.local(run.compute.move(weights.read(block.names))).items()}
 
 
 def _count(
@@ -105,27 +100,19 @@ def _count(
     rows: Mapping[str, TaskRows],
     merged: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
-) -> BlockSums:
+) -> ProjectionSums:
     """Count one block on all tasks, in front of which all lanes stay; return its sums."""
     block = stage.blocks[index]
-    sums = BlockSums(stage, index)
-    base, deployed = _double(run, block, run.base), block.local(run.compute.move(merged))
+    sums = ProjectionSums(stage, index)
+    base, deployed = read_double(run, block, run.base), block.local(run.compute.move(merged))
     for task, lane in lanes.items():
-        own = _double(run, block, experts[task].weights)
+        own = read_double(run, block, experts[task].weights)
         vectors = {name: own[name] - base[name] for name in base}
         sums.count(task, lane.walk(stage, block, deployed, inputs=block.linears, move=False), vectors, rows[task])
     return sums
 
 
-def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
-    """Take every stream through the merged block."""
-    placed = block.local(run.compute.place(merged))
-    for lane in walk.experts.values():
-        for _ in lane.walk(stage, block, placed):
-            pass
-
-
-class BlockSums:
+class ProjectionSums:
     """The sums over tasks for the linear maps of one block, and its task vectors."""
 
     def __init__(self, stage: Stage, index: int) -> None:
@@ -150,21 +137,12 @@ class BlockSums:
         Raises:
             NumericalError: features that are not finite, or no token that counts.
         """
-        grams: dict[str, Gram] = {}
-        counted: dict[str, float] = {}
-        for position, step in enumerate(steps):
-            self._groups = self._groups or linear_groups(self._stage, self._index, step.inputs)
-            for group in self._groups:
-                tokens = rows.batches[position][group.weighting]
-                x = group.features(step.inputs, tokens).double()
-                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
-                counted[str(group)] = counted.get(str(group), 0.0) + tokens.total
-        self._vectors[task] = vectors
+        grams = TaskGrams(self._stage, self._index)
+        for step, tokens in zip(steps, rows.batches, strict=True):
+            grams.add(step.inputs, tokens)
+        self._groups, self._vectors[task] = grams.groups, vectors
         for group in self._groups:
-            key = str(group)
-            if not counted[key] > 0:
-                raise NumericalError(f"{key}: no token of a task counts; see its samples")
-            gram = grams[key].full(torch.float64) / counted[key]
+            key, gram = str(group), grams.mean(group)
             if not all_finite(gram):
                 raise NumericalError(f"{key}: features are not finite")
             # omega_i of Eq. (14); `tiny` in place of eps, since nothing is known of the scale of features.

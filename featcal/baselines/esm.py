@@ -32,9 +32,8 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_changes
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.block_statistics import linear_groups
-from featcal.calibration.gram import Gram
-from featcal.calibration.linear_group import LinearGroup
+from featcal.baselines.common.block_tensors import read_double
+from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
@@ -90,7 +89,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
             changes: list[dict[str, Tensor]] = []
             for index, block in walk.blocks(stage):
                 shifts = BlockShifts(stage, index, len(experts))
-                base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}
+                base = read_double(run, block, run.base)
                 with prefix_errors(run.adapter.name_of(block)):
                     for task, tensors in walk.experts_at(block):
                         steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears)
@@ -123,15 +122,11 @@ class BlockShifts:
         Raises:
             NumericalError: features that are not finite, or no decomposition.
         """
-        groups: list[LinearGroup] = []
-        grams: dict[str, Gram] = {}
-        for position, step in enumerate(steps):
-            groups = groups or linear_groups(self._stage, self._index, step.inputs)
-            for group in groups:
-                x = group.features(step.inputs, rows.batches[position][group.weighting]).double()
-                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
-        for group in groups:
-            gram = grams[str(group)].full(torch.float64)
+        grams = TaskGrams(self._stage, self._index)
+        for step, tokens in zip(steps, rows.batches, strict=True):
+            grams.add(step.inputs, tokens)
+        for group in grams.groups:
+            gram = grams.sum(group)
             if not all_finite(gram):
                 raise NumericalError(f"{group}: features are not finite")
             for name in group.names:

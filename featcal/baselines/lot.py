@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from featcal.baselines.common.averages import average_changes
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.block_statistics import check_inputs, linear_groups
-from featcal.calibration.gram import Gram
+from featcal.baselines.common.block_tensors import read_double
+from featcal.baselines.common.task_grams import TaskGrams
+from featcal.calibration.block_statistics import check_inputs
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import check_norm, normalised_sums
 from featcal.calibration.store import prefix_errors, to_stored
@@ -77,8 +78,8 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
-                sums = BlockSums(stage, index, run.compute.dtype)
-                base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}
+                sums = DriftSums(stage, index, run.compute.dtype)
+                base = read_double(run, block, run.base)
                 for task, tensors in walk.experts_at(block):
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=sums.modules)
                     sums.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
@@ -89,7 +90,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
     return Overlay(f"merged model ({options.kind})", under, found)
 
 
-class BlockSums:
+class DriftSums:
     """The sums over experts for the linear maps and norms of one block."""
 
     def __init__(self, stage: Stage, index: int, dtype: torch.dtype) -> None:
@@ -119,24 +120,20 @@ class BlockSums:
             steps: the expert's block on every batch of the task, with the inputs of `modules`.
             vectors: its task vectors, by name inside the block, in float64.
         """
-        grams: dict[str, Gram] = {}
+        # In float64: the pseudo-inverse sees small eigenvalues, which products in float32 would fill with rounding.
+        grams = TaskGrams(self._stage, self._index)
         squares: dict[str, Tensor] = {}
-        for position, step in enumerate(steps):
+        for step, tokens in zip(steps, rows.batches, strict=True):
             check_inputs(self._stage, self._index, step.inputs)
-            linear = {name: x for name, x in step.inputs.items() if name not in self._norms}
-            self._groups = self._groups or linear_groups(self._stage, self._index, linear)
-            tokens = rows.batches[position]
-            for group in self._groups:
-                # The pseudo-inverse sees small eigenvalues: products in float32 would fill them with rounding.
-                x = group.features(linear, tokens[group.weighting]).double()
-                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
+            grams.add({name: x for name, x in step.inputs.items() if name not in self._norms}, tokens)
             for name, norm in self._norms.items():
                 own = tokens[self._stage.weighting(self._index, name)]
                 given = self._stage.arrange_tokens(step.inputs[name])
                 square = normalised_sums(norm, given, own, self._stage.norm_offset)[1].double()
                 squares[name] = squares[name] + square if name in squares else square
+        self._groups = grams.groups
         for group in self._groups:
-            gram = grams[str(group)].full(torch.float64)
+            gram = grams.sum(group)
             # Linear maps: G_k and T_k G_k.
             self._add(str(group), gram, group.stack(vectors, "weight") @ gram)
         for name, square in squares.items():

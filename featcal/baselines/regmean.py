@@ -12,7 +12,7 @@ of the merged model so far, which is why its blocks are solved one after the oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
 from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.block_statistics import linear_groups
+from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.closed_form import SolveError
-from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
@@ -89,7 +88,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
     """
     average = average_experts(run, experts)
     streamed = options.streamed
-    own = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    own = {task: one.copy_for_one_walk(average) for task, one in experts.items()}
     solved: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
         walk = Walk(run, options.kind, own if streamed else experts, {})
@@ -97,7 +96,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
-                sums = BlockSums(stage, index, options.reduce)
+                sums = RegressionSums(stage, index, options.reduce)
                 for task, tensors in _experts_at(run, walk, experts, block):
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears, move=not streamed)
                     sums.count(steps, tensors, rows[task])
@@ -107,7 +106,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
                 found = merged | to_stored(block, merged, found)
                 solved |= found
                 if streamed:
-                    _move(run, walk, stage, block, found)
+                    walk.deploy_block(stage, block, found)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, solved)
 
@@ -123,16 +122,8 @@ def _experts_at(
         yield task, block.local(run.compute.move(one.weights.read(block.names)))
 
 
-def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
-    """Take every stream through the merged block."""
-    placed = block.local(run.compute.place(merged))
-    for lane in walk.experts.values():
-        for _ in lane.walk(stage, block, placed):
-            pass
-
-
-class BlockSums:
-    """The sums over experts for the linear maps of one block."""
+class RegressionSums:
+    """The sums over experts of G~ and of W G~ for the linear maps of one block."""
 
     def __init__(self, stage: Stage, index: int, reduce: float) -> None:
         self._stage, self._index, self._reduce = stage, index, reduce
@@ -146,21 +137,12 @@ class BlockSums:
             steps: the expert's block on every batch of the task, with the inputs of its linear maps.
             expert: its tensors of the block, by name inside it.
         """
-        grams: dict[tuple[str, ...], Gram] = {}
-        counted: dict[tuple[str, ...], float] = {}
-        for position, step in enumerate(steps):
-            self._groups = self._groups or linear_groups(self._stage, self._index, step.inputs)
-            for group in self._groups:
-                tokens = rows.batches[position][group.weighting]
-                x = group.features(step.inputs, tokens)
-                x = x.double() if self._reduce > FLOAT64_ABOVE else x
-                gram = grams.setdefault(group.names, Gram.zeros(group.inputs, x.device, x.dtype))
-                gram.add_rows(x)
-                counted[group.names] = counted.get(group.names, 0.0) + tokens.total
+        grams = TaskGrams(self._stage, self._index, torch.float64 if self._reduce > FLOAT64_ABOVE else None)
+        for step, tokens in zip(steps, rows.batches, strict=True):
+            grams.add(step.inputs, tokens)
+        self._groups = grams.groups
         for group in self._groups:
-            if not counted[group.names] > 0:
-                raise NumericalError(f"{group}: no token of a task counts; see its samples")
-            mean = grams[group.names].full(torch.float64) / counted[group.names]
+            mean = grams.mean(group)
             # G~ between the diagonal alone (reduce 0) and G itself (1).
             scaled = torch.lerp(mean.diagonal().diag(), mean, self._reduce)
             answers = group.stack(expert, "weight") @ scaled

@@ -12,7 +12,7 @@ samples. The task of a sample must be known when the model is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -116,8 +116,7 @@ def with_modules(
             "no place for them; it is defined for models that score classes"
         )
     targets = expert_features(run, experts)
-    # A list of its own: a walk takes spent inputs out of the batches that it is given.
-    own = {task: replace(one, weights=model, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    own = {task: one.copy_for_one_walk(model) for task, one in experts.items()}
     features = expert_features(run, own)
     run.progress(kind, 0, len(targets))
     with run.seconds(kind):

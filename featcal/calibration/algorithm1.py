@@ -136,7 +136,7 @@ class ForwardOrder:
                     # The recipes that work piece by piece take the student through the block as they solve it.
                     student_is_behind = False
                     if finished is not None:  # by the interrupted run that this one resumes
-                        streams.pass_experts(stage, block)
+                        streams.walk.pass_experts(stage, block)
                         solved = Solved.from_finished(finished, merged, blocks.facts(block))
                     elif self.pieces is not None and block.name in self.chosen:
                         solved, student_is_behind = self.pieces.calibrate(stage, index), True
@@ -173,12 +173,12 @@ class ForwardOrder:
         block = stage.blocks[index]
         statistics = BlockStatistics(stage, index, self.config, block.name in self.chosen)
         if not statistics.modules:
-            self.streams.pass_experts(stage, block)
+            self.streams.walk.pass_experts(stage, block)
             return statistics
         first, self._first = self._first, None  # later blocks depend on what was solved of this one
         kept = None if first is None else first.take(self.run.merged, self.experts, self.config)
         if kept is not None:
-            self.streams.pass_experts(stage, block)
+            self.streams.walk.pass_experts(stage, block)
             return kept
         self.streams.count([statistics], merged)
         if first is not None:

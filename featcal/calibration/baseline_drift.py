@@ -58,8 +58,7 @@ class BaselineDrift:
         tensors = block.local(self._run.compute.place(stored))
         with self._run.seconds("merged forward"):
             for lane in self._lanes.values():
-                for _ in lane.walk(stage, block, tensors):
-                    pass
+                lane.pass_block(stage, block, tensors)
 
     def measure(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
         """Compare final features, by task, of the merged model and the calibrated one with those of the experts.

@@ -190,10 +190,9 @@ def _walk_to(run: Run, passes: Mapping[str, ExpertPass], model: Weights, name: s
             if block.name == name:
                 return streams, stage, index
             student = block.local(run.compute.place(model.read(block.names)))
-            for task, expert in streams.walk.experts_at(block):
-                for lane, tensors in ((streams.experts[task], expert), (streams.student[task], student)):
-                    for _ in lane.walk(stage, block, tensors):
-                        pass
+            streams.walk.pass_experts(stage, block)
+            for lane in streams.student.values():
+                lane.pass_block(stage, block, student)
     raise AssertionError(name)
 
 

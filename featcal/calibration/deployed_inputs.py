@@ -14,7 +14,7 @@ from featcal.calibration.block_statistics import check_inputs, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.precision import product_dtype, sum_dtype
-from featcal.calibration.token_rows import Named, TaskRows
+from featcal.calibration.token_rows import Named, TaskRows, uncounted_error
 from featcal.models.adapter import Stage
 from featcal.models.compute import cast, find_place, widen
 from featcal.suite.calibration_options import CalibrationConfig
@@ -67,7 +67,7 @@ class DeployedInputs:
 
     def _add(self, name: str, gram: Gram, weight: float) -> None:
         if not weight > 0:
-            raise NumericalError(f"{name}: no token of a task counts; see its samples")
+            raise uncounted_error(name)
         norm = gram.norm()
         if not bool(torch.isfinite(norm)):
             raise NumericalError(f"{name}: features are not finite")

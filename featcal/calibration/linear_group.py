@@ -17,7 +17,7 @@ from featcal.calibration.decisions import Metric, bias_in_metrics, weight_in_met
 from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
-from featcal.calibration.token_rows import Named, TokenRows
+from featcal.calibration.token_rows import Named, TokenRows, uncounted_error
 from featcal.calibration.weighed_tokens import Acting
 from featcal.formats.weights import all_finite
 from featcal.models.compute import cast, widen
@@ -220,7 +220,7 @@ class LinearGroup:
     def _require_whole(self, current: CurrentTask) -> None:
         """Check that all tokens of a task were counted, and that one of them counts."""
         if not current.statistics.weight > 0:
-            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+            raise uncounted_error(self)
         if current.counted != current.tokens:
             raise InputError(
                 f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; merge the others first"
@@ -421,7 +421,7 @@ class LinearGroup:
             NumericalError: no token was counted.
         """
         if self._task is None:
-            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+            raise uncounted_error(self)
         return self._task
 
     def let_go(self) -> None:

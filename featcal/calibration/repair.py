@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -178,8 +178,7 @@ def fit_repair(
     require_adaptable(family.adapter)
     start = family.merged if over == "merged" else family.base
     fit = _Fit(family, start, model, config, limits)
-    # Lists of their own: a walk takes spent inputs out of the batches that it is given.
-    own = {task: replace(one, weights=model, batches=[*one.batches], kept=None) for task, one in passes.items()}
+    own = {task: one.copy_for_one_walk(model) for task, one in passes.items()}
     run = family.run(progress)
     with walking(run.adapter), run.seconds("adapter"), torch.no_grad():
         walk = Walk(run, "cutting to a low rank", own, {})

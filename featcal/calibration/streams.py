@@ -119,12 +119,6 @@ class Streams:
         for _ in steps or ():  # no batch is left, but a lane keeps its steps for the next walk only at the end of one
             pass
 
-    def pass_experts(self, stage: Stage, block: Block) -> None:
-        """Take every expert through a block of which nothing is counted."""
-        for task, expert in self.walk.experts_at(block):
-            for _ in self.experts[task].walk(stage, block, expert):
-                pass
-
     def deploy(self, stage: Stage, block: Block, calibrated: Mapping[str, Tensor] | None) -> dict[str, Gap]:
         """Take the student of every task through the calibrated block (Algorithm 1, line 17).
 

@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from featcal.models.adapter import Batch, Call, Stage, TokenOptions
 from featcal.models.compute import widen
 from featcal.models.lane import ExpertPass, Lane
+from featcal.system.errors import NumericalError
 
 Named = Mapping[str, Tensor]
 """Tensors by their name inside the block."""
+
+
+def uncounted_error(what: object) -> NumericalError:
+    """Return the error of a task of which no token counts; `what` was to be counted."""
+    return NumericalError(f"{what}: no token of a task counts; see its samples")
 
 
 @dataclass(frozen=True)

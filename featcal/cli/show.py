@@ -12,7 +12,7 @@ from featcal.cli.options import DRAWN, MEASURED, SUITE, Size, file_to_write, mod
 from featcal.cli.terminal import bar, say_notes, show
 from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
-from featcal.system.progress import available_bytes, keep_memory
+from featcal.system.progress import half_of_available_bytes, keep_memory
 from featcal.system.resources import bundle_root
 
 
@@ -84,8 +84,7 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
     main = bundle_root() / "app" / "main.py"
     if not shared:
         return start_app(main, port, context.args)
-    # Where the system does not tell its memory, 4 GiB are left to suites.
-    return start_app(main, port, context.args, Shared(roots, max_memory or (available_bytes() or 2**33) // 2))
+    return start_app(main, port, context.args, Shared(roots, max_memory or half_of_available_bytes()))
 
 
 @click.command()
@@ -128,6 +127,6 @@ def mcp(
     from featcal.server.agents.serve import queue_name, serve
     from featcal.system.sandbox import Shared
 
-    memory = max_memory or (available_bytes() or 2**33) // 2
+    memory = max_memory or half_of_available_bytes()
     rules = Shared(roots, memory, hub=allow_hub, queue=queue_name(roots, allow_hub))
     serve(rules, Access(allow_write, allow_test, 60 * max_minutes))

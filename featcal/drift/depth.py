@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from featcal.drift.sample_numbers import require_sample
 from featcal.models.compute import widen
 from featcal.models.model import Head
-from featcal.system.errors import InputError
 
 TOP = 3
 """Answers that are kept behind every block."""
@@ -64,9 +64,7 @@ class Depth:
         Raises:
             InputError: there is no such sample.
         """
-        count = self.answers.shape[1]
-        if not 0 <= sample < count:
-            raise InputError(f"sample {sample}: {count} samples are measured, which count from 0 to {count - 1}")
+        require_sample(sample, self.answers.shape[1])
         rows = [] if self.beside is None else self.beside.course(sample)
         of = "expert" if self.beside is None else "model"
         for layer, answers, chances in zip(self.layers, self.answers[:, sample], self.chances[:, sample], strict=True):

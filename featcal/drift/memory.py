@@ -17,7 +17,7 @@ from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.linear_maps import widths
 from featcal.system.errors import InputError
-from featcal.system.progress import SLACK, available_bytes, rss_bytes
+from featcal.system.progress import SLACK, half_of_available_bytes, rss_bytes
 
 _HEAD = 64
 """Channels of an attention head, assumed to count scores."""
@@ -42,7 +42,7 @@ class Room:
         limit = run.store.budget
         if limit is None and not attribution:
             return cls()
-        free = (_SHARES - 1) * limit if limit is not None else (available_bytes() or 2**33) // 2
+        free = (_SHARES - 1) * limit if limit is not None else half_of_available_bytes()
         batches = [batch for one in experts.values() for batch in one.batches]
         state, work = (max(size(run.adapter, batch) for batch in batches) for size in (_state_bytes, _work_bytes))
         # Attribution carries the contributions of all layers so far along with the states, and the telescoping ones

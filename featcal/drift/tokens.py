@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.drift.sample_numbers import require_sample
 from featcal.drift.streams import Crossing, cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
@@ -50,11 +51,6 @@ class LayerTokens:
     expert_norm: tuple[Float[Tensor, " _"], ...]
     """||h_expert|| of the token."""
 
-    @property
-    def sample_drift(self) -> Float[Tensor, " n"]:
-        """Return ||e|| of every sample: its tokens' drift, the root of the sum of squares."""
-        return torch.stack([one.square().sum().sqrt() for one in self.drift])
-
 
 @dataclass(frozen=True)
 class TokenDrift:
@@ -82,9 +78,7 @@ class TokenDrift:
             InputError: there is no such sample or layer.
         """
         layers = self.layers if layer is None else (self.find(layer),)
-        count = len(self.layers[0].drift)
-        if not 0 <= sample < count:
-            raise InputError(f"sample {sample}: {count} samples are measured, which count from 0 to {count - 1}")
+        require_sample(sample, len(self.layers[0].drift))
         return [row for one in layers for row in _rows(one, sample)]
 
 

@@ -102,9 +102,7 @@ def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[t
         walk.enter(stage)
         yield adapter.first_layer(stage), stage
         for _, block in walk.blocks(stage):
-            for task, tensors in walk.experts_at(block):
-                for _ in walk.experts[task].walk(stage, block, tensors):
-                    pass
+            walk.pass_experts(stage, block)
             yield names[block.name], stage
 
 

@@ -296,6 +296,15 @@ class Lane:
                 keep(step)
                 yield step
 
+    def pass_block(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
+        """Take every batch through a block of which nothing is captured.
+
+        Args:
+            stored: as in `walk`.
+        """
+        for _ in self.walk(stage, block, stored):
+            pass
+
     def _key_objects(self) -> list[object]:
         """Return the objects that decide all steps of a fixed lane."""
         return [self.weights, *self.batches]
@@ -359,6 +368,11 @@ class ExpertPass:
         fixed = model is None
         weights = task_weights(self.weights if model is None else model, self.task)
         return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
+
+    def copy_for_one_walk(self, weights: Weights | None = None) -> ExpertPass:
+        """Return a pass over the same samples for one walk, of another model if one is given; nothing is kept of it."""
+        # A list of its own: a walk takes spent inputs out of the batches that it is given.
+        return replace(self, weights=self.weights if weights is None else weights, batches=[*self.batches], kept=None)
 
     def spend(self, stage: Stage) -> None:
         """Drop inputs that only the first calls of a stage read, unless there may be another walk."""

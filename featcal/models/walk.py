@@ -122,6 +122,21 @@ class Walk:
                 # Or this expert's tensors would stay until the next one's are there.
                 del tensors
 
+    def pass_experts(self, stage: Stage, block: Block) -> None:
+        """Take every expert through a block of which nothing is captured."""
+        for task, tensors in self.experts_at(block):
+            self.experts[task].pass_block(stage, block, tensors)
+
+    def deploy_block(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
+        """Take all experts' lanes through a block with other tensors than their own.
+
+        Args:
+            stored: the tensors as they are stored, by canonical name.
+        """
+        placed = block.local(self._run.compute.place(stored))
+        for lane in self.experts.values():
+            lane.pass_block(stage, block, placed)
+
     def finish(self) -> None:
         """Drop what all lanes hold, when all blocks are done."""
         for lane in (*self.experts.values(), *(lane for lanes in self.lanes.values() for lane in lanes.values())):

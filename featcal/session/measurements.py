@@ -350,13 +350,13 @@ class Measurements:
         walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
         if model.is_every_expert:
             return walk
-        return replace(walk, weights=self.fit.weights(model), batches=list(walk.batches), kept=None)
+        return walk.copy_for_one_walk(self.fit.weights(model))
 
     def _own_passes(self, view: EvaluationSamples) -> dict[str, ExpertPass]:
         """Return the passes of all experts for a walk that leaves the kept steps as they are: it looks inside the
         blocks, and what it sees of every token would take the room of what the next measurement finds again."""
         passes = self.suite.measured_passes(view, self.suite.samples(view))
-        return {task: replace(one, batches=list(one.batches), kept=None) for task, one in passes.items()}
+        return {task: one.copy_for_one_walk() for task, one in passes.items()}
 
     def _run(self, model: Weights, progress: Progress) -> Run:
         """Return the run for a measurement of a model, once its samples are there.

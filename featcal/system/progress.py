@@ -97,6 +97,12 @@ def available_bytes() -> int | None:
     return free if left is None else min(free, left)
 
 
+def half_of_available_bytes() -> int:
+    """Return half of `available_bytes`, 4 GiB if the system does not say: what featcal may take where nobody set a
+    limit, so that as much is left to what no estimate counts and to other programs."""
+    return (available_bytes() or 2**33) // 2
+
+
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Folder of a container's limits, as Linux shows it to the container (control groups, version 2)."""
 

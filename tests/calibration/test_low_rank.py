@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from clip_config import clip_config
@@ -118,7 +116,7 @@ def test_the_metric_is_of_what_the_finished_model_gives(tiny64: Family) -> None:
 def gathered(family: Family, model: object, task: str, samples: int) -> dict[str, Tensor]:
     """The inputs of all linear maps of the first block, one row per token."""
     one = expert_passes(family, clip_config(samples=samples))[task]
-    walk = {task: replace(one, weights=model, batches=[*one.batches], kept=None)}  # type: ignore[arg-type]
+    walk = {task: one.copy_for_one_walk(model)}  # type: ignore[arg-type]
     stage = family.adapter.stages[0]
     block = stage.blocks[0]
     with walking(family.adapter):

@@ -285,7 +285,7 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("merge", "SUITE", "--method", "ties:scale=1", "--scale", 2, "--out", "OUT"), "scale is given twice"),
         (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
         (("drift", "SUITE", "--eval-samples", 0), "at least one"),
-        (("drift", "SUITE", "--depth", "--sample", 99), "samples are measured, which count from 0 to"),
+        (("drift", "SUITE", "--depth", "--sample", 99), "sample 99 is out of range"),
         (("drift", "SUITE", "--tokens", "each", "--sample", 0, "--layer", "blok 1"), "Did you mean 'block 1'?"),
         (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
         (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),

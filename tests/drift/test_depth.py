@@ -101,7 +101,7 @@ def test_a_decision_turns_where_it_stays() -> None:
     course = depth.course(1)
     assert [row["answer"] for row in course] == ["cat"] * 7 + ["fish"]
     assert [row["of"] for row in course] == ["expert"] * 4 + ["model"] * 4
-    with pytest.raises(InputError, match="sample 3: 3 samples are measured, which count from 0 to 2"):
+    with pytest.raises(InputError, match="sample 3 is out of range: 3 samples are measured, numbered 0 to 2"):
         depth.course(3)
 
 

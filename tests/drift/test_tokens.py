@@ -50,10 +50,10 @@ def require_identity(session: Session, on: EvaluationSamples, models: tuple[str,
                 found.layers, ledger.tasks[task].layers, features.tasks[task].layers, strict=True
             ):
                 assert one.layer == layer.layer
-                torch.testing.assert_close(one.sample_drift, layer.drift, rtol=1e-9, atol=1e-12)
-                torch.testing.assert_close(one.sample_drift, again.drift, rtol=1e-9, atol=1e-12)
-                whole = torch.stack([norms.square().sum().sqrt() for norms in one.expert_norm])
-                torch.testing.assert_close(whole, layer.expert_norm, rtol=1e-9, atol=1e-12)
+                drift, norm = (torch.stack([t.norm() for t in by_sample]) for by_sample in (one.drift, one.expert_norm))
+                torch.testing.assert_close(drift, layer.drift, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(drift, again.drift, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(norm, layer.expert_norm, rtol=1e-9, atol=1e-12)
                 lengths = [(len(a), len(b)) for a, b in zip(one.tokens, one.drift, strict=True)]
                 assert all(a == b for a, b in lengths)
 
@@ -153,7 +153,7 @@ def test_rows_of_a_sample(tiny64: Family) -> None:
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-12)
     assert [row["relative_drift"] for row in rows] == pytest.approx([r["drift"] / r["expert_norm"] for r in rows])
     assert rows == [row for row in found.rows(3) if row["layer"] == "block 1"]
-    with pytest.raises(InputError, match="sample 12: 12 samples are measured, which count from 0 to 11"):
+    with pytest.raises(InputError, match="sample 12 is out of range: 12 samples are measured, numbered 0 to 11"):
         found.rows(12)
     with pytest.raises(InputError, match=r"layer 'blok 1': the model has embeddings, .* Did you mean 'block 1'\?"):
         found.rows(0, "blok 1")
