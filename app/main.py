@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from app import preview  # noqa: E402
+from app import first_page  # noqa: E402
 from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
 from featcal.system.environment import ignore_own_warnings_of_torch  # noqa: E402
 from featcal.system.errors import FeatcalError  # noqa: E402
@@ -64,16 +64,16 @@ st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
 st.html(HERE / "style.css")
 
 
-def first_page() -> None:
+def draw_first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
-    kept = preview.read_kept()
+    kept = first_page.read_kept()
     asked = {**st.query_params}
     # What was measured before is of no other model, samples or options.
-    if kept is None or asked.pop("suite", preview.HOME_SUITE) != preview.HOME_SUITE or asked:
+    if kept is None or asked.pop("suite", first_page.HOME_SUITE) != first_page.HOME_SUITE or asked:
         return
-    st.title(preview.TITLE)
-    preview.say(kept.verdict)
-    figures = preview.figures({"merged": kept.booked}, {"merged": kept.layers})
+    st.title(first_page.TITLE)
+    first_page.say(kept.verdict)
+    figures = first_page.figures({"merged": kept.booked}, {"merged": kept.layers})
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
         column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
 
@@ -82,7 +82,7 @@ opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
         if name == FIRST:
-            first_page()
+            draw_first_page()
         st.caption("Loading torch and transformers …")
 # Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()
