@@ -141,7 +141,7 @@ def _make(session: Session, texts: list[str]) -> Compared:
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
         page_end.end_page()
     compared = Compared(found)
-    settings(session, compared)
+    _show_settings(session, compared)
     return compared
 
 
@@ -167,8 +167,8 @@ def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
     return {one.method: one.average.mean for one in found if one.average is not None}
 
 
-def settings(session: Session, compared: Compared) -> None:
-    """Return one line for every model that needs one: what exactly it is."""
+def _show_settings(session: Session, compared: Compared) -> None:
+    """Draw one line for every model whose name does not say all of it."""
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
             if model.calibration is not None:

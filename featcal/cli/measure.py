@@ -239,7 +239,7 @@ def features(
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Print the tables of output drift, task vectors, samples and feature sources, where they were measured."""
+    """Print every table that was measured beside drift by layer."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()
