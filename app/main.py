@@ -91,7 +91,7 @@ from app import catalogue, page_end, state, tour, view  # noqa: E402
 opening.empty()
 
 # While a page runs, the map process must not start to compile beside it.
-state.map_worker().wait()
+state.map_worker().put_off_start()
 state.begin(page.url_path or HOME_PAGE)
 try:
     with page_end.warn_if_stopped():
