@@ -19,14 +19,14 @@ from featcal.studies import library
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.methods import merger_names
+from featcal.suite.methods import EXPERT, merger_names
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, percent
 
 NOTHING = "nothing"
 """In the list of second models: none."""
-EXPERT = Shown("expert", "expert")
-BASE = Shown("base", "base")
+SHOWN_EXPERT = Shown(EXPERT, "expert")
+SHOWN_BASE = Shown("base", "base")
 
 
 @dataclass(frozen=True)

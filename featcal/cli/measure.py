@@ -221,7 +221,8 @@ def features(
     the final ones. One map shows all models, the expert among them. The table has means over samples, --json every
     sample.
     """
-    from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
+    from featcal.session.feature_maps import FeatureMaps, clouds_json
+    from featcal.suite.methods import EXPERT
     from featcal.suite.views import EvaluationSamples
 
     if pooled and not as_json:

@@ -10,9 +10,9 @@ from featcal.session.session import Session
 from featcal.studies.method_lists import OF_SAMPLES
 from featcal.studies.plan import Plan
 from featcal.studies.requirements import needs
-from featcal.studies.runner import EXPERT, place_points
+from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
-from featcal.suite.methods import SAMPLES
+from featcal.suite.methods import EXPERT, SAMPLES
 from featcal.suite.schema import Suite
 from featcal.suite.source import CORRUPTIONS, Corruption
 from featcal.system.errors import InputError
