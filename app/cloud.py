@@ -23,11 +23,12 @@ from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
-from featcal.session.feature_maps import EXPERT, FeatureMaps, compare_with_expert, visible_layers
+from featcal.session.feature_maps import FeatureMaps, compare_with_expert, visible_layers
 from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import Kind
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
+from featcal.suite.methods import EXPERT
 
 POLL_SECONDS = 1.0
 _SMALL = "feature-maps"

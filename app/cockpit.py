@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import export, flips, good_options, opening, state, view
-from app.compare import EXPERT
+from app.compare import SHOWN_EXPERT
 from app.downloads import Numbers
 from featcal.drift.ledger import Features
 from featcal.evaluation.evaluate import Scores
@@ -92,7 +92,7 @@ def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) 
     cosine = f"cosine **{before.macro_cosine:.3f} → {after.macro_cosine:.3f}**"
     if not scores:
         return cosine
-    first, second, expert = (percent(scores[model].average) for model in (a, b, EXPERT))
+    first, second, expert = (percent(scores[model].average) for model in (a, b, SHOWN_EXPERT))
     gain = flips.gain(scores, (a, b))
     said = "" if gain is None else f" ({sample_tables.difference_words(gain)})"
     score = f"{plain(tables.metric_name(scores).capitalize())} **{first} → {second} %**{said} of {expert}"

@@ -19,14 +19,14 @@ from featcal.studies import library
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.methods import merger_names
+from featcal.suite.methods import EXPERT, merger_names
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, percent
 
 NOTHING = "nothing"
 """In the list of second models: none."""
-EXPERT = Shown("expert", "expert")
-BASE = Shown("base", "base")
+SHOWN_EXPERT = Shown(EXPERT, "expert")
+SHOWN_BASE = Shown("base", "base")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _make(session: Session, texts: list[str]) -> Compared:
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
         page_end.end_page()
     compared = Compared(found)
-    settings(session, compared)
+    _show_settings(session, compared)
     return compared
 
 
@@ -167,8 +167,8 @@ def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
     return {one.method: one.average.mean for one in found if one.average is not None}
 
 
-def settings(session: Session, compared: Compared) -> None:
-    """Return one line for every model that needs one: what exactly it is."""
+def _show_settings(session: Session, compared: Compared) -> None:
+    """Draw one line for every model whose name does not say all of it."""
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
             if model.calibration is not None:

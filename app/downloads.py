@@ -117,9 +117,16 @@ def file_name(what: str, origin: Origin) -> str:
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def sample_origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef]) -> Origin:
-    """Return the origin of features that were measured on a view; tasks can have fewer samples than were asked for."""
-    return _origin(session, on.split or session.split, session.counts(on), models, on)
+def sample_origin(
+    session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], over: str = tables.ALL_TASKS
+) -> Origin:
+    """Return the origin of features that were measured on a view; tasks can have fewer samples than were asked for.
+
+    Args:
+        over: a task, or all of them.
+    """
+    origin = _origin(session, on.split or session.split, session.counts(on), models, on)
+    return origin if over == tables.ALL_TASKS else origin.with_task(over)
 
 
 def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelRef]) -> Origin:

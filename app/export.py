@@ -30,9 +30,9 @@ from featcal.system.sandbox import require_inside, without_places
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
-def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: DeltaGenerator) -> None:
+def button(session: Session, config: CalibrationConfig, row: DeltaGenerator, below: DeltaGenerator) -> None:
     """Draw the button that writes the checkpoint to the folder of `section`, and below it what came of that."""
-    name = _folder_name(ws, config)
+    name = _folder_name(session, config)
     with below:
         if row.button("Write the checkpoint", type="primary", icon=":material/save:"):
             # A run that fails or is stopped here must not leave the last success on the page.
@@ -40,7 +40,7 @@ def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: D
             try:
                 with st.spinner("Writing, reloading and comparing …", show_time=True):
                     folder = output_folder(name)
-                    files = ws.fit.calibrate(config).save(folder)
+                    files = session.fit.calibrate(config).save(folder)
                 st.session_state[_WRITTEN] = (_key(config), folder, files)
             except FeatcalError as error:
                 view.problem(error)
@@ -49,23 +49,23 @@ def button(ws: Session, config: CalibrationConfig, row: DeltaGenerator, below: D
             st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
 
 
-def section(ws: Session, config: CalibrationConfig) -> None:
+def section(session: Session, config: CalibrationConfig) -> None:
     """Show the folder's name, how to load what was written there, and the command that writes it too."""
-    _folder_name(ws, config)
+    _folder_name(session, config)
     left, right = st.columns([2, 3])
     name = left.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
     right.caption("The same from the command line:")
-    line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
+    line = calibrate_command(state.reference(), config, opening.defaults(session), name)
     right.code(line, language="bash", wrap_lines=True)
     for folder, _ in _find_written(config):
-        _show_notes(folder, ws)
+        _show_notes(folder, session)
         with st.expander("Model card, and the way to the Hub", icon=":material/description:"):
-            _show_card(folder, ws, config)
+            _show_card(folder, session, config)
 
 
-def _folder_name(ws: Session, config: CalibrationConfig) -> str:
+def _folder_name(session: Session, config: CalibrationConfig) -> str:
     """Return the name in the folder's field; other options put another one there."""
-    offered = default_name(ws.family.suite.name, config, opening.defaults(ws))
+    offered = default_name(session.family.suite.name, config, opening.defaults(session))
     # Whatever was typed for the options before would say what is not in the folder.
     if st.session_state.get(_OFFERED) != offered or _FOLDER not in st.session_state:
         st.session_state[_OFFERED] = st.session_state[_FOLDER] = offered
@@ -107,23 +107,23 @@ def output_folder(name: str) -> Path:
         raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
 
 
-def _show_notes(folder: Path, ws: Session) -> None:
+def _show_notes(folder: Path, session: Session) -> None:
     """Show what the record of a written folder warns of and notes, and how the folder is loaded."""
     record = read_json(folder / RECORD_FILE)
     for warning in record["warnings"]:
         st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     for note in record["notes"]:
         st.caption(f"Note: {plain(without_places(note))}.")
-    st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))
+    st.code(without_places(session.family.adapter.loading(folder, session.family.container.config)))
 
 
-def _show_card(folder: Path, ws: Session, config: CalibrationConfig) -> None:
+def _show_card(folder: Path, session: Session, config: CalibrationConfig) -> None:
     """Show the card of a written folder, a button that fills in its scores, and the command that pushes the folder."""
     try:
-        if "test" in ws.family.suite.splits() and st.button("Score on the test split and fill in the card"):
+        if "test" in session.family.suite.splits() and st.button("Score on the test split and fill in the card"):
             on = EvaluationSamples(None, "test")
             with state.progress() as report:
-                score_into_card(ws, folder, on, History(), model=config, place="app", progress=report)
+                score_into_card(session, folder, on, History(), model=config, place="app", progress=report)
         card = load_card(folder)
     except FeatcalError as error:
         view.problem(error)

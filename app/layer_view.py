@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from app import downloads, ledger_view, samples, state, view
-from app.downloads import Numbers, Origin, file_name
+from app.downloads import Numbers, file_name
 from featcal.drift.depth import Depth
 from featcal.drift.tokens import CLASS_TOKEN, FEATURE, PICTURE
 from featcal.figures import layer_charts, layer_tables, tables, text, token_charts
@@ -69,7 +69,7 @@ def depth(
             "decisions through depth",
             tables.stack_models(frames),
             _DEPTH,
-            _origin(session, on, models, over),
+            downloads.sample_origin(session, on, models, over),
             kind="depth",
         ),
         text.DEPTH,
@@ -87,7 +87,7 @@ def depth(
             f"course of sample {sample}",
             rows,
             _COURSE,
-            _origin(session, on, models, task),
+            downloads.sample_origin(session, on, models, task),
             kind="course",
             sample=sample,
         ),
@@ -126,7 +126,7 @@ def block_maps(
     if all(frame.empty for frame in frames.values()):
         st.caption(f"There are no linear maps of a block in {plain(layer)}: choose a block above.")
         return
-    origin = _origin(session, on, models, over)
+    origin = downloads.sample_origin(session, on, models, over)
     st.caption(f"{plain(layer)}, map by map, on {plain(over)}")
     changed = {name: frame for name, frame in frames.items() if frame["changed"].notna().any()}
     left, right = st.columns(2)
@@ -167,7 +167,7 @@ def tokens(
     if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
         words.caption("Behind the last block the head reads the class token alone: other tokens have no effect there.")
     column, digits = ("relative drift", 3) if relative else ("drift", 2)
-    origin = _origin(session, on, models, task)
+    origin = downloads.sample_origin(session, on, models, task)
     what = f"tokens of sample {sample} at {layer}"
     numbers = Numbers(what, frame, _TOKENS, origin, kind="tokens", layer=layer, sample=sample)
     if frame["token"].notna().any():
@@ -254,8 +254,3 @@ def _mark_words(frames: Mapping[str, pd.DataFrame], column: str, digits: int) ->
                     st.caption(_PARTS.get(str(part), str(part)))
                 st.html(token_charts.mark_words(own, column, top, digits))
     st.caption(f"No colour is 0, the fullest {top:.{digits}f} ({column}); point at a token for its number.")
-
-
-def _origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], over: str) -> Origin:
-    origin = downloads.sample_origin(session, on, models)
-    return origin if over == tables.ALL_TASKS else origin.with_task(over)

@@ -45,7 +45,8 @@ def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
     with state.progress() as report:
         ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
     booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
-    attribution(ledger_charts.waterfall(booked, layer), booked, over, _origin(session, options, models, over))
+    origin = downloads.sample_origin(session, options, models, over)
+    attribution(ledger_charts.waterfall(booked, layer), booked, over, origin)
 
 
 def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
@@ -54,7 +55,7 @@ def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSampl
     options = DriftOptions(on.samples, on.split, on.seed, tokens, _sublayers())
     with state.progress() as report:
         ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
-    _growth(ledgers, over, layer, _origin(session, options, models, over))
+    _growth(ledgers, over, layer, downloads.sample_origin(session, options, models, over))
 
 
 def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
@@ -73,11 +74,6 @@ def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSa
 def _sublayers() -> bool:
     """Say whether attention and MLP are layers of their own, as is chosen above the attribution."""
     return view.one_of(LAYERS, state.selection().parts) == LAYERS[1]
-
-
-def _origin(session: Session, options: DriftOptions, models: Mapping[str, ModelRef], over: str) -> Origin:
-    origin = downloads.sample_origin(session, options, models)
-    return origin if over == tables.ALL_TASKS else origin.with_task(over)
 
 
 def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:

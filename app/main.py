@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from app import preview  # noqa: E402
+from app import first_page  # noqa: E402
 from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
 from featcal.system.environment import ignore_own_warnings_of_torch  # noqa: E402
 from featcal.system.errors import FeatcalError  # noqa: E402
@@ -42,7 +42,7 @@ FIRST, HOME_PAGE = "verdict", "home"
 
 
 def make_pages(name: str) -> list[st.Page]:
-    """Return a page as the menu lists it."""
+    """Return a page as the menu lists it; of the first page also one under its own name."""
     file, (title, icon) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
     title = f"{icon} {title}"
@@ -64,16 +64,16 @@ st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
 st.html(HERE / "style.css")
 
 
-def first_page() -> None:
+def draw_first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
-    kept = preview.read_kept()
+    kept = first_page.read_kept()
     asked = {**st.query_params}
     # What was measured before is of no other model, samples or options.
-    if kept is None or asked.pop("suite", preview.HOME_SUITE) != preview.HOME_SUITE or asked:
+    if kept is None or asked.pop("suite", first_page.HOME_SUITE) != first_page.HOME_SUITE or asked:
         return
-    st.title(preview.TITLE)
-    preview.say(kept.verdict)
-    figures = preview.figures({"merged": kept.booked}, {"merged": kept.layers})
+    st.title(first_page.TITLE)
+    first_page.say(kept.verdict)
+    figures = first_page.figures({"merged": kept.booked}, {"merged": kept.layers})
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
         column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
 
@@ -82,7 +82,7 @@ opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
         if name == FIRST:
-            first_page()
+            draw_first_page()
         st.caption("Loading torch and transformers …")
 # Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()
@@ -91,7 +91,7 @@ from app import catalogue, page_end, state, tour, view  # noqa: E402
 opening.empty()
 
 # While a page runs, the map process must not start to compile beside it.
-state.map_worker().wait()
+state.map_worker().put_off_start()
 state.begin(page.url_path or HOME_PAGE)
 try:
     with page_end.warn_if_stopped():

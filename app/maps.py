@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.session.projection import SEED, Points, pca_map
+from featcal.session.projection import SEED, Points
 
-__all__ = ["MapWorker", "Points", "pca_map", "trust", "umap_map"]
+__all__ = ["MapWorker", "Points", "trust", "umap_map"]
 NEIGHBOURS = 15
 TRUST_NEIGHBOURS = 10
 TRUST_POINTS = 1000
@@ -85,14 +85,14 @@ class MapWorker:
         self._timer: threading.Timer | None = None
         self._asked: list[tuple[Sequence[Points], Future[list[Points]]]] = []
 
-    def wait(self) -> None:
+    def put_off_start(self) -> None:
         """Put off the start while a page runs."""
         if self._timer is not None:
             self._timer.cancel()
 
     def start_when_quiet(self) -> None:
         """Start the process, which compiles first, `QUIET` seconds from now unless a page runs before."""
-        self.wait()
+        self.put_off_start()
         if self._process is None:
             self._timer = threading.Timer(QUIET, self._ensure_process)
             self._timer.daemon = True
@@ -121,7 +121,7 @@ class MapWorker:
 
     def close(self) -> None:
         """End the process and give its pipes back."""
-        self.wait()
+        self.put_off_start()
         if self._process is not None:
             self._process.kill()
             with suppress(BrokenPipeError):  # what was never read is of no use to anyone

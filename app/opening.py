@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from app.preview import HOME_SUITE, SAMPLES
+from app.first_page import HOME_SUITE, SAMPLES
 from app.selection import OPTIONS
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import idle_options

@@ -32,13 +32,10 @@ _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", 
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        problem = (
-            ""
-            if model.calibration is None
-            else record(session, model.calibration, on, History(), state.kind_of_scores(session, on))
-        )
-        if problem:
-            st.warning(plain(problem), icon=":material/history_toggle_off:")
+        if model.calibration is None:
+            continue
+        if problem := record(session, model.calibration, on, History(), state.kind_of_scores(session, on)):
+            say_problems([problem])
 
 
 def count_looks(session: Session, models: Iterable[ModelRef], on: EvaluationSamples) -> AbstractContextManager[None]:
@@ -54,12 +51,12 @@ def say_looks(session: Session) -> None:
         f"Looks at this suite's test split so far: {times}, at {models} different models. Whoever chooses among models "
         "by their test scores no longer has a test."
     )
-    say_problems(history)
+    say_problems(history.problems)
 
 
-def say_problems(history: History) -> None:
-    """Say what is wrong with the history."""
-    for problem in history.problems:
+def say_problems(problems: Iterable[str]) -> None:
+    """Say what is wrong with the history, or with studies that are kept."""
+    for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
@@ -107,7 +104,7 @@ def section(session: Session, history: History) -> None:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
     everything, here = history.runs(), hash_of(session)
     runs = [run for run in everything if run.suite_hash == here]
-    say_problems(history)
+    say_problems(history.problems)
     if runs:
         _list(runs)
         _one(session, runs)

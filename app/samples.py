@@ -23,7 +23,7 @@ from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
 from featcal.server.lengths import is_long, seconds_to_score
-from featcal.session.model_ref import BASE, EXPERT, ModelRef
+from featcal.session.model_ref import BASE, EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NoScores
@@ -134,7 +134,7 @@ def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
 
 def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
     """Return the models of a page between base and expert."""
-    return {compare.BASE: BASE, **models, compare.EXPERT: EXPERT}
+    return {compare.SHOWN_BASE: BASE, **models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 
 
 def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:

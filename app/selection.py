@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
-from app.preview import HOME_SUITE, SAMPLES
+from app.first_page import HOME_SUITE, SAMPLES
 from featcal.suite import calibration_options
 from featcal.suite.calibration_options import CAUTIOUS, OWN, PARTIAL, SWITCHES, CalibrationConfig, Option
 from featcal.system.formatting import exactly, shorten

@@ -9,10 +9,10 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, ledger_view, options, preview, runs, state, view
+from app import downloads, first_page, ledger_view, options, runs, state, view
 from app.compare import Compared
 from app.downloads import Numbers
-from app.preview import Kept
+from app.first_page import FirstPage
 from app.selection import HOME
 from featcal.figures import ledger_tables, tables, text
 from featcal.figures.names import plain
@@ -37,18 +37,18 @@ STEPS = {
 MOST_BARS = 14
 """Layers of all models that half of the page has room for."""
 Charts = tuple[Mapping[str, pd.DataFrame], Mapping[str, pd.DataFrame]]
-"""Attribution and layers of every model, as `preview.figures` draws them."""
+"""Attribution and layers of every model, as `first_page.figures` draws them."""
 
 
 def draw(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Draw the verdict on model A as its measurements arrive, and the charts of both models."""
     # One place per part, so that a sentence that comes late pushes nothing away that is being read.
     said, step, below = st.empty(), st.empty(), st.container()
-    kept = preview.read_kept() if _is_home(on) else None
+    kept = first_page.read_kept() if _is_home(on) else None
     if kept is not None:
         verdict = kept.verdict
         with said.container():
-            preview.say(verdict)
+            first_page.say(verdict)
         with below:
             _draw_charts(session, compared, on, ({compared.a: kept.booked}, {compared.a: kept.layers}))
     else:
@@ -74,14 +74,14 @@ def _measure(
             verdict = judge(found)
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with said.container():
-                preview.say(verdict)
+                first_page.say(verdict)
             if found.final is not None and shown is None:
                 shown = _tables(session, compared, on, report)
                 with below:
                     _draw_charts(session, compared, on, shown)
     runs.keep(session, measured, on)
     if shown is not None and _is_home(on):
-        preview.keep(Kept(verdict, shown[0][compared.a], shown[1][compared.a]))
+        first_page.keep(FirstPage(verdict, shown[0][compared.a], shown[1][compared.a]))
     return verdict
 
 
@@ -125,7 +125,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, sh
     wide = sum(map(len, shown[0].values())) > MOST_BARS
     origin = downloads.sample_origin(session, on, compared.models)
     left, right = (st.container(), st.container()) if wide else st.columns(2)
-    first, second = preview.figures(*shown)
+    first, second = first_page.figures(*shown)
     with left:
         st.header("Which layer caused the final drift?")
         ledger_view.attribution(first, shown[0], tables.ALL_TASKS, origin)

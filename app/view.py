@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import page_end, state
 from app.downloads import Numbers
-from app.preview import HOME_SUITE
+from app.first_page import HOME_SUITE
 from app.selection import HOME
 from featcal.evaluation.comparison import Difference
 from featcal.figures import text

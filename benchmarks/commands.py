@@ -36,7 +36,7 @@ FUNCTIONS = {
     "featcal.family.opening": {"open_family": "opening", "draw": "opening"},
     "featcal.preflight.check": {"open_models": "opening", "usable_family": "opening", "check_samples": "opening"},
     "featcal.calibration.calibrate": {"_origin": "opening", "own_passes": "opening", "_write": "writing"},
-    "featcal.cli.terminal": {"show": "writing"},
+    "featcal.cli.terminal": {"show": "writing", "print_json": "writing", "print_table": "writing"},
     "featcal.cli.suite": {"show_check": "writing"},
 }
 spent, stack, main = {}, ["arithmetic"], threading.current_thread()
@@ -63,7 +63,8 @@ def staged(stage, function):
 def load(name, importing, find=bootstrap._find_and_load):
     module = staged("imports", find)(name, importing)
     for function, stage in FUNCTIONS.pop(name, {}).items() if name in sys.modules else ():
-        setattr(sys.modules[name], function, staged(stage, getattr(sys.modules[name], function)))
+        if hasattr(sys.modules[name], function):  # the other checkout may be older
+            setattr(sys.modules[name], function, staged(stage, getattr(sys.modules[name], function)))
     return module
 
 bootstrap._find_and_load = load

@@ -5,7 +5,7 @@ import streamlit as st
 from app import compare, downloads, flips, jobs, options, page_end, runs, samples, state, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
-from featcal.session.model_ref import BASE, EXPERT
+from featcal.session.model_ref import BASE, EVERY_EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import percent
@@ -16,7 +16,7 @@ st.title("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 compared = compare.choose_in_sidebar(session)
-models = {compare.BASE: BASE, **compared.models, compare.EXPERT: EXPERT}
+models = {compare.SHOWN_BASE: BASE, **compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 known = {
     # Other models are scored on demand alone: every score on the test split is a look, and counted.
     shown: model
@@ -65,13 +65,13 @@ if pair is not None:
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
 units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
-origin = downloads.score_origin(session, scores[compare.EXPERT], known)
+origin = downloads.score_origin(session, scores[compare.SHOWN_EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
 view.picture(bars, "test-scores", alt, measured.name)
-size = tables.how_many(one.n for one in scores[compare.EXPERT].tasks.values())
+size = tables.how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."

@@ -22,7 +22,7 @@ from app import (
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
-from featcal.session.model_ref import EXPERT
+from featcal.session.model_ref import EVERY_EXPERT
 
 st.title("Repair it in closed form")
 session = view.open_or_explain()
@@ -46,7 +46,7 @@ with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 # Once the exact run is done, the preview is held against it.
 repair.confirm(previewed, session, config, after, more, words)
-scores, missing = state.answer_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
+scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
 measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import cloud, compare, downloads, options, samples, slices, state, view
 from featcal.figures import text
-from featcal.session.model_ref import EXPERT
+from featcal.session.model_ref import EVERY_EXPERT
 
 st.title("Features, before and after")
 session = view.open_or_explain()
@@ -15,7 +15,7 @@ if compared.b is None:
     options.offer(session, f"The expert's and {compared.a} are shown; a second model adds its own points.")
 layer = cloud.layer_slider(session)
 cloud.say_which(session, layer)
-models = {compare.EXPERT: EXPERT, **compared.models}
+models = {compare.SHOWN_EXPERT: EVERY_EXPERT, **compared.models}
 shown = cloud.Shown(session, models, on, compared.pair, task, layer)
 with state.progress() as report:
     features = shown.features(task, layer, report)[layer]

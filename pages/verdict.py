@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from app import compare, preview, samples, verdict, view
+from app import compare, first_page, samples, verdict, view
 
-st.title(preview.TITLE)
+st.title(first_page.TITLE)
 session = view.open_or_explain()
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)

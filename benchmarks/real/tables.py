@@ -19,8 +19,9 @@ import minilm
 import pictures
 import sentences
 
-from featcal.studies.runner import EXPERT, Row
+from featcal.studies.runner import Row
 from featcal.studies.study import read_study
+from featcal.suite.methods import EXPERT
 from featcal.system.formatting import percent
 
 MERGERS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from featcal.cli.options import block
-from featcal.cli.terminal import say, say_notes
+from featcal.cli.terminal import print_json, say, say_notes
 from featcal.preflight.handover.runtimes import SOURCES, SUPPORT, TARGETS
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
@@ -51,7 +50,7 @@ def check_folder(path: Path, targets: Sequence[str], base: str | None, as_json: 
 
     found = check_for(path, targets, base)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
+        print_json(found.to_json())
     else:
         show_handovers(found)
     return 0 if found.is_ready else 1
@@ -95,7 +94,7 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
     document |= {"added": sorted(added), **found.to_json()}
     say_notes({"notes": document["notes"]})
     if as_json:
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
         return
     say(f"written to {document['out']}; added: {some(sorted(added)) if added else 'nothing, for nothing was missing'}")
     show_handovers(found)

@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
-from featcal.cli.terminal import bar, say, show
+from featcal.cli.terminal import bar, print_json, print_models, print_table, say
 from featcal.system.progress import Progress, keep_memory
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def drift(
         if len(models) > 1:
             say(f"{'' if one is documents[0] else chr(10)}{one['model']}:")
         entries = [(task, layer) for task, entry in one["tasks"].items() for layer in entry["layers"]]
-        show(None, False, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
+        print_table([(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
         _show_more(one)
     if as_json:
-        show(documents[0] if len(documents) == 1 else {"models": documents}, True, (), ())
+        print_models(documents)
 
 
 _LOOKS = {
@@ -221,7 +221,8 @@ def features(
     the final ones. One map shows all models, the expert among them. The table has means over samples, --json every
     sample.
     """
-    from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
+    from featcal.session.feature_maps import FeatureMaps, clouds_json
+    from featcal.suite.methods import EXPERT
     from featcal.suite.views import EvaluationSamples
 
     if pooled and not as_json:
@@ -232,25 +233,28 @@ def features(
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())
     others = frame[frame["model"] != EXPERT].groupby(["task", "layer", "model"], sort=False)
     means = others[["cosine", "distance"]].mean().reset_index()
-    show(clouds_json(clouds, frame) if as_json else None, as_json, means.to_numpy().tolist(), list(means))
+    if as_json:
+        print_json(clouds_json(clouds, frame))
+    else:
+        print_table(means.to_numpy().tolist(), list(means))
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Print the tables of output drift, task vectors, samples and feature sources, where they were measured."""
+    """Print every table that was measured beside drift by layer."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()
         columns = list(next(iter(measured.values())))
-        show({}, False, [(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
+        print_table([(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
     if "task_vector_cosines" in document:
         click.echo()
-        show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
+        print_table(list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
     for name in ("per_sample", "maps", "depth", "course", "tokens"):
         each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get(name, ())]
         if each:
             click.echo()
-            show({}, False, [list(row.values()) for row in each], list(each[0]))
+            print_table([list(row.values()) for row in each], list(each[0]))
     if "sources" in document:
         click.echo()
         columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]
-        show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
+        print_table([[one[key] for key in columns] for one in document["sources"]], columns)

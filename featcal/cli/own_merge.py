@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.cli.terminal import bar, print_json, say, say_notes
 from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
@@ -81,7 +81,8 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     }
     if begun.missing or checked.problems:
         _say_problems(checked, begun.missing)
-        show(document, as_json, (), ())
+        if as_json:
+            print_json(document)
         return 1
     for line in begun.assumed if asked.data and not as_json else ():
         say(f"taken for granted: {line}", err=True)
@@ -101,10 +102,12 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
         report = _write(asked, asked.out, session, verdict.lines, on)
         write_draft(begun.text, asked.file)
         document |= {"suite": str(asked.file), "report": report}
-    show(document, as_json, (), ())
-    for line in verdict.lines if not as_json else ():
+    if as_json:
+        print_json(document)
+        return 0
+    for line in verdict.lines:
         say(line)
-    if "report" in document and not as_json:
+    if "report" in document:
         say(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
     return 0
 

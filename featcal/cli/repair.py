@@ -96,16 +96,16 @@ def calibrate(
         family = opening.session(suite, device).fit.family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
-        # One progress bar for all processes.
+        # Notes and a progress bar once for all processes.
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
-        _say_beforehand(config, family, ranks.rank)
+        if not ranks.rank:
+            _say_slow_precision(config, family)
         limits = MemoryLimits(max_memory, max_device_memory)
         document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
     if not document:  # of several processes rank 0 alone prints
         return
     say_notes(document)
-    drifts = document["relative_drift"].items()
-    rows = [(block, *(f"{value:.4f}" for value in drift.values())) for block, drift in drifts]
+    rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         _say_written(document)
@@ -114,11 +114,11 @@ def calibrate(
         raise SystemExit(1)
 
 
-def _say_beforehand(config: CalibrationConfig, family: Family, rank: int = 0) -> None:
-    """Say once for all processes what one would rather know before the work than behind it."""
+def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:
+    """Say on stderr where the chosen precision is slow on this machine."""
     from featcal.preflight.estimates import note_slow_precision
 
-    for note in [] if rank else note_slow_precision(config, family.compute.device):
+    for note in note_slow_precision(config, family.compute.device):
         say(f"note: {note}", err=True)
 
 
@@ -190,7 +190,7 @@ def sweep(
     keep_memory()
     session, history = opening.session(suite, device, one_shot=False), History()
     config = config_for(session.family, **chosen)
-    _say_beforehand(config, session.family)
+    _say_slow_precision(config, session.family)
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
     view = EvaluationSamples(eval_samples)
@@ -243,7 +243,7 @@ def select(
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)
-    _say_beforehand(asked, session.family)
+    _say_slow_precision(asked, session.family)
     found = choose(session, asked, starts=models, minutes=minutes, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -12,7 +12,7 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, JSON, MEASURED, Option, block, file_to_write, models_option
-from featcal.cli.terminal import bar, say, show
+from featcal.cli.terminal import bar, print_models, say, show
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
@@ -190,5 +190,5 @@ def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_js
             say(f"{'' if name == models[0] else chr(10)}{name}:")
         for line in verdict.lines:
             say(line)
-    documents = [verdict_json(session, name, on, one) for name, one in found.items()]
-    show(documents[0] if len(documents) == 1 else {"models": documents}, as_json, (), ())
+    if as_json:
+        print_models([verdict_json(session, name, on, one) for name, one in found.items()])

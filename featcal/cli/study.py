@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.groups import OF_STUDIES, Command
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
-from featcal.cli.terminal import bar, require_new, say, show, write_new
+from featcal.cli.terminal import bar, print_json, print_table, require_new, say, write_new
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,9 +80,10 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
         click.echo(study_tables.row_table(study).to_csv(index=False), nl=False)
     elif forms["as_markdown"]:
         click.echo(study_tables.markdown(study.summaries()), nl=False)
+    elif forms["as_json"]:
+        print_json(study.to_json())
     else:
-        cells, header = study_tables.text_cells(study.summaries())
-        show(study.to_json() if forms["as_json"] else None, forms["as_json"], cells, header)
+        print_table(*study_tables.text_cells(study.summaries()))
 
 
 def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
-from featcal.cli.terminal import say, show
+from featcal.cli.terminal import print_json, print_table, say, show
 from featcal.system.formatting import readable
 from featcal.system.libraries import load_libraries
 
@@ -58,7 +57,7 @@ def check(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | 
 
     found = preflight(opening.load(suite), probe)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
+        print_json(found.to_json())
     else:
         show_check(found)
     return 1 if found.problems else 0
@@ -89,10 +88,10 @@ def show_check(found: Preflight) -> None:
         scored = found.diagonal
         rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.split_words}"))
     if rows:
-        show(None, False, rows, ("", ""))
+        print_table(rows, ("", ""))
     if found.downloads:
         click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}:")
-        show(None, False, [(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
+        print_table([(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
         for line in ["\nnotes:", *(f"  - {note}" for note in found.notes)]:
             say(line)

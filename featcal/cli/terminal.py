@@ -22,11 +22,26 @@ _LARGE = 1e6
 
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
-    """Print the document as JSON, or its rows as an aligned table; nothing if there is neither row nor header."""
+    """Print the document as JSON, or its rows as an aligned table."""
     if as_json:
-        # NaN is not JSON: other readers would fail on it.
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
-        return
+        print_json(document)
+    else:
+        print_table(rows, header)
+
+
+def print_json(document: Any) -> None:
+    """Print a document as JSON."""
+    # NaN is not JSON: other readers would fail on it.
+    click.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_models(documents: Sequence[Any]) -> None:
+    """Print the document of one model as JSON, and {"models": [...]} with a document for each of several."""
+    print_json(documents[0] if len(documents) == 1 else {"models": documents})
+
+
+def print_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
+    """Print rows as an aligned table, below a header where one of its names is not empty."""
     titled = [[printable(name) for name in header]] if any(header) else []
     cells = [*titled, *([_cell(value) for value in row] for row in rows)]
     widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(header))]

@@ -12,7 +12,7 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
 from featcal.cli.hand_over import export_folder, say_where_to, target_options
 from featcal.cli.options import JSON, OUT, SUITE, Size, note_folders
-from featcal.cli.terminal import bar, require_new, say, say_notes, show
+from featcal.cli.terminal import bar, print_table, require_new, say, say_notes, show
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
@@ -76,7 +76,7 @@ def merge(
         document = session.fit.baseline(method, bar()).save(out, task)
         say_notes(document)
         if "loss_before" in document and not as_json:
-            show(None, False, [("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
+            print_table([("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
             say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
             return
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))

@@ -18,12 +18,12 @@ from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import Kind
 from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
+from featcal.suite.methods import EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.formatting import did_you_mean
 from featcal.system.progress import Progress, silent
 
-EXPERT = "expert"
 Values = NDArray[np.float64]
 _VIEW = EvaluationSamples()
 _CLOUD, _PCA = Kind[tuple[list[int], Points]]("cloud"), Kind[Points]("PCA of a cloud")

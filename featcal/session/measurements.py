@@ -328,10 +328,9 @@ class Measurements:
 
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Say whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
-        count, split, seed = self.suite.key(view)
-        kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
-        apart = (kept[0], DriftOptions(count, split, seed))
-        return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
+        one, drawn = _walked_model(self.suite.resolve(model)), self.suite.key(view)
+        apart = (one.key, DriftOptions(*drawn))
+        return self.suite.has(_FEATURES, (one.key, *drawn)) or self.suite.has(_DRIFTS, apart)
 
     def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
         """Return the final features of weights on samples that are scored; once for models that differ in maps."""

@@ -22,9 +22,9 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
-from featcal.suite.command_lines import format_value
 from featcal.suite.methods import NAMED, REFERENCE, method_names
 from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
+from featcal.suite.options import format_value
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.json_files import read_json

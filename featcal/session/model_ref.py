@@ -14,7 +14,7 @@ from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import config_of, name_calibration
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.methods import is_baseline
+from featcal.suite.methods import EXPERT, is_baseline
 from featcal.suite.name_grammar import model_name, reference_in
 from featcal.system.errors import InputError
 
@@ -68,7 +68,7 @@ class ModelRef:
         return self.name if reference is None else (self.name, Path.cwd(), model_stamp(reference, Path.cwd()))
 
 
-BASE, MERGED, EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", "expert"))
+BASE, MERGED, EVERY_EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", EXPERT))
 """Models that every suite has; the last is every expert on its own task."""
 ModelId = str | CalibrationConfig | Weights | Calibrated | ModelRef
 """All that a caller may name a model by: a name (`suite.name_grammar`), the options it is calibrated with, weights, a

@@ -8,9 +8,9 @@ from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import idle_options
 from featcal.session.session import Session
 from featcal.studies.plan import Plan, points_of
-from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of
 from featcal.suite.calibration_options import INFORMED, NUMBERS, PAPER, RECIPES
+from featcal.suite.methods import EXPERT
 from featcal.system.formatting import exactly
 
 _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RMSNorm scales", "rmsnorms"))

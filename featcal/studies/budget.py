@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from featcal.session.session import Session
-from featcal.studies.method_lists import takes_samples
+from featcal.studies.method_lists import OF_SAMPLES, takes_samples
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, place_points
+from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
+from featcal.suite.methods import EXPERT
 from featcal.system.errors import InputError
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512)
-METHODS = (
-    *("merged", "regmean++", "surgery", "probsurgery"),
-    *("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed"),
-)
+METHODS = OF_SAMPLES
 
 
 def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Study:

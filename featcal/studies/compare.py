@@ -9,9 +9,8 @@ from featcal.calibration.calibrate import config_for
 from featcal.session.session import Session
 from featcal.studies.method_lists import everything
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of
-from featcal.suite.methods import ALL
+from featcal.suite.methods import ALL, EXPERT
 
 
 def compare_methods(session: Session, plan: Plan) -> Study:

@@ -7,20 +7,18 @@ from dataclasses import replace
 from itertools import product
 
 from featcal.session.session import Session
+from featcal.studies.method_lists import OF_SAMPLES
 from featcal.studies.plan import Plan
 from featcal.studies.requirements import needs
-from featcal.studies.runner import EXPERT, place_points
+from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
-from featcal.suite.methods import SAMPLES
+from featcal.suite.methods import EXPERT, SAMPLES
 from featcal.suite.schema import Suite
 from featcal.suite.source import CORRUPTIONS, Corruption
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 
-METHODS = (
-    *("merged", "regmean++", "surgery", "probsurgery"),
-    *("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed"),
-)
+METHODS = OF_SAMPLES
 SEVERITIES = (3,)
 CLEAN = "clean"
 

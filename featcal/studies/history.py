@@ -283,11 +283,6 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 
 
-def looks(suite_hash: str) -> Looks:
-    """Count the looks at the test split of a suite, in the user's history."""
-    return History().looks(suite_hash)
-
-
 def suite_hash(suite: Suite) -> str:
     """Return 16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not
     its description or the options it recommends), and the files of its models and samples.

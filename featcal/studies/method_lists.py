@@ -7,6 +7,8 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 from featcal.system.errors import InputError
 
+OF_SAMPLES = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", *PROPOSED)
+"""Methods that studies of the calibration samples, of their number or corruption, compare unless others are named."""
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 

@@ -24,8 +24,6 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
 from featcal.system.progress import Progress, silent
 
-EXPERT = "expert"
-"""Every expert on its own task: what scores are a share of."""
 Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 
 

@@ -18,13 +18,14 @@ from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, Point, place_points
+from featcal.studies.runner import Point, place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
+from featcal.suite.methods import EXPERT, PROPOSED
 from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 
-METHODS = ("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
+METHODS = ("calibrated", *PROPOSED)
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
 EXCESS = "excess"
 _SOURCE = {STALE: "stale", PARALLEL: "merged"}

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from featcal.evaluation.comparison import LEVEL
-from featcal.studies.runner import EXPERT, Row
+from featcal.studies.runner import Row
+from featcal.suite.methods import EXPERT
 
 
 @dataclass(frozen=True)

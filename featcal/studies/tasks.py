@@ -8,12 +8,13 @@ from dataclasses import replace
 from featcal.family.opening import Family
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, place_points
+from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
+from featcal.suite.methods import EXPERT, PROPOSED
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 
-METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
+METHODS = ("merged", "regmean++", "calibrated", *PROPOSED)
 
 
 def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:

@@ -18,7 +18,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
 )
 from featcal.suite.methods import ALL
-from featcal.system.formatting import exactly
+from featcal.suite.options import format_value
 
 
 def calibrate_command(
@@ -82,8 +82,3 @@ def _flag(name: str, value: bool | float | str) -> list[str]:
     """Return an option as words of the command line."""
     flag = name.replace("_", "-")
     return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", format_value(value)]
-
-
-def format_value(value: float | str) -> str:
-    """Return the value of an option as it is typed."""
-    return exactly(value) if isinstance(value, float) else str(value).lower()

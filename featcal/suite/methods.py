@@ -38,7 +38,9 @@ GROUP = "featcal.methods"
 MERGER, BASELINE = "merger", "baseline"
 _FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
 PLAIN, WITH_OPTIONS = ("base", "merged"), ("calibrated", "anchor")
-NAMED = (*PLAIN, "expert", *WITH_OPTIONS)
+EXPERT = "expert"
+"""Every expert on its own task, which scores are a share of."""
+NAMED = (*PLAIN, EXPERT, *WITH_OPTIONS)
 """Names of models that no method makes."""
 REFERENCE, ALL = "reference", "all"
 """Kind of every text that is not a name, a folder or Hub id; and what stands for all methods, or all parts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -60,7 +60,7 @@ class ModelName:
     """
 
     kind: str
-    options: tuple[tuple[str, str], ...] = field(default=())
+    options: tuple[tuple[str, str], ...] = ()
     task: str | None = None
     of: str | None = None
     """Name of the model that one of a kind that `acts_on_another` is made of; "merged" where it is left out."""

@@ -134,7 +134,7 @@ class Options:
     @property
     def name(self) -> str:
         """Return the model's name with every option that a name can say."""
-        said = [f"{option}={_format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
+        said = [f"{option}={format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
         return f"{self.kind}:{','.join(said)}" if said else self.kind
 
 
@@ -154,9 +154,10 @@ def type_of(one: Field[Any]) -> type:
     return float if one.default is None else type(one.default)
 
 
+def format_value(value: float | str) -> str:
+    """Return the value of an option as it is typed."""
+    return exactly(value) if isinstance(value, float) else str(value).lower()
+
+
 def _can_be_said(value: Any) -> bool:
     return value is not None and not isinstance(value, Mapping)
-
-
-def _format_value(value: Any) -> str:
-    return exactly(value) if isinstance(value, float) else str(value).lower()

@@ -96,7 +96,7 @@ def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Pat
     assert list(by_layer) == [f"block {i}" for i in range(BLOCKS)]
     rows = [one / one.norm(dim=1, keepdim=True) for models in by_layer.values() for one in models.values()]
     whole = np.concatenate([one.numpy() for one in rows])
-    flat = maps.pca_map(whole).reshape(len(by_layer), 3, 8, 2)
+    flat = figures_maps.pca_map(whole).reshape(len(by_layer), 3, 8, 2)
     place = list(by_layer).index("block 1")
     for model, expected in zip(("expert", "merged", "base"), flat[place], strict=True):
         np.testing.assert_allclose(numbers(clouds(app)[model]["x"]), expected[:, 0], atol=1e-5)

@@ -12,7 +12,7 @@ from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
 
-from app import preview, verdict
+from app import first_page, verdict
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.measure import diagnose
@@ -97,7 +97,7 @@ def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
     first = opened("clip-mini", "verdict")
     assert healthy(first)
-    kept = preview.read_kept()
+    kept = first_page.read_kept()
     assert kept is not None
     assert lines(first) == expected(kept.verdict)
 

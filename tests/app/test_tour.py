@@ -9,7 +9,7 @@ import pytest
 from app_pages import button, go, healthy, opened, shown_model
 from streamlit.testing.v1 import AppTest
 
-from app import preview, selection, state, tour
+from app import first_page, selection, state, tour
 from featcal.family.opening import open_family
 from featcal.suite.schema import load_suite
 from featcal.system.resources import bundle_root
@@ -55,6 +55,6 @@ def test_who_comes_by_a_link_is_spared_it(tiny_suite_file: Path) -> None:
 
 def test_its_layer_is_one_of_the_suite_that_the_app_opens_on() -> None:
     chosen = [step.select["layer"] for step in tour.STEPS if "layer" in step.select]
-    layers = open_family(load_suite(preview.HOME_SUITE), "cpu").adapter.block_layers()
+    layers = open_family(load_suite(first_page.HOME_SUITE), "cpu").adapter.block_layers()
     assert set(chosen) <= {*layers, "head"}
     assert chosen[0] != layers[-1]  # where Drift begins without it, so that the step is seen

@@ -147,6 +147,18 @@ def test_every_room_says_what_it_is_for() -> None:
     assert [module for module, tree in faces.items() if module != "pages" and not ast.get_docstring(tree)] == []
 
 
+def test_every_module_stands_in_the_readme_of_its_room() -> None:
+    """By its name between backticks; a file of these two rooms is a method, which other pages list."""
+    left_out = []
+    for page in (ROOT / "app" / "README.md", *PACKAGE.glob("*/README.md")):
+        spans = re.findall(r"`([^`]+)`", page.read_text(encoding="utf-8"))
+        said = {word for span in spans for word in re.findall(r"\w+", span)}
+        stems = {file.stem for file in page.parent.glob("*.py")} - {"__init__"}
+        if page.parent.name not in ("baselines", "mergers"):
+            left_out += [f"{page.parent.name}: {stem}" for stem in sorted(stems - said)]
+    assert left_out == []
+
+
 def test_only_launch_knows_streamlit_and_nothing_knows_the_app() -> None:
     above = {"streamlit", "app", "pages", "tests", "benchmarks"}
     found = {name: above & {one.split(".")[0] for one in imported(tree)} for name, tree in trees().items()}

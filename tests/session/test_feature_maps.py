@@ -17,10 +17,11 @@ from featcal.calibration.conditioning import measure_conditioning
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.session import projection
-from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
+from featcal.session.feature_maps import FeatureMaps, clouds_json
 from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError, NumericalError
 

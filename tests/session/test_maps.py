@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app import maps
-from featcal.session.projection import draw_points
+from featcal.session.projection import draw_points, pca_map
 
 AT_ONCE = Path(__file__).parents[1] / "fixtures" / "at_once"
 """Where a `umap` is that need not compile."""
@@ -29,7 +29,7 @@ def test_pca_is_that_of_scikit_learn(n: int, k: int) -> None:
     from sklearn.decomposition import PCA
 
     features = cloud(n, k)
-    found = maps.pca_map(features)
+    found = pca_map(features)
     assert found.shape == (n, 2)
     if min(n, k) < 2:
         np.testing.assert_allclose(abs(found[:, 0]), abs(features - features.mean(0))[:, 0], atol=1e-6)
@@ -45,14 +45,14 @@ def test_trust_is_that_of_scikit_learn(n: int) -> None:
     from sklearn.manifold import trustworthiness
 
     features = cloud(n, 8)
-    for flat in (maps.pca_map(features), cloud(n, 2, seed=1)):
+    for flat in (pca_map(features), cloud(n, 2, seed=1)):
         expected = trustworthiness(features, flat, n_neighbors=min(maps.TRUST_NEIGHBOURS, (n - 1) // 2))
         assert maps.trust(features, flat) == pytest.approx(expected, abs=1e-9)
 
 
 def test_trust_of_many_points_is_near_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     features = cloud(900, 8)
-    flat = maps.pca_map(features)
+    flat = pca_map(features)
     whole = maps.trust(features, flat)
     monkeypatch.setattr(maps, "TRUST_POINTS", 300)
     assert maps.trust(features, flat) == pytest.approx(whole, abs=0.01)
@@ -83,7 +83,7 @@ def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.Mo
     assert first is not None
     worker.start_when_quiet()
     assert first.finished.is_set()  # called off by the second
-    worker.wait()
+    worker.put_off_start()
     assert worker._timer is not None
     assert worker._timer.finished.is_set()
     monkeypatch.setattr(maps, "QUIET", 0.01)

@@ -23,7 +23,7 @@ from featcal.figures.sample_charts import Dots
 from featcal.figures.theme import Shown
 from featcal.figures.verdict.measure import attribution_options, diagnose
 from featcal.figures.verdict.sentences import Verdict
-from featcal.session.model_ref import BASE, EXPERT, ModelRef
+from featcal.session.model_ref import BASE, EVERY_EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
@@ -101,7 +101,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
 
 def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
-    models: dict[str, ModelRef] = {Shown("base", "base"): BASE, **asked.models, Shown("expert", "expert"): EXPERT}
+    models: dict[str, ModelRef] = {Shown("base", "base"): BASE, **asked.models, Shown("expert", "expert"): EVERY_EXPERT}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.measure.scores(model, final, progress) for shown, model in models.items()}, ""

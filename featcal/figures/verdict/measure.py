@@ -11,7 +11,7 @@ from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import Verdict, judge
-from featcal.session.model_ref import BASE, EXPERT, MERGED, ModelId, ModelRef
+from featcal.session.model_ref import BASE, EVERY_EXPERT, MERGED, ModelId, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NoScores
@@ -90,7 +90,7 @@ def attribution_options(on: EvaluationSamples) -> DriftOptions:
 
 def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress) -> Findings:
     try:
-        own, experts, base = (session.measure.answer_scores(model, on, progress) for model in (one, EXPERT, BASE))
+        own, experts, base = (session.measure.answer_scores(model, on, progress) for model in (one, EVERY_EXPERT, BASE))
     except NoScores as error:
         return replace(found, no_scores=str(error))
     return replace(

@@ -34,7 +34,7 @@ TITLE = "What did merging do?"
 
 
 @dataclass(frozen=True)
-class Kept:
+class FirstPage:
     """The first page's verdict and the tables of its charts, for the merged model and the mean over tasks."""
 
     verdict: Verdict
@@ -44,7 +44,7 @@ class Kept:
     """Rows of `tables.layer_rows`, relative."""
 
 
-def keep(found: Kept) -> None:
+def keep(found: FirstPage) -> None:
     """Keep what the first page shows; a folder that cannot be written only costs the next start time."""
     file = _file()
     tables = {name: getattr(found, name).to_json(orient="table", index=False) for name in ("booked", "layers")}
@@ -56,14 +56,14 @@ def keep(found: Kept) -> None:
         print(f"featcal: the first page is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
 
 
-def read_kept() -> Kept | None:
+def read_kept() -> FirstPage | None:
     """Read what the first page shows of these very files, if it was measured before."""
     file = _file()
     if not file.is_file():
         return None
     document = json.loads(file.read_text(encoding="utf-8"))
     tables = [pd.read_json(StringIO(document[name]), orient="table") for name in ("booked", "layers")]
-    return Kept(Verdict.from_json(document["verdict"]), *tables)
+    return FirstPage(Verdict.from_json(document["verdict"]), *tables)
 
 
 def say(verdict: Verdict) -> None:

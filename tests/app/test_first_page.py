@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from app import preview
-from app.preview import Kept
+from app import first_page
+from app.first_page import FirstPage
 from featcal.family.opening import Family
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict.measure import diagnose
@@ -25,20 +25,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(tiny: Family) -> Kept:
+def measured(tiny: Family) -> FirstPage:
     session, on = Session(tiny), EvaluationSamples(4)
     ledger = session.measure.drift("merged", DriftOptions(4, attribution=True))
-    return Kept(
+    return FirstPage(
         diagnose(session, "merged", on),
         ledger_tables.attribution(ledger, tables.ALL_TASKS),
         tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True),
     )
 
 
-def test_what_is_kept_comes_back(measured: Kept, cache: Path) -> None:
-    assert preview.read_kept() is None
-    preview.keep(measured)
-    found = preview.read_kept()
+def test_what_is_kept_comes_back(measured: FirstPage, cache: Path) -> None:
+    assert first_page.read_kept() is None
+    first_page.keep(measured)
+    found = first_page.read_kept()
     assert found is not None
     assert found.verdict.lines == measured.verdict.lines
     assert found.verdict == measured.verdict
@@ -48,23 +48,23 @@ def test_what_is_kept_comes_back(measured: Kept, cache: Path) -> None:
 
 
 def test_changed_files_are_measured_anew(
-    measured: Kept, tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch
+    measured: FirstPage, tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preview.keep(measured)
-    monkeypatch.setattr(preview, "data_path", lambda name: tiny.suite.root)
-    assert preview.read_kept() is None
+    first_page.keep(measured)
+    monkeypatch.setattr(first_page, "data_path", lambda name: tiny.suite.root)
+    assert first_page.read_kept() is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(
-    measured: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: FirstPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file" / "cache"))
-    preview.keep(measured)
+    first_page.keep(measured)
     assert "not kept" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_first_page_needs_no_torch() -> None:
-    code = "import sys; from app import preview; assert 'torch' not in sys.modules"
+    code = "import sys; from app import first_page; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
