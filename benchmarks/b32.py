@@ -23,7 +23,7 @@ import roofline
 import stage
 from safetensors.torch import load_file
 
-from featcal.suite.calibration_options import PAPER, RECIPES
+from featcal.suite.calibration_options import INFORMED, PAPER, RECIPES
 
 KINDS = ("rss", "anonymous", "pss")
 SHAPES = {"b32": families.B32, "small": families.SMALL}
@@ -56,7 +56,8 @@ def main() -> None:
 def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
     """One run of featcal, with its roofline."""
     run = _run("stage.py", suite, options, "--peaks", "--recipe", options.recipe)
-    flops = roofline.clip_flops(shape, options.tasks, options.samples)
+    informed = options.recipe == INFORMED
+    flops = roofline.clip_flops(shape, options.tasks, options.samples, informed=informed)
     ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
     return {
         "shape": asdict(shape),

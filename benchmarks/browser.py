@@ -46,12 +46,14 @@ READY = """(() => {
 })()"""
 """Streamlit has finished running and every chart is drawn."""
 STEADY = f"""([steady, asked]) => {{
-  const ready = window.ready?.asked === asked ? window.ready : (window.ready = {{asked}});
-  if (!{READY}) ready.since = undefined;
+  const ready = window.ready?.asked === asked ? window.ready : (window.ready = {{asked, looks: 0}});
+  ready.looks = {READY} ? ready.looks + 1 : 0;
+  if (!ready.looks) ready.since = undefined;
   else ready.since ??= performance.now();
-  return ready.since !== undefined && performance.now() - ready.since >= 1000 * steady;
+  return ready.looks > 16 * steady && performance.now() - ready.since >= 1000 * steady;
 }}"""
-"""Ready, and for so many seconds since this was first asked."""
+"""Ready at every look for so many seconds since this was first asked; at several, as a browser that is too busy to look
+is not at rest."""
 SETTLED = 0.5
 """Seconds without a change after which a page counts as finished; not part of any figure."""
 
@@ -91,6 +93,7 @@ class Slider:
     def drag(self, share: float) -> None:
         """Take the thumb to a share of the track and let it go."""
         self._place.scroll_into_view_if_needed()
+        settle(self._page)  # what comes into the window may be drawn once more
         x, y, left, width = self._input.evaluate(
             "input => { const thumb = input.closest('[style*=\"left\"]').getBoundingClientRect();"
             "const track = input.closest('[role=group]').firstElementChild.getBoundingClientRect();"

@@ -50,6 +50,12 @@ class ClipShape:
         attention = [(d, d), (d, 2 * d)] if last else [(d, 3 * d)]
         return [*attention, (d, d), (d, self.hidden), (self.hidden, d)]
 
+    @property
+    def maps(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of every linear map of a block."""
+        d = self.width
+        return [*4 * [(d, d)], (d, self.hidden), (self.hidden, d)]
+
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from families import PADDING, ClipShape, LlamaShape
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 SIDE = {"cpu": 3072, "cuda": 8192}
 """Side of the largest square products that are timed."""
 DTYPES = {
-    "exact": {"expert_forward": "float32", "student_forward": "float32", "moments": "float32", "solve": "float64"},
-    "fast": {"expert_forward": "bfloat16", "student_forward": "bfloat16", "moments": "bfloat16", "solve": "float32"},
+    "exact": dict.fromkeys(("expert_forward", "student_forward", "moments", "prior"), "float32") | {"solve": "float64"},
+    "fast": dict.fromkeys(("expert_forward", "student_forward", "moments"), "bfloat16")
+    | dict.fromkeys(("prior", "solve"), "float32"),
 }
 """The dtype of every part by precision."""
 
@@ -30,15 +31,25 @@ class Flops:
     student_forward: float
     moments: float
     solve: float
+    prior: float = 0.0
+    """Of the recipe "informed"."""
 
     @property
     def total(self) -> float:
-        return self.expert_forward + self.student_forward + self.moments + self.solve
+        return sum(asdict(self).values())
 
 
-def clip_flops(shape: ClipShape, tasks: int, samples: int) -> Flops:
-    """Count the matrix products of Algorithm 1 on pictures for a vision tower, as `count_flops` does."""
-    return count_flops(shape, tasks, samples, shape.tokens)
+def clip_flops(shape: ClipShape, tasks: int, samples: int, *, informed: bool = False) -> Flops:
+    """Count the matrix products of Algorithm 1 on pictures for a vision tower, as `count_flops` does.
+
+    Args:
+        informed: with those of the prior; maps that share an input then have a system each.
+    """
+    found = count_flops(shape, tasks, samples, shape.tokens)
+    if not informed:
+        return found
+    maps = shape.blocks * shape.maps
+    return replace(found, solve=sum(solve(d, m) for d, m in maps), prior=sum(prior(tasks, d, m) for d, m in maps))
 
 
 def llama_flops(shape: LlamaShape, tasks: int, samples: int, length: int) -> Flops:
@@ -112,6 +123,13 @@ def every_group(shape: ClipShape | LlamaShape) -> list[tuple[int, int]]:
 def moments(rows: int, d: int, m: int) -> int:
     """Count the Gram matrix, and the cheapest of the three routes to the targets (`LinearGroup.route`)."""
     return rows * d * (d + 1) + 2 * d * min(d * (rows + m), m * (rows + d), 2 * rows * m)
+
+
+def prior(tasks: int, d: int, m: int) -> int:
+    """Count K_i and tau_i K_i of every task, by the smaller side of the map, and W_0 times the sum of all K_i."""
+    small = min(d, m)
+    turned = m * d * (m + 1) if m < d else 0  # tau tau^T, which takes the place of K_i in the product
+    return tasks * (m * d * (d + 1) + turned + 2 * small * m * d) + 2 * m * d**2
 
 
 def solve(d: int, m: int) -> float:

@@ -145,7 +145,7 @@ def count_work(run: Mapping[str, Any]) -> list[float]:
         length, flops = shape.tokens, roofline.clip_flops(shape, tasks, samples)
     else:
         length, flops = ranks.LENGTH, roofline.llama_flops(shape, tasks, samples, ranks.LENGTH)
-    expert, student, moments, solve = astuple(flops)
+    expert, student, moments, solve, _ = astuple(flops)
     groups = roofline.every_group(shape)
     # Norms, residuals and activations read and write what they have once or twice. Products of attention are narrow,
     # and its softmax takes exponentials.

@@ -67,6 +67,18 @@ def test_operations_of_a_small_model_counted_by_hand() -> None:
     assert found.solve == pytest.approx(2 * one + third, rel=1e-12)
 
 
+def test_operations_of_a_prior_counted_by_hand() -> None:
+    """Three tasks; the wide map of 16 inputs and 8 outputs goes by its small side."""
+    paper, informed = (roofline.clip_flops(SHAPE, 3, 3, informed=one) for one in (False, True))
+    square = 3 * (8 * 8 * 9 + 2 * 8**3) + 2 * 8**3
+    tall = 3 * (16 * 8 * 9 + 2 * 16 * 64) + 2 * 16 * 64
+    wide = 3 * (8 * 16 * 17 + 16 * 8 * 9 + 2 * 64 * 16) + 2 * 8 * 256
+    assert informed.prior == 2 * (4 * square + tall + wide)
+    # Query, keys and values have a factor each: of six maps per block in place of three systems, one of them shared.
+    assert informed.solve - paper.solve == pytest.approx((2 + 1) * 8**3 / 3)
+    assert informed.total == pytest.approx(paper.total + informed.prior + informed.solve - paper.solve)
+
+
 def test_operations_grow_with_tasks_but_those_of_the_solve() -> None:
     one, four = (roofline.clip_flops(SHAPE, tasks, 3) for tasks in (1, 4))
     assert four.solve == one.solve
