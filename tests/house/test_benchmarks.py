@@ -281,6 +281,15 @@ def test_memory_of_a_server_is_followed_by_its_second_half() -> None:
     assert load.bounded(climbing) == {"first": 0, "most": 500, "last": 120, "growth_per_hour": pytest.approx(3600)}
 
 
+def test_what_nobody_saw_of_a_server_is_none_and_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that is too short for a line, or in which every look ended in an error."""
+    few = load.bounded([(0.0, 7), (5.0, 9)])
+    assert few == {"first": 7, "most": 9, "last": 9, "growth_per_hour": None}
+    measure.show({"memory": few, "none": load.bounded([]), "waits": load.waiting(sessions.Log())})
+    assert json.loads(capsys.readouterr().out)["waits"] is None
+    assert load.waiting(sessions.Log(waits=[3.0, 1.0, 2.0])) == {"median": 2.0, "p95": 3.0, "worst": 3.0}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "up"), [("paper", 8.7), ("refined", 11.2)])
 def test_the_path_of_a_gpu_is_walked_without_one(recipe: str, up: float, tmp_path: Path) -> None:
