@@ -9,8 +9,8 @@ of them. Scores are of the whole test split, relative drift of the final feature
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
 
 def main() -> None:
     """Measure the suites and write the record, row by row."""
-    for suite in sys.argv[1:] or SUITES:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="left out: every embedded suite")
+    for suite in parser.parse_args().suites or SUITES:
         session = open_session(suite)
         record = json.loads(RECORD.read_text(encoding="utf-8"))
         name, ranks = session.family.suite.name, [*ENDS, *RANKS]
