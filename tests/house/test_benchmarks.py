@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import adapters
 import b32
 import families
 import gpu
@@ -288,6 +289,13 @@ def test_what_nobody_saw_of_a_server_is_none_and_can_be_printed(capsys: pytest.C
     measure.show({"memory": few, "none": load.bounded([]), "waits": load.waiting(sessions.Log())})
     assert json.loads(capsys.readouterr().out)["waits"] is None
     assert load.waiting(sessions.Log(waits=[3.0, 1.0, 2.0])) == {"median": 2.0, "p95": 3.0, "worst": 3.0}
+
+
+def test_a_stopped_measurement_of_adapters_goes_on_with_what_is_left() -> None:
+    rows = [{"suite": suite, "rank": rank} for suite in "abc" for rank in range(3)]
+    assert adapters.rows_to_keep(rows, ["a", "b"], 3) == rows[6:]  # all was done: both are measured anew
+    assert adapters.rows_to_keep(rows[:5], ["a", "b"], 3) == rows[:5]
+    assert adapters.rows_to_keep(rows, ["a", "d"], 3) == rows
 
 
 @pytest.mark.slow
