@@ -2,22 +2,23 @@
 
 Of every embedded suite, or of those that are named: the repair by the recipe "refined" as an adapter over the merge;
 the same rank cut by the plain singular values of the weights' change; the whole merge as an adapter over the base; and
-an adapter per task over the calibrated model. Rows of the record are measured anew; where a run was stopped, the rest
-of them. Scores are of the whole test split, relative drift of the final features of 200 of its samples.
+an adapter per task over the calibrated model. Rows of the record are measured anew; where a run over the
+same suites was stopped, those that are left. Scores are of the whole test split, relative drift of the final features
+of 200 of its samples.
 `python docs/results.py` puts the tables into docs/results/adapters.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from featcal import open_session
+from featcal import load_suite, open_session
 from featcal.calibration.low_rank import Limits
 from featcal.calibration.repair import RepairAdapter
 from featcal.formats.low_rank import Adapted
@@ -25,6 +26,7 @@ from featcal.formats.weights import Weights
 from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
+from featcal.system.atomic_files import put
 from featcal.system.formatting import percent
 
 RECORD = Path(__file__).parents[1] / "docs" / "adapters.json"
@@ -93,19 +95,26 @@ def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
     return "\n".join([f"{suite}: {ends}.", "", *lines])
 
 
+def rows_to_keep(rows: Sequence[Mapping[str, Any]], names: Sequence[str], count: int) -> list[Mapping[str, Any]]:
+    """Return the rows that stay: all, where a run over these suites was stopped before each had `count`; else those of
+    other suites."""
+    stopped = any(sum(row["suite"] == name for row in rows) < count for name in names)
+    return [row for row in rows if stopped or row["suite"] not in names]
+
+
 def main() -> None:
     """Measure the suites and write the record, row by row."""
-    for suite in sys.argv[1:] or SUITES:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="left out: every embedded suite")
+    suites, ranks = [load_suite(one) for one in parser.parse_args().suites or SUITES], [*ENDS, *RANKS]
+    names = [suite.name for suite in suites]
+    record = rows_to_keep(json.loads(RECORD.read_text(encoding="utf-8")), names, len(ranks))
+    for suite in suites:
         session = open_session(suite)
-        record = json.loads(RECORD.read_text(encoding="utf-8"))
-        name, ranks = session.family.suite.name, [*ENDS, *RANKS]
-        others, own = ([row for row in record if (row["suite"] == name) is mine] for mine in (False, True))
-        if len(own) == len(ranks):
-            own = []
-        for rank in ranks[len(own) :]:
-            own.append(measure(session, rank))
-            RECORD.write_text(json.dumps(others + own, indent=1) + "\n", encoding="utf-8")
-        print(table(own, name), end="\n\n", flush=True)
+        for rank in ranks[sum(row["suite"] == suite.name for row in record) :]:
+            record.append(measure(session, rank))
+            put(RECORD, json.dumps(record, indent=1) + "\n")
+        print(table(record, suite.name), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
     options = parser.parse_args()
+    if options.against_reference and options.again:
+        parser.error("--again is of featcal alone; the reference has no sessions")
     shape = SHAPES[options.shape]
     suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
     if options.against_reference:
@@ -126,7 +128,7 @@ def _run(script: str, suite: Path, options: argparse.Namespace, *more: str) -> m
     command += ["--precision", options.precision, "--device", options.device, *more]
     if options.threads:
         command += ["--threads", str(options.threads)]
-    if options.again:  # which the reference refuses
+    if options.again:
         command += ["--again"]
     run = measure.run(command, options.threads)
     measure.say(f"{script}: {run.document['seconds']:.1f} s")

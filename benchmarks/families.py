@@ -16,6 +16,8 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
+from featcal.system.atomic_files import put
+
 EXPERT_DISTANCE = 0.1
 """Size of an expert's task vector relative to the base, tensor by tensor."""
 SCALE = 0.3
@@ -133,7 +135,7 @@ def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:
             pictures.parent.mkdir(exist_ok=True)
             noise = torch.Generator().manual_seed(1000 + task)
             tensor = torch.randn(samples, 3, shape.image, shape.image, generator=noise)
-            save_file({"pixels": tensor}, pictures)
+            _save({"pixels": tensor}, pictures)
         source = {"tensors": str(pictures.relative_to(root)), "key": "pixels"}
         entries[f"t{task}"] = {"expert": f"experts/t{task}", "calibration": source}
     return _write_suite(root, f"{tasks}x{samples}", entries)
@@ -158,7 +160,7 @@ def llama_suite(work: Path, shape: LlamaShape, tasks: int, samples: int, length:
             mask = torch.ones(samples, length, dtype=torch.long)
             mask[::4, length // 2 :] = 0
             ids = torch.randint(2, shape.vocabulary, (samples, length), generator=noise) * mask
-            save_file({"ids": ids, "mask": mask}, tokens)
+            _save({"ids": ids, "mask": mask}, tokens)
         source = {"tensors": str(tokens.relative_to(root)), "key": "ids", "mask": "mask"}
         entries[f"t{task}"] = {"expert": f"experts/t{task}", "calibration": source}
     return _write_suite(root, f"{tasks}x{samples}x{length}", entries)
@@ -258,6 +260,11 @@ def _once(root: Path, write: Callable[[Path], None]) -> None:
     unfinished.mkdir(parents=True)
     write(unfinished)
     unfinished.rename(root)
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a file that appears when it is complete."""
+    put(file, lambda unfinished: save_file(dict(tensors), unfinished))
 
 
 def _link(source: Path, folder: Path) -> None:

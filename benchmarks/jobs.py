@@ -47,7 +47,7 @@ def main() -> None:
         address = f"ws{server.address.removeprefix('http')}/_stcore/stream"
         socket = stack.enter_context(connect(address, subprotocols=["streamlit"], max_size=None))
         visitor = sessions.Session(socket, sessions.Log())
-        visitor.open("drift", "samples=64&n=64&calibrated=true")
+        visitor.open("drift", "samples=64&n=64&b=calibrated")
         finish(visitor)
         visits(visitor, len(ROUND))  # the first of each page computes
         alone = visits(visitor, options.visits)

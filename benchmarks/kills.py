@@ -150,10 +150,13 @@ def trial(name: str, family: Family, place: Path, seconds: float, expected: Mapp
     """One run that is killed after so many seconds, and the one after it; what lay there between the two.
 
     Raises:
-        AssertionError: something that is no whole output is a model to somebody, or the second run ends otherwise.
+        AssertionError: something that is no whole output is a model to somebody, the second run ends otherwise, or the
+            first one fails by itself.
     """
     out, write = place / "out", WRITES[name]
     ended = in_a_process(lambda: write(family, out, False), seconds)
+    # A run that failed by itself was not hit; what it leaves behind would count as what a kill leaves.
+    assert os.WIFSIGNALED(ended) or os.WEXITSTATUS(ended) == 0, f"{name}: the run failed before it was killed"
     whole = (out / STUDY).exists() if name == "studied" else out.exists()
     if whole:
         assert content(out) == expected, f"{name}, killed after {seconds:.3f} s: the output is not whole"

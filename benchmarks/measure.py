@@ -26,6 +26,8 @@ POLL_SHARED = 5.0
 """The same for PSS, which the kernel counts page by page while the process can map nothing: every second cost a tenth
 of the time of a calibration."""
 T = TypeVar("T")
+LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+"""How busy the machine is before what is measured, which would count itself later."""
 
 
 @dataclass(frozen=True)
@@ -126,45 +128,53 @@ def timed(work: Callable[[], T], device: str) -> tuple[T, dict[str, Any]]:
 
     cuda = device.startswith("cuda")
     if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    joules, cpu, start = gpu_joules(), time.process_time(), time.monotonic()
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
+    joules, cpu, start = gpu_joules(device) if cuda else None, time.process_time(), time.monotonic()
     result = work()
     if cuda:
-        torch.cuda.synchronize()
-    end, cpu, after = time.monotonic(), time.process_time() - cpu, gpu_joules()
+        torch.cuda.synchronize(device)
+    end, cpu, after = time.monotonic(), time.process_time() - cpu, gpu_joules(device) if cuda else None
     cost: dict[str, Any] = {"seconds": end - start, "cpu_seconds": cpu, "window": [start, end]}
-    cost["cuda_peak_bytes"] = torch.cuda.max_memory_allocated() if cuda else None
-    cost["gpu_joules"] = after - joules if cuda and joules is not None and after is not None else None
+    cost["cuda_peak_bytes"] = torch.cuda.max_memory_allocated(device) if cuda else None
+    cost["gpu_joules"] = after - joules if joules is not None and after is not None else None
     return result, cost
 
 
-def gpu_joules() -> float | None:
-    """The driver's total energy counter of the first NVIDIA GPU; None without one or without nvidia-ml-py."""
+def gpu_joules(device: str) -> float | None:
+    """The driver's total energy counter of an NVIDIA GPU; None without one or without nvidia-ml-py."""
+    import torch
+
     try:
         import pynvml
     except ModuleNotFoundError:
         return None
     try:
         pynvml.nvmlInit()
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0))) / 1000
+        # The driver numbers all cards, torch those that CUDA_VISIBLE_DEVICES lets it see.
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1000
     except pynvml.NVMLError:
         return None
 
 
-def machine() -> dict[str, Any]:
-    """Processor, memory, system, how busy it is, GPU and versions."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Processor, memory, system, how busy it was at the start, GPU and versions.
+
+    Args:
+        device: the GPU that is named; with any other device it is torch's current one.
+    """
     import torch
 
+    card = device if device.startswith("cuda") else None
     names = [name for name in (*PACKAGES, "nvidia-ml-py") if _version(name)]
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "load": load,
+        "load": LOAD,
         "system": platform.platform(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(card) if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in names}},
     }

@@ -68,8 +68,26 @@ def blocks_of(model: Any) -> Any:
 
 def load(folder: Path) -> Any:
     """Load a written model in float32, by the class that its configuration names."""
-    kind = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    kind, _ = kind_of(folder)
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def kind_of(folder: Path) -> tuple[Any, Any]:
+    """Return the class that a model's configuration names, and the configuration."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    return getattr(transformers, config.architectures[0]), config
+
+
+def has_known_blocks(folder: Path) -> bool:
+    """Return whether `blocks_of` finds the blocks of a model like the one in a folder."""
+    kind, config = kind_of(folder)
+    with torch.device("meta"):
+        model = kind(config)
+    try:
+        blocks_of(model)
+    except AttributeError:
+        return False
+    return True
 
 
 def round_afterwards(model: Any, batches: list[dict[str, Tensor]], grid: Grid) -> None:
@@ -149,9 +167,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options = parser.parse_args()
+    suite = featcal.load_suite(options.suite)
+    if not has_known_blocks(featcal.open_family(suite).container.folder):
+        parser.error(f"{options.suite}: GPTQ is written here for decoders and for encoders such as BERT's alone")
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in options.seeds:
-        session = featcal.Session(featcal.open_family(featcal.load_suite(options.suite)))
+        session = featcal.Session(featcal.open_family(suite))
         asked = {"recipe": options.recipe, "samples": options.samples, "seed": seed}
         with tempfile.TemporaryDirectory() as place:
             for name, model in rows(session, asked, Grid(4, options.group_size), Path(place)):

@@ -64,9 +64,19 @@ def train(out: Path, seed: int) -> None:
             made = (
                 build.train_base(tokenizer, seed) if name == "base" else build.train_expert(out, Path(name).name, seed)
             )
-            made.half().save_pretrained(out / name)
+            save(made.half(), out / name)
     build.loss_of = plain_loss
     shutil.copy(data_path("lm-mini") / "suite.yaml", out)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write a model whose weights, which say that it is done, appear last and whole."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    model.save_pretrained(unfinished)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(unfinished.iterdir(), key=lambda one: one.name == "model.safetensors"):
+        file.replace(folder / file.name)
+    unfinished.rmdir()
 
 
 def chosen_experts(family: featcal.Family, model: Any, batches: list[Batch]) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ the same counts with rates that are assumed (`GPU`), since none was measured.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -257,7 +258,14 @@ def measure_all() -> None:
     file.rename(RUNS)
 
 
-if __name__ == "__main__":
-    if "--measure" in sys.argv:
+def main() -> None:
+    """Write the tables of the page anew, after measurements where they are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help="run all of PLAN anew before")
+    if parser.parse_args().measure:
         measure_all()
     PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8"), read_runs()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,6 @@ CHANGES: dict[str, Sequence[Any]] = {
     "alpha": (["0.2"], ["0.3"]),
     "samples": (["16"], ["32"]),
     "n": (["16"], ["32"]),
-    "calibrated": (True, True, False),
 }
 """Key of a widget → values that it is moved to, few enough for sessions to meet."""
 START = "samples=16&n=16&b=calibrated"

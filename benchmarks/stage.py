@@ -12,7 +12,7 @@ from pathlib import Path
 
 import measure
 import torch
-from roofline import gemm_peaks
+from roofline import SIDE, gemm_peaks
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -42,6 +42,8 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
         torch.set_num_threads(options.threads)
     family = open_family(load_suite(options.suite), options.device, options.precision)
     device = str(family.compute.device)
+    if options.peaks and family.compute.device.type not in SIDE:
+        parser.error(f"--peaks is of {' and '.join(SIDE)}, not of {device}")
     config = config_for(family, samples=options.samples, precision=options.precision, recipe=options.recipe)
     work = again_after(family, config) if options.again else prepare(family, config, device)
     (tensors, seconds), cost = measure.timed(work, device)
@@ -50,7 +52,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, options.weights)
     if options.peaks:
         document["peaks"] = gemm_peaks(device)
-    measure.show({**document, "machine": measure.machine()})
+    measure.show({**document, "machine": measure.machine(device)})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -221,12 +221,13 @@ def write_adapter(model: BertForSequenceClassification, folder: Path) -> None:
 def write_experts(
     data: Path, out: Path, kind: str, seed: int, tasks: Sequence[str] = TASKS, bfloat16: bool = True
 ) -> None:
-    """Train experts of a kind ("experts" or "adapters"), as `fit` does; those that an earlier run finished stay."""
+    """Train experts of a kind ("experts" or "adapters"), as `fit` does; those that are finished stay."""
     tokenizer = AutoTokenizer.from_pretrained(out / "base")
     write, rate = (write_expert, RATE) if kind == "experts" else (write_adapter, ADAPTER_RATE)
     for task in tasks:
         folder, checkpoint = out / kind / task, out / "training" / f"{kind}-{task}.pt"
         if folder.exists():
+            print(f"{kind}, {task}: {folder} is finished and stays as it is, whatever its seed and dtype", flush=True)
             continue
         one = read(data, task)
         model = make_model(out / "base", one.labels, seed)

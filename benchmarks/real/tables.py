@@ -7,10 +7,10 @@ puts into the pages of docs/results.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -267,9 +267,6 @@ def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
     return statistics.fmean(row.mean for row in measured) if measured else math.nan
 
 
-_DRIFT = ("relative_drift", "share")
-
-
 def drift_table(file: Path) -> list[str]:
     """Relative drift of every layer and the share of the final drift that is booked to it, mean over tasks.
 
@@ -305,10 +302,16 @@ def tables(part: str, document: Path) -> str:
 
 
 def main() -> None:
-    if sys.argv[1] == "names":
-        print(" ".join(f"--model {name}" for name in NAMES[sys.argv[2]]()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("names", *TABLES, *OTHER_TABLES))
+    parser.add_argument("of", help=f"of names: {', '.join(NAMES)}; of every table: the document")
+    options = parser.parse_args()
+    if options.part != "names":
+        print(tables(options.part, Path(options.of)))
+    elif options.of in NAMES:
+        print(" ".join(f"--model {name}" for name in NAMES[options.of]()))
     else:
-        print(tables(sys.argv[1], Path(sys.argv[2])))
+        parser.error(f"there are names of {', '.join(NAMES)}, not of {options.of!r}")
 
 
 if __name__ == "__main__":

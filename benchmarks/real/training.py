@@ -31,6 +31,9 @@ def train(
     shared = torch.distributed.is_initialized()
     first = not shared or torch.distributed.get_rank() == 0
     start = restore(model, optimizers, file)
+    if first and start:
+        how = "is finished and stays as it is" if start >= count else f"goes on after step {start}"
+        print(f"{file.stem}: {how}, with the seed that {file} began with", flush=True)
     peaks = [[group["lr"] for group in one.param_groups] for one in optimizers]
     trained = [p for p in model.parameters() if p.requires_grad]
     saved, shown = time.monotonic(), (start, time.monotonic())

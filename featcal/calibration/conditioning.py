@@ -69,8 +69,7 @@ def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -
         if not all_finite(found):
             raise NumericalError(f"{layer}: {maps}: eigenvalues of the left matrix are not finite")
         # Rounding makes some zero eigenvalues negative; they must not count against others.
-        decided = found.clamp_min(0)
-        rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
+        rank = float(torch.where(found > 0, found / (found + ridge), 0.0).sum())
         # The ridge shifts every eigenvalue alike, so the matrix is decomposed without it.
         ends = float(found[0]) + ridge, float(found[-1]) + ridge
         yield Conditioning(layer, maps, group.inputs, sums.tokens, *ends, rank)

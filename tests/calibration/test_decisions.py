@@ -130,6 +130,14 @@ def metric(rows: Tensor, share: float) -> Tensor:
     return (1 - share) * torch.eye(m, dtype=torch.float64) + share * m * few.T @ few / few.square().sum()
 
 
+@pytest.mark.parametrize(("second", "third", "count"), [(0.0905, 0.0095, 2), (0.0895, 0.0105, 3)])
+def test_the_fewest_directions_count_that_hold_99_of_100(second: float, third: float, count: int) -> None:
+    rows = torch.tensor([0.9, second, third], dtype=torch.float64).sqrt().diag()
+    factor = Metric.from_rows(rows, 0.9, rows).factor
+    assert factor.shape == (3, count)
+    assert float(factor.square().sum()) == pytest.approx(0.9 * 3)  # however many they are
+
+
 def solve(
     metrics: list[Metric], grams: list[Tensor], targets: list[Tensor], anchor: Tensor, lam: float, known: Tensor
 ) -> Tensor:

@@ -75,6 +75,16 @@ def test_one_token_may_hold_nearly_all_and_no_more() -> None:
     assert float(weights[-1] / weights[0]) == pytest.approx((MOST / LEAST) ** 0.5, rel=1e-12)
 
 
+def test_a_token_that_the_base_makes_nothing_of_is_held_against_a_millionth_of_the_mean() -> None:
+    """2e-6 over 1e-6 of 1/2 is 4, the other token's ratio 1; the weights are as the roots."""
+    along, across = torch.eye(2, dtype=torch.float64).split(1)
+    given = torch.tensor([[2e-6**0.5, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    (rows,) = weigh([seen(Acting(along, across), [(given, None)])], ALONE)
+    weights = rows[0].weights
+    assert weights is not None
+    assert float(weights[0] / weights[1]) == pytest.approx(2, rel=1e-5)
+
+
 def test_an_expert_that_is_the_base_weighs_all_alike() -> None:
     own, given = noise(6, seed=3).exp(), noise(6, 4)
     still, moved = Acting(torch.zeros(2, 4).double(), noise(2, 4)), Acting(noise(2, 4, seed=5), noise(2, 4))

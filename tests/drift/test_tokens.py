@@ -13,11 +13,15 @@ from tiny_text import WORDS, library, text_suite
 from tiny_vision_language import ROWS, write_pictured
 from torch import Tensor
 
-from featcal.drift.tokens import TokenDrift
+from featcal.calibration.calibrate import expert_passes
+from featcal.drift.streams import cross
+from featcal.drift.tokens import TokenDrift, _name_patches
 from featcal.family.opening import Family, open_family
 from featcal.figures.token_charts import patch_grid
+from featcal.models.adapter import walking
 from featcal.session import open_suite
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
@@ -126,6 +130,14 @@ def test_pictures_of_several_sizes_have_no_padding(tmp_path: Path) -> None:
     (merger,) = [one for one in found.layers if one.layer.startswith("vision")][-1:]
     assert [len(drift) for drift in merger.drift] == [count // 4 for count in counts]  # four patches become one
     assert {token.part for token in found.layers[-2].tokens[0]} == {"text"}
+
+
+def test_a_patch_without_a_state_is_no_padding_while_others_follow(tiny: Family) -> None:
+    with walking(tiny.adapter):
+        crossing = next(cross(tiny.run(), tiny.merged, expert_passes(tiny, CalibrationConfig(samples=2))))
+    kept, named = _name_patches(crossing, torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]))
+    assert kept.tolist() == [[True, True, True, False], [True, True, False, False]]
+    assert [[token.position for token in tokens] for tokens in named] == [[0, 0, 1], [0, 0]]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import adapters
 import b32
 import families
 import gpu
@@ -291,6 +292,22 @@ def test_cross_talk_is_a_page_that_a_visitor_alone_sees_otherwise() -> None:
 def test_memory_of_a_server_is_followed_by_its_second_half() -> None:
     climbing = [(0.0, 0), (10.0, 500), (20.0, 100), (30.0, 110), (40.0, 120)]
     assert load.bounded(climbing) == {"first": 0, "most": 500, "last": 120, "growth_per_hour": pytest.approx(3600)}
+
+
+def test_what_nobody_saw_of_a_server_is_none_and_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that is too short for a line, or in which every look ended in an error."""
+    few = load.bounded([(0.0, 7), (5.0, 9)])
+    assert few == {"first": 7, "most": 9, "last": 9, "growth_per_hour": None}
+    measure.show({"memory": few, "none": load.bounded([]), "waits": load.waiting(sessions.Log())})
+    assert json.loads(capsys.readouterr().out)["waits"] is None
+    assert load.waiting(sessions.Log(waits=[3.0, 1.0, 2.0])) == {"median": 2.0, "p95": 3.0, "worst": 3.0}
+
+
+def test_a_stopped_measurement_of_adapters_goes_on_with_what_is_left() -> None:
+    rows = [{"suite": suite, "rank": rank} for suite in "abc" for rank in range(3)]
+    assert adapters.rows_to_keep(rows, ["a", "b"], 3) == rows[6:]  # all was done: both are measured anew
+    assert adapters.rows_to_keep(rows[:5], ["a", "b"], 3) == rows[:5]
+    assert adapters.rows_to_keep(rows, ["a", "d"], 3) == rows
 
 
 @pytest.mark.slow

@@ -205,6 +205,8 @@ def test_breadcrumbs_masks_both_ends_of_every_tensor() -> None:
     apart = merge("breadcrumbs", zero, [both], [100, 100], scale=2.0, beta=0.85, gamma=0.97)
     assert apart.count_nonzero() == 24
     close(apart[100:], 1e3 * apart[:100])
+    # Both ranks are the ninth: of few entries one stays.
+    assert breadcrumbs.mask(torch.arange(1.0, 11.0), 0.9, 0.99).nonzero().flatten().tolist() == [9]
     close(vector(merged("breadcrumbs", EXPERTS, beta=0.0, gamma=1.0)), vector(merged("task-arithmetic", EXPERTS)))
 
 
@@ -228,6 +230,9 @@ def test_model_stock_between_base_and_average() -> None:
     close(merge("model-stock", base, [right, up]), base)  # orthogonal
     close(merge("model-stock", base, [right, left]), base)  # obtuse
     close(merge("model-stock", base, [base, base]), base)  # nothing moved
+    # Of three pairs one has the cosine 1, and those with the expert that did not move have 0.
+    t = 3 * (1 / 3) / (1 + 2 / 3)
+    close(merge("model-stock", base, [right, right, base]), base + t * 2 / 3 * (right - base))
     joined = merge("model-stock", torch.cat([base, base]), [torch.cat([right, up]), torch.cat([right, left])], [2, 2])
     close(joined, torch.cat([right, merge("model-stock", base, [up, left])]))
 

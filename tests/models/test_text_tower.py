@@ -43,7 +43,6 @@ from featcal.testing.reference import Options, refine
 TASKS, COUNT, LONGEST = ("left", "right"), 6, 12
 CLASSES = {"left": ("cat", "dog of a fish", "fish"), "right": ("photo", "cat dog")}
 TEMPLATES = ("a photo of a {} .", "{}")
-VISION = "vision_model.encoder.layers."
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,7 @@ def test_places_of_a_study_are_apart_and_have_experts_of_their_own() -> None:
         row("m", None, {"a": 0.4}, n=16),
     ]
     assert [(one.at["n"], one.normalised) for one in summaries(rows) if one.method == "m"] == [(8, 0.8), (16, 0.4)]
+    assert [one.normalised for one in summaries([rows[0], rows[3]])] == [1.0, 0.8]  # experts are measured at one place
 
 
 def test_the_interval_is_that_of_students_t() -> None:

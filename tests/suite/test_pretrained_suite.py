@@ -117,7 +117,8 @@ def test_a_suite_scores_its_experts_as_the_script_does(
     said = [f"{kind}, {task}, validation: {100 * one.value:.1f}" for task, one in found.items()]
     assert capsys.readouterr().out.splitlines() == said
     before = [(path, path.stat().st_mtime_ns) for path in sorted((out / kind).rglob("*"))]
-    minilm.write_experts(data, out, kind, seed=0)
+    minilm.write_experts(data, out, kind, seed=1)
+    assert "is finished and stays as it is" in capsys.readouterr().out
     assert before == [(path, path.stat().st_mtime_ns) for path in sorted((out / kind).rglob("*"))]
 
 
