@@ -42,7 +42,7 @@ FIRST, HOME_PAGE = "verdict", "home"
 
 
 def make_pages(name: str) -> list[st.Page]:
-    """Return a page as the menu lists it; of the first page also one under its own name."""
+    """Return a page as the menu lists it; the first page comes a second time, under its own name."""
     file, (title, icon) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
     title = f"{icon} {title}"

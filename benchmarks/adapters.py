@@ -2,9 +2,9 @@
 
 Of every embedded suite, or of those that are named: the repair by the recipe "refined" as an adapter over the merge;
 the same rank cut by the plain singular values of the weights' change; the whole merge as an adapter over the base; and
-an adapter per task over the calibrated model. Rows of the record are measured anew; where a run over the
-same suites was stopped, those that are left. Scores are of the whole test split, relative drift of the final features
-of 200 of its samples.
+an adapter per task over the calibrated model. Rows of the record are measured anew; where a run over the same suites
+was stopped, those that are left. Scores are of the whole test split, relative drift of the final features of 200 of its
+samples.
 `python docs/results.py` puts the tables into docs/results/adapters.md.
 """
 

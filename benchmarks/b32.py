@@ -58,7 +58,7 @@ def main() -> None:
 def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
     """One run of featcal, with its roofline."""
     run = _run("stage.py", suite, options, "--peaks", "--recipe", options.recipe)
-    informed = options.recipe == INFORMED
+    informed = options.recipe == INFORMED and not options.again  # a session keeps its priors
     flops = roofline.clip_flops(shape, options.tasks, options.samples, informed=informed)
     ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
     return {

@@ -140,7 +140,7 @@ class ProjectionSums:
         grams = TaskGrams(self._stage, self._index)
         for step, tokens in zip(steps, rows.batches, strict=True):
             grams.add(step.inputs, tokens)
-        self._groups, self._vectors[task] = grams.groups, vectors
+        self._groups, self._vectors[task] = self._groups or grams.groups, vectors
         for group in self._groups:
             key, gram = str(group), grams.mean(group)
             if not all_finite(gram):

@@ -131,7 +131,7 @@ class DriftSums:
                 given = self._stage.arrange_tokens(step.inputs[name])
                 square = normalised_sums(norm, given, own, self._stage.norm_offset)[1].double()
                 squares[name] = squares[name] + square if name in squares else square
-        self._groups = grams.groups
+        self._groups = self._groups or grams.groups
         for group in self._groups:
             gram = grams.sum(group)
             # Linear maps: G_k and T_k G_k.

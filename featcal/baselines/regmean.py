@@ -140,7 +140,7 @@ class RegressionSums:
         grams = TaskGrams(self._stage, self._index, torch.float64 if self._reduce > FLOAT64_ABOVE else None)
         for step, tokens in zip(steps, rows.batches, strict=True):
             grams.add(step.inputs, tokens)
-        self._groups = grams.groups
+        self._groups = self._groups or grams.groups
         for group in self._groups:
             mean = grams.mean(group)
             # G~ between the diagonal alone (reduce 0) and G itself (1).

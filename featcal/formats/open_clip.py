@@ -26,7 +26,7 @@ from featcal.formats.open_clip_config import (
 from featcal.formats.quick_gelu import activation_note, check_activation
 from featcal.formats.state_file import StateFile, state_dict
 from featcal.formats.weights import Canonical
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NoScores
 from featcal.system.extras import require_packages
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
@@ -187,7 +187,8 @@ def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
     """Return open_clip's tokenizer of a model: texts → token ids `[n, context]`.
 
     Raises:
-        InputError: the model needs tokenizer files that are missing, or its vocabulary is smaller than the tokenizer's.
+        NoScores: the model needs tokenizer files that are not here, or its vocabulary is smaller than the tokenizer's.
+        InputError: the files in its folder are damaged.
     """
     require_packages("open_clip")
     from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
@@ -199,7 +200,7 @@ def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
         own = SimpleTokenizer(**options)
         rows = text_cfg.get("vocab_size", own.vocab_size)
         if rows < own.vocab_size:
-            raise InputError(
+            raise NoScores(
                 f"{located.label}: a vocabulary of {rows} rows is not CLIP's ({own.vocab_size}); class prompts need a "
                 "tokenizer in the folder and text_cfg.hf_tokenizer_name"
             )
@@ -211,5 +212,6 @@ def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
             Callable[[list[str]], Tensor],
             HFTokenizer(str(source), tokenizer_mode=text_cfg.get("tokenizer_mode"), **options),
         )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{located.label}: no usable tokenizer in {source}, which class prompts need") from error
+    except Exception as error:  # a damaged file makes the tokenizer's own reader raise anything
+        kind = InputError if in_folder else NoScores
+        raise kind(f"{located.label}: no usable tokenizer in {source}, which class prompts need ({error})") from error

@@ -29,10 +29,11 @@ def open_tokenizer(folder: Path, missing: InputError) -> Any:
         raise missing
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except Exception as error:  # a damaged file makes the tokenizer's own reader raise anything
         raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error
     # Where its class reads other files than there are, the library makes one of special tokens alone.
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+    if not words:
         raise InputError(f"base: the tokenizer in {folder} cannot be used (its files give it no words)")
     return tokenizer
 

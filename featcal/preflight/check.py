@@ -223,7 +223,8 @@ def _probe(
         general.notes.append(f"swapped experts were not looked for: {error}")
         return None
     except FeatcalError as error:
-        general.problems.append(f"experts cannot be scored: {error}")
+        causes = error.problems if isinstance(error, InputError) else (str(error),)
+        general.problems += [f"experts cannot be scored: {one}" for one in causes]
         return None
     if diagonal is not None:
         problems, notes = diagonal.findings()

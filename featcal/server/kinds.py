@@ -48,7 +48,7 @@ class Work:
 
     @property
     def view(self) -> EvaluationSamples:
-        """Return the samples that models are measured on."""
+        """Return the view that `samples`, `split` and `seed` among the arguments are."""
         from featcal.suite.views import EvaluationSamples
 
         return EvaluationSamples(self.args["samples"], self.args["split"], self.args["seed"])

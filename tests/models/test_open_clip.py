@@ -570,7 +570,7 @@ def test_class_prompts_are_encoded_by_open_clip(tmp_path: Path) -> None:
 
 
 def test_bases_without_a_text_tower_or_tokenizer(plain: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vocabulary of 20 rows is not CLIP's \(49408\)"):
+    with pytest.raises(NoScores, match=r"vocabulary of 20 rows is not CLIP's \(49408\)"):
         zero_shot_heads(*with_adapter(found(plain)), {"t": (("a", "b"), ("{}",))})
     tensors = load_file(plain / "open_clip_model.safetensors")
     config = json.loads((plain / "open_clip_config.json").read_text())["model_cfg"]
@@ -578,10 +578,13 @@ def test_bases_without_a_text_tower_or_tokenizer(plain: Path, tmp_path: Path) ->
     with pytest.raises(NoScores, match="has no text tower, so there is no zero-shot head"):
         zero_shot_heads(*with_adapter(found(tower)), {"t": (("a", "b"), ("{}",))})
     config["text_cfg"]["hf_tokenizer_name"] = "someone/tokenizer"
-    with pytest.raises(InputError, match="no usable tokenizer in someone/tokenizer"):
-        zero_shot_heads(
-            *with_adapter(found(write_folder(tmp_path / "named", config, tensors))), {"t": (("a", "b"), ("{}",))}
-        )
+    named = write_folder(tmp_path / "named", config, tensors)
+    with pytest.raises(NoScores, match="no usable tokenizer in someone/tokenizer"):
+        zero_shot_heads(*with_adapter(found(named)), {"t": (("a", "b"), ("{}",))})
+    (named / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "no such kind"}}))
+    with pytest.raises(InputError, match="no usable tokenizer in .*named, which class prompts need") as damaged:
+        zero_shot_heads(*with_adapter(found(named)), {"t": (("a", "b"), ("{}",))})
+    assert not isinstance(damaged.value, NoScores)
 
 
 def test_reference_helper_is_a_suite_reference(plain: Path) -> None:
