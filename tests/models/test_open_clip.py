@@ -582,7 +582,7 @@ def test_bases_without_a_text_tower_or_tokenizer(plain: Path, tmp_path: Path) ->
     with pytest.raises(NoScores, match="no usable tokenizer in someone/tokenizer"):
         zero_shot_heads(*with_adapter(found(named)), {"t": (("a", "b"), ("{}",))})
     (named / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "no such kind"}}))
-    with pytest.raises(InputError, match="no usable tokenizer in .*named, which class prompts need") as damaged:
+    with pytest.raises(InputError, match=r"no usable tokenizer in .*named, which class prompts need") as damaged:
         zero_shot_heads(*with_adapter(found(named)), {"t": (("a", "b"), ("{}",))})
     assert not isinstance(damaged.value, NoScores)
 
