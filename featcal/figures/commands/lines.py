@@ -51,14 +51,14 @@ def _command(measured: Measured, *models: str) -> str:
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
     parts += [] if measured.sample is None else ["--sample", str(measured.sample)]
-    said = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
+    options = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
     if kind.command == "study features":
-        said = {"task": measured.task, "layer": measured.layer, **said}
+        options = {"task": measured.task, "layer": measured.layer, **options}
     if measured.what == "tokens":
-        said = {"layer": measured.layer, **said}
+        options = {"layer": measured.layer, **options}
     if kind.command == "study conditioning":
-        said = {}  # a calibration's name says its own samples
-    for name, given in said.items():
+        options = {}  # a calibration's name says its own samples
+    for name, given in options.items():
         parts += [] if given is None else [f"--{name}", str(given)]
     return shlex.join([*parts, "--json"])
 
@@ -115,6 +115,6 @@ def _sort_key(name: str) -> tuple[bool, str]:
 
 def _arguments(on: EvaluationSamples, whole: bool) -> list[str]:
     """Write a view as arguments: a split only where it was chosen, "samples=None" only where the default is not all."""
-    said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
-    said += [] if on.split is None else [f"split={on.split!r}"]
-    return [*said, f"seed={on.seed!r}"]
+    arguments = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
+    arguments += [] if on.split is None else [f"split={on.split!r}"]
+    return [*arguments, f"seed={on.seed!r}"]

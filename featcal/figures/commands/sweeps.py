@@ -33,9 +33,9 @@ def grids(names: Iterable[str]) -> list[Grid]:
     found: dict[tuple[tuple[str, str], ...], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
         if name.kind == "calibrated" and name.of == "merged":
-            said = dict(name.options)
+            values = dict(name.options)
             rest = tuple((option, text) for option, text in name.options if option not in AXES)
-            found.setdefault(rest, []).append(tuple(said[axis] for axis in AXES))
+            found.setdefault(rest, []).append(tuple(values[axis] for axis in AXES))
     return [Grid(box, options) for options, points in found.items() for box in boxes(points)]
 
 

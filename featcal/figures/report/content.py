@@ -77,7 +77,7 @@ class Part:
     """A section: what it shows in plain sentences, figures, tables, samples, and how to get the numbers again."""
 
     title: str
-    said: str
+    text: str
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     samples: Mapping[str, tuple[Thumbnail, ...]] = field(default_factory=dict)

@@ -132,12 +132,12 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
         frame[tables.difference((first, one))] = frame[one] - frame[first]
     split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
-    said = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
+    ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
     chart = charts.score_bars(frame, list(scores), f"{metric}, %")
     yield Part(
         "Scores",
         f"{metric.capitalize()} on {split}. Base and experts are the floor and the ceiling.",
-        (Figure("scores", chart, f"{metric.capitalize()} per task and model: {said}"),),
+        (Figure("scores", chart, f"{metric.capitalize()} per task and model: {ranges}"),),
         (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
         measured=asked.measurement("scores", on, "base", "expert"),
     )
@@ -160,7 +160,7 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
         if counts is None
         else (f"{counts.fixed} wrong answers of {first} are right in {second}, {counts.broken} right ones are wrong. ")
     )
-    said = (
+    sentences = (
         f"{second} minus {first}: {sample_tables.difference_words(found.average)} (95 % interval of {found.draws:,} "
         f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
         "shown; a sample's number is its place in the source."
@@ -170,7 +170,7 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
     measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
     return Part(
         title,
-        said,
+        sentences,
         (),
         (Table("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
         thumbnails,
