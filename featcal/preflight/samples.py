@@ -114,5 +114,5 @@ def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
 
 def _few(label: str, available: int, wanted: int) -> list[str]:
     """Note where a task has fewer samples than calibration asks for."""
-    said = f"{label}: all {available} will be used, fewer than the {wanted} of this suite's options"
-    return [] if available >= wanted else [said]
+    note = f"{label}: all {available} will be used, fewer than the {wanted} of this suite's options"
+    return [] if available >= wanted else [note]
