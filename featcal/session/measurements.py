@@ -208,7 +208,7 @@ class Measurements:
             NumericalError: features that are not finite.
         """
         one, split = self.suite.resolve(model), view.split or self.suite.split
-        said = f"scoring {one.label}"
+        step = f"scoring {one.label}"
 
         def make() -> Scores:
             own = None if one.is_every_expert else self.fit.weights(one)
@@ -220,10 +220,10 @@ class Measurements:
             heads = self.suite.get_or_make(_HEADS, key, lambda: scoring_heads(self.suite.family, split, needed))
             tasks = {}
             for done, task in enumerate(self.suite.tasks):
-                progress(said, done, len(self.suite.tasks))
+                progress(step, done, len(self.suite.tasks))
                 parts = self.suite.parts(task, view)
                 tasks[task] = score(self.suite.family, models[task], parts, heads.get(task), self._reach)
-            progress(said, len(self.suite.tasks), len(self.suite.tasks))
+            progress(step, len(self.suite.tasks), len(self.suite.tasks))
             return Scores(self.suite.family.suite.name, one.label, split, tasks)
 
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)
