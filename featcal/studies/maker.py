@@ -94,8 +94,8 @@ class Maker:
             shared_seconds += start.cost.wall
         if self._needed[id(of), named.key]:
             self._made[named.key] = Made(held, cost, self._passes.used)
-        told = {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
-        return of.resolve(held), cost, told | ({SHARED: shared_seconds} if shared_seconds else {})
+        seconds = {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
+        return of.resolve(held), cost, seconds | ({SHARED: shared_seconds} if shared_seconds else {})
 
     def forget(self, of: Session, named: ModelRef) -> None:
         """Keep what a point acts on no longer, unless another one does too; the point is done."""
