@@ -52,10 +52,10 @@ class Shared:
 @cache
 def server_rules() -> Shared | None:
     """Return the rules that this process is under; None outside a shared server."""
-    said = os.environ.get(VARIABLE)
-    if said is None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
         return None
-    given = json.loads(said)
+    given = json.loads(text)
     return Shared(**{**given, "roots": tuple(given["roots"])})
 
 
@@ -158,4 +158,4 @@ def _places(rules: Shared, kept: Path) -> list[tuple[str, str]]:
     own = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
     first, *others = rules.roots
     shown = {**dict.fromkeys(own, "…"), **{root: Path(root).name.replace("\\", "") for root in others}, first: ""}
-    return sorted(((one, said) for one, said in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))
+    return sorted(((one, text) for one, text in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))
