@@ -164,9 +164,9 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
             config=view.plotly(numbers.name),
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
         )
-        said = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
+        trust_text = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
         st.caption(
-            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. "
+            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {trust_text}. "
             "Click a point to see its task above."
         )
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
@@ -281,10 +281,10 @@ def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[s
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
     """Return one row per model and sample."""
-    said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
+    column = {"answer": [answers[i] for i in dots.ids]} if answers else {}
     return tables.stack_models(
         {
-            model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **said})
+            model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **column})
             for model, flat in points.items()
         }
     )

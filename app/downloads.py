@@ -96,13 +96,13 @@ class Numbers:
         origin, frame = self.origin, self.frame
         counts = origin.counts
         per_task = [counts.get(task, origin.samples) for task in frame["task"]] if "task" in frame else origin.samples
-        said = frame.assign(suite=origin.suite, split=origin.split if counts else "", samples_per_task=per_task)
-        said = said.assign(units=self.units)
+        table = frame.assign(suite=origin.suite, split=origin.split if counts else "", samples_per_task=per_task)
+        table = table.assign(units=self.units)
         if "model" in frame:
-            said["model_name"] = [origin.models.get(model, "") for model in frame["model"]]
+            table["model_name"] = [origin.models.get(model, "") for model in frame["model"]]
         else:
-            said["models"] = "; ".join(dict.fromkeys(origin.models.values()))
-        return bytes(said.to_csv(index=False).encode())
+            table["models"] = "; ".join(dict.fromkeys(origin.models.values()))
+        return bytes(table.to_csv(index=False).encode())
 
 
 def file_name(what: str, origin: Origin) -> str:
