@@ -12,7 +12,7 @@ from app import opening
 from app.selection import file_words
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -73,7 +73,7 @@ class Numbers:
     layer: str | None = None
     sample: int | None = None
 
-    def measurement(self, reference: str) -> Measured | None:
+    def measurement(self, reference: str) -> ChartSource | None:
         """Return the origin of the numbers, for the suite with this reference; None where no command gives them."""
         if not self.kind:
             return None
@@ -82,7 +82,9 @@ class Numbers:
         every = self.kind in ("scores", "answers", "differences")
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = EvaluationSamples(on.samples, origin.split, on.seed)
-        measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer, sample=self.sample)
+        measured = ChartSource(
+            self.kind, reference, models, drawn, task=origin.task, layer=self.layer, sample=self.sample
+        )
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 
 from featcal.figures.commands import sweeps
-from featcal.figures.commands.measurement import Measured
+from featcal.figures.commands.measurement import ChartSource
 from featcal.suite.views import EvaluationSamples
 
 _OF_ALL_MODELS = ("compare", "study features")
 """Commands that take every model at once."""
 
 
-def commands(measured: Measured) -> tuple[str, ...]:
+def commands(measured: ChartSource) -> tuple[str, ...]:
     """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
 
     >>> on = EvaluationSamples(64, "test")
-    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
+    >>> commands(ChartSource("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --eval-samples 64 --split test --seed 42 --json'
     """
     command = measured.kind.command
@@ -27,10 +27,10 @@ def commands(measured: Measured) -> tuple[str, ...]:
     return tuple(_command(measured, model) for model in measured.models)
 
 
-def python(measured: Measured) -> str:
+def python(measured: ChartSource) -> str:
     """Return the lines of Python that print the numbers.
 
-    >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
+    >>> print(python(ChartSource("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
     from featcal import evaluate, open_session
     <BLANKLINE>
     session = open_session('clip-mini')
@@ -44,7 +44,7 @@ def python(measured: Measured) -> str:
     return _lines_of_all(measured) if command in _OF_ALL_MODELS else _lines_per_model(measured)
 
 
-def _command(measured: Measured, *models: str) -> str:
+def _command(measured: ChartSource, *models: str) -> str:
     kind, on = measured.kind, measured.on
     named = [word for model in models for word in ("--model", model)]
     parts = ["featcal", *kind.command.split(), measured.suite, *named, *kind.flags]
@@ -63,7 +63,7 @@ def _command(measured: Measured, *models: str) -> str:
     return shlex.join([*parts, "--json"])
 
 
-def _lines_per_model(measured: Measured) -> str:
+def _lines_per_model(measured: ChartSource) -> str:
     kind = measured.kind
     made = [
         *_arguments(measured.on, kind.command == "evaluate"),
@@ -88,7 +88,7 @@ def _lines_per_model(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _lines_of_all(measured: Measured) -> str:
+def _lines_of_all(measured: ChartSource) -> str:
     kind = measured.kind
     function, read, made = "compare", kind.read, []
     if kind.command == "study features":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Part:
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     samples: Mapping[str, tuple[Thumbnail, ...]] = field(default_factory=dict)
-    measured: Measured | None = None
+    measured: ChartSource | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from featcal.evaluation.comparison import compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import feature_map
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
@@ -64,9 +64,9 @@ class Asked:
         calibrated = next((one for one in others if one.config is not None), None)
         return diagnose(self.session, first, self.on, calibrated, progress)
 
-    def measurement(self, what: str, on: EvaluationSamples, *more: str) -> Measured:
+    def measurement(self, what: str, on: EvaluationSamples, *more: str) -> ChartSource:
         """Return the origin of numbers of the models that are shown, and of `more`."""
-        return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
+        return ChartSource(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
 def gather(asked: Asked, progress: Progress) -> Content:
