@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.system.errors import InputError
 from featcal.system.extras import install_command, require_packages
-from featcal.system.sandbox import Shared, server_rules
+from featcal.system.sandbox import ServerRules, server_rules
 from featcal.system.versions import versions
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _refuse_by(kind: type[Exception], tools: Tools, name: str) -> Callable[..., 
     return run
 
 
-def serve(rules: Shared, access: Access) -> None:
+def serve(rules: ServerRules, access: Access) -> None:
     """Serve one client on standard input and output until it closes them; jobs that it started go on.
 
     Raises:
