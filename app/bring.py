@@ -181,8 +181,8 @@ def write(text: str, file: Path) -> None:
         st.session_state[_WRITTEN] = named
         st.rerun()  # the sidebar was drawn with the suite before
     if st.session_state.get(_WRITTEN) == state.reference():
-        said = f"Written: {state.reference()}. It is the suite of every page now."
-        st.success(plain_lines(said), icon=":material/check_circle:")
+        message = f"Written: {state.reference()}. It is the suite of every page now."
+        st.success(plain_lines(message), icon=":material/check_circle:")
     quoted = shlex.quote(without_places(str(file)))
     st.code(f"featcal check {quoted}\nfeatcal calibrate {quoted} --out calibrated", language="bash")
 

@@ -25,7 +25,7 @@ from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
 from featcal.session.feature_maps import FeatureMaps, compare_with_expert, visible_layers
 from featcal.session.model_ref import ModelRef
-from featcal.session.open_suite import Kind
+from featcal.session.open_suite import ResultKind
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
 from featcal.suite.methods import EXPERT
@@ -33,11 +33,11 @@ from featcal.suite.methods import EXPERT
 POLL_SECONDS = 1.0
 _SMALL = "feature-maps"
 Job = Future[list[maps.Points]]
-_UMAP, _TRUST = Kind[Job]("UMAP of clouds"), Kind[float]("trust in a map")
+_UMAP, _TRUST = ResultKind[Job]("UMAP of clouds"), ResultKind[float]("trust in a map")
 
 
 @dataclass(frozen=True)
-class Shown(FeatureMaps):
+class ComparedFeatures(FeatureMaps):
     """The models on the samples of one task behind one layer, which the page looks at."""
 
     moved: tuple[str, str] | None
@@ -88,7 +88,7 @@ def say_which(session: Session, layer: str) -> None:
         st.caption(f"State behind {plain(layer)}, mean over the stage's own tokens without padding.")
 
 
-def map_section(shown: Shown, origin: Origin) -> None:
+def map_section(shown: ComparedFeatures, origin: Origin) -> None:
     """Draw PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
     key = shown.key(shown.task, len(shown.layers))
@@ -133,7 +133,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
     _draw_until_there(job, wanted, draw)
 
 
-def every_task_section(shown: Shown, origin: Origin) -> None:
+def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
     """Draw one small map per task, each fitted by itself."""
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     key = shown.key("every task", shown.layer)
@@ -164,9 +164,9 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
             config=view.plotly(numbers.name),
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
         )
-        said = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
+        trust_text = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
         st.caption(
-            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. "
+            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {trust_text}. "
             "Click a point to see its task above."
         )
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
@@ -175,7 +175,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
     _draw_until_there(job, wanted, draw)
 
 
-def pick_section(shown: Shown) -> None:
+def pick_section(shown: ComparedFeatures) -> None:
     """List samples by name, for those who pick by keyboard."""
     picked, answers = samples.picked_samples(shown.session, shown.on), answers_of(shown.data)
     known = range(len(shown.data))
@@ -261,7 +261,9 @@ def _axes(job: Job, wanted: str) -> str:
     return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
 
 
-def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
+def _layer_points(
+    shown: ComparedFeatures, flat: maps.Points, framed: bool
+) -> tuple[dict[str, maps.Points], Depth | None]:
     """Return the chosen layer's points by model, and where they lie in the map of all layers, if it is one.
 
     Args:
@@ -281,10 +283,10 @@ def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[s
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
     """Return one row per model and sample."""
-    said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
+    column = {"answer": [answers[i] for i in dots.ids]} if answers else {}
     return tables.stack_models(
         {
-            model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **said})
+            model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **column})
             for model, flat in points.items()
         }
     )
@@ -301,7 +303,7 @@ def _say_which_map(job: Job, axes: str) -> None:
         st.caption("This is PCA. The UMAP is being made: some seconds, about ten the first time; then it stands here.")
 
 
-def _say_how_far(shown: Shown, made: tuple[str, maps.Points, maps.Points]) -> None:
+def _say_how_far(shown: ComparedFeatures, made: tuple[str, maps.Points, maps.Points]) -> None:
     """Say how far the map may be trusted.
 
     Args:

@@ -94,8 +94,8 @@ def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) 
         return cosine
     first, second, expert = (percent(scores[model].average) for model in (a, b, SHOWN_EXPERT))
     gain = flips.gain(scores, (a, b))
-    said = "" if gain is None else f" ({sample_tables.difference_words(gain)})"
-    score = f"{plain(tables.metric_name(scores).capitalize())} **{first} → {second} %**{said} of {expert}"
+    difference = "" if gain is None else f" ({sample_tables.difference_words(gain)})"
+    score = f"{plain(tables.metric_name(scores).capitalize())} **{first} → {second} %**{difference} of {expert}"
     return f"{score} · {cosine}"
 
 
@@ -141,5 +141,5 @@ def drift_chart(
         shown[:] = [shown[-1], now]
     ghost = [*shown[0].drifts.values()][1] if shown[0].config != config else None
     figure = charts.compare_drift(drifts, ghost).update_layout(height=HEIGHT)
-    said = f"Drift per layer before and after: {tables.describe_ranges(drifts)}"
-    view.picture(figure, "compared", said, numbers.name, place)
+    alt = f"Drift per layer before and after: {tables.describe_ranges(drifts)}"
+    view.picture(figure, "compared", alt, numbers.name, place)

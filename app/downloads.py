@@ -12,7 +12,7 @@ from app import opening
 from app.selection import file_words
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -73,7 +73,7 @@ class Numbers:
     layer: str | None = None
     sample: int | None = None
 
-    def measurement(self, reference: str) -> Measured | None:
+    def measurement(self, reference: str) -> ChartSource | None:
         """Return the origin of the numbers, for the suite with this reference; None where no command gives them."""
         if not self.kind:
             return None
@@ -82,7 +82,9 @@ class Numbers:
         every = self.kind in ("scores", "answers", "differences")
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = EvaluationSamples(on.samples, origin.split, on.seed)
-        measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer, sample=self.sample)
+        measured = ChartSource(
+            self.kind, reference, models, drawn, task=origin.task, layer=self.layer, sample=self.sample
+        )
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property
@@ -96,13 +98,13 @@ class Numbers:
         origin, frame = self.origin, self.frame
         counts = origin.counts
         per_task = [counts.get(task, origin.samples) for task in frame["task"]] if "task" in frame else origin.samples
-        said = frame.assign(suite=origin.suite, split=origin.split if counts else "", samples_per_task=per_task)
-        said = said.assign(units=self.units)
+        table = frame.assign(suite=origin.suite, split=origin.split if counts else "", samples_per_task=per_task)
+        table = table.assign(units=self.units)
         if "model" in frame:
-            said["model_name"] = [origin.models.get(model, "") for model in frame["model"]]
+            table["model_name"] = [origin.models.get(model, "") for model in frame["model"]]
         else:
-            said["models"] = "; ".join(dict.fromkeys(origin.models.values()))
-        return bytes(said.to_csv(index=False).encode())
+            table["models"] = "; ".join(dict.fromkeys(origin.models.values()))
+        return bytes(table.to_csv(index=False).encode())
 
 
 def file_name(what: str, origin: Origin) -> str:

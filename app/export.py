@@ -45,8 +45,8 @@ def button(session: Session, config: CalibrationConfig, row: DeltaGenerator, bel
             except FeatcalError as error:
                 view.problem(error)
         for folder, files in _find_written(config):
-            said = plain(f"{folder} ({', '.join(files)})")
-            st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
+            place = plain(f"{folder} ({', '.join(files)})")
+            st.success(f"Written and verified by reloading: {place}", icon=":material/check_circle:")
 
 
 def section(session: Session, config: CalibrationConfig) -> None:

@@ -45,10 +45,10 @@ def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationS
 def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: Origin) -> None:
     """Show the difference of two models per task with its interval."""
     rows = {**found.tasks, "average": found.average}
-    said = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
+    summary = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
     st.header(f"Is {pair[1]} better than {pair[0]}?")
     figure = sample_charts.differences(found, pair, metric)
-    view.picture(figure, "differences", f"Difference per task: {said}", downloads.file_name("differences", origin))
+    view.picture(figure, "differences", f"Difference per task: {summary}", downloads.file_name("differences", origin))
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
     units = f"a is {pair[0]}, b {pair[1]}: scores, difference and interval are shares; p: McNemar's exact test"
     of_pair = replace(origin, models={name: origin.models[name] for name in pair})

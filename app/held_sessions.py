@@ -14,7 +14,7 @@ from featcal.session.session import Session
 from featcal.system.errors import InputError
 from featcal.system.formatting import readable
 from featcal.system.progress import release_memory
-from featcal.system.sandbox import Shared
+from featcal.system.sandbox import ServerRules
 
 MOST = 4
 """Suites that are open at once."""
@@ -36,7 +36,7 @@ class Held:
         clock: seconds.
     """
 
-    def __init__(self, rules: Shared | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rules: ServerRules | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules, self._clock = rules, clock
         self._open: OrderedDict[Hashable, _Open] = OrderedDict()
         self._lock, self._opening = threading.Lock(), threading.Lock()

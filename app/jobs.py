@@ -249,8 +249,8 @@ def title(order: Order) -> str:
     options = order.args.get("options", order.args)
     symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol}
     numbers = {"recipe": "recipe", **symbols, "model": "model", "split": "split"}
-    said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
-    return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
+    settings = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
+    return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *settings]))
 
 
 def _show_end(job: Job) -> None:

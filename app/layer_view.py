@@ -60,11 +60,13 @@ def depth(
         ledger_view.say_needs_of_scores(session)
         return
     frames = {name: layer_tables.agreement({one: own[one] for one in tasks}) for name, own in found.items()}
-    said = tables.describe_ranges({name: 100 * one.set_index("layer")["agreement"] for name, one in frames.items()}, 0)
+    summary = tables.describe_ranges(
+        {name: 100 * one.set_index("layer")["agreement"] for name, one in frames.items()}, 0
+    )
     view.chart(
         layer_charts.agreement(frames, layer),
         "depth",
-        f"Decisions behind every block that are the expert's final one, %, on {over}: {said}",
+        f"Decisions behind every block that are the expert's final one, %, on {over}: {summary}",
         Numbers(
             "decisions through depth",
             tables.stack_models(frames),
@@ -78,11 +80,11 @@ def depth(
     sample = int(_choose_sample(task, of_task))
     rows = layer_tables.course(of_task, sample)
     stays = rows[rows["stays"] & (rows["rank"] == 1)].groupby("model", sort=False).first()
-    said = "; ".join(f"{model}: {one['answer']} from {one['layer']} on" for model, one in stays.iterrows())
+    summary = "; ".join(f"{model}: {one['answer']} from {one['layer']} on" for model, one in stays.iterrows())
     view.chart(
         layer_charts.course(rows),
         "course",
-        f"First answer behind every block for sample {sample} of {task}: {said}",
+        f"First answer behind every block for sample {sample} of {task}: {summary}",
         Numbers(
             f"course of sample {sample}",
             rows,
@@ -99,13 +101,13 @@ def _choose_sample(task: str, found: Mapping[str, Depth]) -> str:
     """Let a sample be chosen by what expert and models decide in the end; by default the first that they part on."""
     first = next(iter(found.values()))
     ends = {"expert": first.beside or first, **found}
-    said = {name: [one.words[answer] for answer in one.answers[-1, :, 0].tolist()] for name, one in ends.items()}
-    numbers = [str(i) for i in range(len(said["expert"]))]
-    parted = next((i for i, words in enumerate(zip(*said.values(), strict=True)) if len({*words}) > 1), 0)
+    decisions = {name: [one.words[answer] for answer in one.answers[-1, :, 0].tolist()] for name, one in ends.items()}
+    numbers = [str(i) for i in range(len(decisions["expert"]))]
+    parted = next((i for i, words in enumerate(zip(*decisions.values(), strict=True)) if len({*words}) > 1), 0)
     chosen = view.one_of(numbers, state.selection().sample, parted)
 
     def words(number: str) -> str:
-        return f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in said.items())}"
+        return f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in decisions.items())}"
 
     label = f"Sample of {plain(task)}, and what is decided in the end"
     state.control(st.selectbox, "sample", chosen, None, label, numbers, format_func=words)
@@ -132,14 +134,14 @@ def block_maps(
     left, right = st.columns(2)
     with left:
         axis = "mismatch / norm of the expert's output" if relative else "mismatch"
-        said = tables.describe_ranges({name: one.set_index("map")["mismatch"] for name, one in frames.items()})
+        summary = tables.describe_ranges({name: one.set_index("map")["mismatch"] for name, one in frames.items()})
         figure = layer_charts.maps(frames, "mismatch", axis, ".3f" if relative else ".2f")
-        view.picture(figure, "maps", f"Mismatch of every linear map of {layer}: {said}", file_name("maps", origin))
+        view.picture(figure, "maps", f"Mismatch of every linear map of {layer}: {summary}", file_name("maps", origin))
     with right:
         if changed:
-            said = tables.describe_ranges({name: one.set_index("map")["changed"] for name, one in changed.items()})
+            summary = tables.describe_ranges({name: one.set_index("map")["changed"] for name, one in changed.items()})
             figure = layer_charts.maps(changed, "changed", "share of what calibration changed", ".1%")
-            alt = f"Share of every linear map of {layer} in what calibration changed: {said}"
+            alt = f"Share of every linear map of {layer} in what calibration changed: {summary}"
             view.picture(figure, "changed", alt, file_name("changed", origin))
         else:
             st.caption("What calibration changed stands here when one of the two models is calibrated.")
@@ -199,11 +201,11 @@ def _describe_whole(frames: Mapping[str, pd.DataFrame], relative: bool) -> Itera
     """Yield, by model, the drift of all tokens together, and of the class token, which no patch shows."""
     for name, frame in frames.items():
         whole, size = (float((frame[column] ** 2).sum() ** 0.5) for column in ("drift", "expert norm"))
-        said = f"**{plain(name)}**: ‖e‖ {whole:.2f}" + (f" ({whole / size:.3f} of the expert's norm)" if size else "")
+        line = f"**{plain(name)}**: ‖e‖ {whole:.2f}" + (f" ({whole / size:.3f} of the expert's norm)" if size else "")
         for row in frame[frame["part"] == CLASS_TOKEN].to_dict("records"):
             number = f"{row['relative drift']:.3f}" if relative else f"{row['drift']:.2f}"
-            said += f", class token {number}"
-        yield said
+            line += f", class token {number}"
+        yield line
 
 
 def _draw_patches(
@@ -212,11 +214,11 @@ def _draw_patches(
     """Draw patches over the picture as the model gets it; by their places where they are no grid of it."""
     own = {name: frame[frame["part"] == PICTURE].set_index("position", drop=False) for name, frame in frames.items()}
     count, form = len(next(iter(own.values()))), f".{digits}f"
-    said = {name: tables.describe_ranges({name: one[column]}, digits) for name, one in own.items()}
+    summaries = {name: tables.describe_ranges({name: one[column]}, digits) for name, one in own.items()}
     grid = token_charts.patch_grid(count, *pixels.shape[1:]) if pixels.ndim == 3 else None
     if grid is None:
         st.caption("These patches are no grid of square cells over the picture: they stand in the model's own order.")
-        alt = f"Drift of every patch, {column}: {'; '.join(said.values())}"
+        alt = f"Drift of every patch, {column}: {'; '.join(summaries.values())}"
         view.picture(token_charts.places(own, column, form), "tokens", alt, numbers.name)
         return
     top, picture = _find_top(own, column), data_address(_draw_grey(pixels), _SIDE)
@@ -224,7 +226,7 @@ def _draw_patches(
         place.markdown(f"**{plain(name)}**")
         figure = token_charts.patches(frame, column, top, grid, picture, form)
         file = file_name(f"{numbers.what} {name}", numbers.origin)
-        view.picture(figure, f"tokens-{number}", f"Drift of every patch, {column}: {said[name]}", file, place)
+        view.picture(figure, f"tokens-{number}", f"Drift of every patch, {column}: {summaries[name]}", file, place)
 
 
 def _draw_grey(pixels: Tensor) -> Image.Image:

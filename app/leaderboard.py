@@ -233,10 +233,10 @@ def _describe(study: Study) -> str:
     scores, drift = study.on["scores"], study.on["drift"]
     count = "all" if scores["samples"] is None else str(scores["samples"])
     seeds = sorted({row.point.seed for row in study.rows if row.point.seed is not None})
-    said = f"; calibration seeds {', '.join(map(str, seeds))}" if seeds else ""
+    note = f"; calibration seeds {', '.join(map(str, seeds))}" if seeds else ""
     return (
         f"{study.suite}: scores on {count} {scores['split']} samples per task, drift on {drift['samples']} "
-        f"{drift['split']} samples{said}; featcal {study.by.get('featcal', '?')}, torch {study.by.get('torch', '?')}"
+        f"{drift['split']} samples{note}; featcal {study.by.get('featcal', '?')}, torch {study.by.get('torch', '?')}"
     )
 
 

@@ -100,10 +100,10 @@ try:
             state.mirror_in_address()
         view.show_ignored()
         tour.box(name, FIRST)
-        said = st.container()
+        place_of_verdict = st.container()
         page.run()
         if name not in ("leaderboard", "suite", "bring", "jobs"):
-            catalogue.verdict(said)
+            catalogue.verdict(place_of_verdict)
 except FeatcalError as error:
     view.problem(error)
 finally:

@@ -77,18 +77,18 @@ def _numbers(config: CalibrationConfig, names: Iterable[str]) -> list[str]:
 def _rest(config: CalibrationConfig, session: Session) -> list[str]:
     """Say what differs from the suite's defaults beside a recipe's numbers and the samples."""
     defaults = opening.defaults(session)
-    said = _numbers(config, ["decisions"] if config.decisions != defaults.decisions else [])
-    said += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
-    said += [f"seed {config.seed}"] if config.seed != defaults.seed else []
-    said += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
-    return [*said, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())]
+    differences = _numbers(config, ["decisions"] if config.decisions != defaults.decisions else [])
+    differences += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
+    differences += [f"seed {config.seed}"] if config.seed != defaults.seed else []
+    differences += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
+    return [*differences, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())]
 
 
 def defaults_explained(session: Session, config: CalibrationConfig) -> str:
     """Say in three sentences where the defaults of a recipe come from: recipe, architecture, number of samples."""
     home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
-    told, names = session.family.suite.calibration.explicit_options(), NUMBERS[config.recipe]
-    why = "which this suite's file asks for" if "recipe" in told else "which is the published one"
+    own_options, names = session.family.suite.calibration.explicit_options(), NUMBERS[config.recipe]
+    why = "which this suite's file asks for" if "recipe" in own_options else "which is the published one"
     chosen = "" if config.recipe == home.recipe else f"; {config.recipe} was chosen in its place"
     numbers = ", ".join(_numbers(own, names))
     whose = "the paper's" if config.recipe == PAPER else "featcal's own"
@@ -97,8 +97,8 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
     bare = resolve(
         CalibrationConfig(recipe=config.recipe, samples=config.samples), session.family.adapter, session.tasks
     )
-    said = [OPTIONS[name].symbol for name in names if getattr(own, name) != getattr(bare, name)]
-    but = f", but for {', '.join(said)}, which the suite's file sets" if said else ""
+    suite_symbols = [OPTIONS[name].symbol for name in names if getattr(own, name) != getattr(bare, name)]
+    but = f", but for {', '.join(suite_symbols)}, which the suite's file sets" if suite_symbols else ""
     every = {n: opening.defaults(session, config.recipe, n) for n in map(int, OPTIONS["samples"].steps)}
     values = {name: {n: getattr(one, name) for n, one in every.items()} for name in names}
     moving = [f"{OPTIONS[name].symbol} ({', '.join(f'{exactly(value)} at {n}' for n, value in one.items())})"
@@ -108,7 +108,7 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
         f"The recipe begins as {home.recipe}, {why}{chosen}. With {config.samples} samples per task it brings "
         f"{numbers}: {whose} numbers for {where}{but}. "
         f"{follow if moving else 'They are the same for every number of samples'}; {home.samples} is what "
-        f"{'the suite asks for' if 'samples' in told else 'a slider can answer for quickly'}."
+        f"{'the suite asks for' if 'samples' in own_options else 'a slider can answer for quickly'}."
     )
 
 

@@ -71,11 +71,11 @@ def preview(
         return shown
     before, now = _mean(held.reached), _mean(found.drift)
     place = cockpit.preview_chart(chart, on, last, layer, now)
-    said = words.caption(
+    caption = words.caption(
         f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → {now:.4f}. The exact run "
         "is on its way."
     )
-    return Previewed(layer, place, said, found, before)
+    return Previewed(layer, place, caption, found, before)
 
 
 def confirm(
@@ -235,11 +235,11 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
 
 def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin) -> None:
     ends = [frame.loc[frame["change"].idxmin()], frame.loc[frame["change"].idxmax()]]
-    said = " to ".join(f"{one['change']:+.3f} ({one['task']}, {one['layer']})" for one in ends)
+    summary = " to ".join(f"{one['change']:+.3f} ({one['task']}, {one['layer']})" for one in ends)
     view.chart(
         repair_charts.change_map(frame, unit),
         what.replace(" ", "-"),
-        f"{what.capitalize()} by task and layer, {said}",
+        f"{what.capitalize()} by task and layer, {summary}",
         Numbers(what, frame, _CHANGE, origin, kind="attribution" if "attribution" in what else "drift"),
         text.WHERE_IT_HELPS,
     )

@@ -242,9 +242,9 @@ def _delete(run_id: str) -> None:
 def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
     """Show what tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
     st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
-    told = run_tables.different(a, b)
-    if len(told):
-        st.dataframe(told, hide_index=True, alt="Options that differ")
+    differences = run_tables.different(a, b)
+    if len(differences):
+        st.dataframe(differences, hide_index=True, alt="Options that differ")
     else:
         st.caption("The same options.")
     both = [(one, other) for one in a.measured for other in b.measured if one.samples_key == other.samples_key]

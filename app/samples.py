@@ -211,15 +211,15 @@ def _answers_are_whole(session: Session, models: Mapping[str, ModelRef], on: Eva
 def gallery(data: Samples, rows: pd.DataFrame) -> None:
     """Show pictures or the first texts of some rows of a sample table, with right answer and flip."""
     ids = rows["sample"].tolist()
-    said = [_caption(row) for row in rows.to_dict("records")]
+    lines = [_caption(row) for row in rows.to_dict("records")]
     if data.images is not None:
         shown = ids[:MOST_PICTURES]
-        captions = [plain(one) for one in said[:MOST_PICTURES]]
-        alt = [f"Picture of sample {one}" for one in said[:MOST_PICTURES]]
+        captions = [plain(one) for one in lines[:MOST_PICTURES]]
+        alt = [f"Picture of sample {one}" for one in lines[:MOST_PICTURES]]
         st.image([data.images[i] for i in shown], caption=captions, width=96, alt=alt)
     elif data.texts is not None:
         shown = ids[:MOST_TEXTS]
-        for i, words in zip(shown, said[:MOST_TEXTS], strict=True):
+        for i, words in zip(shown, lines[:MOST_TEXTS], strict=True):
             st.caption(f"sample {plain(words)}")
             st.text(data.texts[i])
     else:

@@ -105,8 +105,8 @@ def leave_out_unknown(field: str, known: Sequence[str]) -> str:
     parts = field == "layer"
     if chosen is None or any(chosen == one or (parts and chosen.startswith(f"{one} ")) for one in known):
         return ""
-    said = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
-    leave_out({field: f"{said}{did_you_mean(chosen, known)}"})
+    sentence = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
+    leave_out({field: f"{sentence}{did_you_mean(chosen, known)}"})
     return ignored_parts()[-1]
 
 

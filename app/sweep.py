@@ -11,7 +11,7 @@ import streamlit as st
 from app import downloads, jobs, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import run_tables, sweep_charts, tables, text
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 from featcal.server.kinds import options_of
 from featcal.server.lengths import is_long, seconds_to_calibrate
 from featcal.session.model_ref import ModelRef
@@ -99,7 +99,7 @@ def _start(
     )
     with st.popover("Command and Python", icon=":material/terminal:"):
         names = tuple(session.resolve(config).name for config in grid.configs())
-        view.show_commands(Measured("sweep", state.reference(), names, on))
+        view.show_commands(ChartSource("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
     # A job that runs stays followed, though what is left of it gets short in the end.

@@ -43,16 +43,16 @@ Charts = tuple[Mapping[str, pd.DataFrame], Mapping[str, pd.DataFrame]]
 def draw(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Draw the verdict on model A as its measurements arrive, and the charts of both models."""
     # One place per part, so that a sentence that comes late pushes nothing away that is being read.
-    said, step, below = st.empty(), st.empty(), st.container()
+    lines, step, below = st.empty(), st.empty(), st.container()
     kept = first_page.read_kept() if _is_home(on) else None
     if kept is not None:
         verdict = kept.verdict
-        with said.container():
+        with lines.container():
             first_page.say(verdict)
         with below:
             _draw_charts(session, compared, on, ({compared.a: kept.booked}, {compared.a: kept.layers}))
     else:
-        verdict = _measure(session, compared, on, said, step, below)
+        verdict = _measure(session, compared, on, lines, step, below)
     with step.container(key="next-step"):
         _draw_step(verdict, compared)
 
@@ -61,7 +61,7 @@ def _measure(
     session: Session,
     compared: Compared,
     on: EvaluationSamples,
-    said: DeltaGenerator,
+    lines: DeltaGenerator,
     step: DeltaGenerator,
     below: DeltaGenerator,
 ) -> Verdict:
@@ -73,7 +73,7 @@ def _measure(
         for found in _examine(session, compared, repair, on, report):
             verdict = judge(found)
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
-            with said.container():
+            with lines.container():
                 first_page.say(verdict)
             if found.final is not None and shown is None:
                 shown = _tables(session, compared, on, report)
@@ -131,11 +131,11 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, sh
         ledger_view.attribution(first, shown[0], tables.ALL_TASKS, origin)
     with right:
         st.header("Own mismatch or inherited?")
-        said = tables.describe_ranges({name: one.set_index("layer")["drift"] for name, one in shown[1].items()})
+        summary = tables.describe_ranges({name: one.set_index("layer")["drift"] for name, one in shown[1].items()})
         view.chart(
             second,
             "drift-layers",
-            f"Drift per layer, its own mismatch and what it inherits side by side: {said}",
+            f"Drift per layer, its own mismatch and what it inherits side by side: {summary}",
             Numbers(
                 "drift per layer", tables.stack_models(shown[1]), ledger_view.DRIFT_UNITS[True], origin, kind="drift"
             ),
@@ -145,18 +145,18 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, sh
 
 def _draw_step(verdict: Verdict, compared: Compared) -> None:
     """Draw the last lines of a verdict, with one button for what is to be done."""
-    said = {one.about: plain(one.text) for one in verdict.sentences}
+    texts = {one.about: plain(one.text) for one in verdict.sentences}
     label, page, icon = STEPS.get(verdict.next, ("", "", ""))
     if not label:
-        st.success(said["next"], icon=":material/check_circle:")
+        st.success(texts["next"], icon=":material/check_circle:")
     else:
         with st.container(horizontal=True, vertical_alignment="center"):
             # Not a callback: `switch_page` works in the run of a page alone.
             pressed = st.button(label, type="primary", icon=icon, key="next-step-button")
-            st.markdown(said["next"])
+            st.markdown(texts["next"])
         if pressed:
             _go(page, compared)
-    st.caption(said["samples"])
+    st.caption(texts["samples"])
 
 
 def _go(page: str, compared: Compared) -> None:

@@ -16,7 +16,7 @@ from app.first_page import HOME_SUITE
 from app.selection import HOME
 from featcal.evaluation.comparison import Difference
 from featcal.figures import text
-from featcal.figures.commands import Measured, commands, python
+from featcal.figures.commands import ChartSource, commands, python
 from featcal.figures.names import plain_lines
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -210,7 +210,7 @@ def formats(numbers: Numbers) -> dict[str, Any]:
     return forms | {name: number(format="%.1e") for name in found if name == "McNemar p"}
 
 
-def show_commands(measured: Measured) -> None:
+def show_commands(measured: ChartSource) -> None:
     """Show the command lines and the lines of Python that give these numbers, to be copied."""
     kind, lines = measured.kind, commands(measured)
     if lines:

@@ -68,8 +68,8 @@ units = f"{metric} in %; difference, from and to in points; gap closed in % of t
 origin = downloads.score_origin(session, scores[compare.SHOWN_EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
-said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
-alt = f"{metric.capitalize()} on the test split per task and model: {said}"
+summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
+alt = f"{metric.capitalize()} on the test split per task and model: {summary}"
 view.picture(bars, "test-scores", alt, measured.name)
 size = tables.how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""

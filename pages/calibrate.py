@@ -84,12 +84,12 @@ with score_place:
     else:
         st.header("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
-said = (
+sentence = (
     f"Measured on {tables.describe_samples(before)}, which calibration does not see. Choose options here, not on test."
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
-st.caption(f"{said} Calibrated in {session.fit.calibrate(config).record['seconds']['total']:.2f} s.")
+st.caption(f"{sentence} Calibrated in {session.fit.calibrate(config).record['seconds']['total']:.2f} s.")
 fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:

@@ -16,8 +16,8 @@ task = view.task_selector(session)
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
 if compared.pair is None:
-    said = f"{compared.a} alone is shown; a second model adds its own bars, every sample, and what it gains."
-    options.offer(session, said)
+    sentence = f"{compared.a} alone is shown; a second model adds its own bars, every sample, and what it gains."
+    options.offer(session, sentence)
 
 with state.progress() as report:
     found = {shown: session.measure.features(model, on, report) for shown, model in compared.models.items()}
@@ -38,10 +38,10 @@ with left:
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
     means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.describe_ranges(of_tasks['a'])}", numbers=means)
-said_below = f"a on {tables.describe_samples(found[compared.a])}."
+samples_note = f"a on {tables.describe_samples(found[compared.a])}."
 if compared.pair is not None:
     a, b = compared.pair
-    said_below = f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}."
+    samples_note = f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}."
     with right:
         st.header(f"b. Per sample of {plain(task)}")
         cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
@@ -63,13 +63,13 @@ if compared.pair is not None:
         if scores:
             metric = tables.metric_name(scores)
             gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
-            said = tables.describe_ranges(
+            summary = tables.describe_ranges(
                 {name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")}
             )
             view.chart(
                 charts.gains(gained, metric, b),
                 "c",
-                f"Gain in cosine against gain in {metric}, per task: {said}",
+                f"Gain in cosine against gain in {metric}, per task: {summary}",
                 numbers=Numbers(
                     "gains",
                     gained,
@@ -89,7 +89,7 @@ with right:
         "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
     )
     view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.describe_ranges(of_tasks['d'])}", numbers=weights)
-st.caption(f"{said_below} d needs no samples.")
+st.caption(f"{samples_note} d needs no samples.")
 if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and features[b].mean() > features[a].mean():
     st.caption(
         f"In d {b} points less towards the experts' weights than {a}, though in a its features are nearer to theirs. "

@@ -50,7 +50,7 @@ measured = downloads.sample_origin(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
 rows = tables.stack_models(frames)
 per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.with_task(task), kind="drift")
-said = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
+summary = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
@@ -58,7 +58,7 @@ st.plotly_chart(
     on_select=choose_layer,
     selection_mode="points",
     config=view.plotly(per_layer.name),
-    alt=f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {said}",
+    alt=f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {summary}",
 )
 st.caption(
     f"Mean over {tables.describe_samples(ledgers[first])}. "
@@ -72,12 +72,12 @@ by_task, cause, growth, decisions, depth, inside, tokens, sources = tabs
 with by_task:
     st.caption(f"{plain(layer)}, task by task")
     of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
-    said = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+    summary = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
     rows = tables.stack_models(of_tasks)
     view.chart(
         charts.drift_tasks(of_tasks, relative),
         "drift-tasks",
-        f"Drift of every task at {layer}: {said}",
+        f"Drift of every task at {layer}: {summary}",
         Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
         text.DRIFT_TASKS,
     )

@@ -16,7 +16,7 @@ if compared.b is None:
 layer = cloud.layer_slider(session)
 cloud.say_which(session, layer)
 models = {compare.SHOWN_EXPERT: EVERY_EXPERT, **compared.models}
-shown = cloud.Shown(session, models, on, compared.pair, task, layer)
+shown = cloud.ComparedFeatures(session, models, on, compared.pair, task, layer)
 with state.progress() as report:
     features = shown.features(task, layer, report)[layer]
 measured = downloads.sample_origin(session, on, models)

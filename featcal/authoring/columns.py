@@ -45,7 +45,7 @@ class Column:
     names: tuple[str, ...] | None = None
 
 
-Told = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
+FoundOptions = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
 """Options of a source, lines on what was assumed, lines on what is missing."""
 Reads = Literal["answers", "classes", "likeness"]
 """Kinds of answers to texts: in words, one of the classes of a head, or how alike two texts are."""
@@ -111,7 +111,9 @@ def _is_picture(value: Any) -> bool:
     return stored or type(value).__module__.startswith("PIL.")
 
 
-def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers") -> Told:
+def options_of(
+    columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers"
+) -> FoundOptions:
     """Return the options of a source of these columns: those that are given, and the others found.
 
     >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
@@ -128,18 +130,20 @@ def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: s
     return _text_options(columns, given, where)
 
 
-def _picture_options(columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str) -> Told:
+def _picture_options(
+    columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str
+) -> FoundOptions:
     image = next((name for name in PICTURES if name in pictures), pictures[0])
     label = next((name for name in LABELS if name in columns and columns[name].kind in ("text", "number")), None)
     found = {"image": image, **({} if label is None else {"label": label})}
-    told = [f"{where}: pictures are in column '{found['image']}'"]
-    told += [f"{where}: labels are in column '{label}'" if label else f"{where}: no labels, so nothing is scored"]
-    return {**found, **given}, tuple(told), ()
+    notes = [f"{where}: pictures are in column '{found['image']}'"]
+    notes += [f"{where}: labels are in column '{label}'" if label else f"{where}: no labels, so nothing is scored"]
+    return {**found, **given}, tuple(notes), ()
 
 
-def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> Told:
+def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> FoundOptions:
     found = dict(given)
-    told, missing = [], []
+    notes, missing = [], []
     texts = [name for name, column in columns.items() if column.kind == "text"]
     asked = (str(given["label"]),) if "label" in given else ANSWERS
     answer = next((name for name in asked if name in columns and columns[name].kind in ("text", "number")), None)
@@ -149,7 +153,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
             words = " ".join(f"{{{name}}}" for name in read)
             # The line break keeps the last word of the question and the first of the answer apart.
             found["input"] = words if answer is None else f"{words}\n"
-            told.append(
+            notes.append(
                 f"{where}: the input is '{words}'{'' if answer is None else ' and a line break'}; experts know the "
                 "words of their own training best, which {…, input: '…', target: '…'} gives"
             )
@@ -163,21 +167,23 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
         names = columns[answer].names
         if columns[answer].kind == "text":
             found["target"] = f"{{{answer}}}"
-            told.append(f"{where}: the answer is '{found['target']}'")
+            notes.append(f"{where}: the answer is '{found['target']}'")
         elif names:
             found |= {"targets": list(names)} | ({} if answer == "label" else {"label": answer})
-            told.append(f"{where}: the answers are the names of classes in column '{answer}', {some(names)}")
+            notes.append(f"{where}: the answers are the names of classes in column '{answer}', {some(names)}")
         else:
             missing.append(
                 f"{where}: the words that the numbers in column '{answer}' stand for; say them as {{…, targets: [no, "
                 f"yes]}}, or write {{…, target: '{{{answer}}}'}} where the number is the answer"
             )
-    return found, tuple(told), tuple(missing)
+    return found, tuple(notes), tuple(missing)
 
 
-def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
+def _classifier_options(
+    columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads
+) -> FoundOptions:
     """Find options for one text or two with a class, or for two texts with a number."""
-    classes, found, told, missing = reads == "classes", dict(given), [], []
+    classes, found, notes, missing = reads == "classes", dict(given), [], []
     kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)
     right = next((name for name in asked if name in columns and columns[name].kind in kinds), None)
     right = str(given["label"]) if classes and "label" in given else right
@@ -185,7 +191,7 @@ def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any],
     read = _read(texts, right)
     if "input" not in given and read and (classes or len(read) == 2):
         found |= {option: f"{{{name}}}" for option, name in zip(("input", "pair"), read, strict=False)}
-        told.append(f"{where}: the model reads {some(read)}")
+        notes.append(f"{where}: the model reads {some(read)}")
     elif "input" not in given:
         found["input"] = "{COLUMN}"
         missing.append(
@@ -199,11 +205,11 @@ def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any],
         missing.append(f"{where}: which column holds the {what}")
     elif classes:
         found["label"] = right
-        told.append(f"{where}: classes are in column '{right}', counted as the experts' heads count them")
+        notes.append(f"{where}: classes are in column '{right}', counted as the experts' heads count them")
     else:
         found["target"] = f"{{{right}}}"
-        told.append(f"{where}: how alike two texts are is in column '{right}'")
-    return found, tuple(told), tuple(missing)
+        notes.append(f"{where}: how alike two texts are is in column '{right}'")
+    return found, tuple(notes), tuple(missing)
 
 
 def _read(texts: list[str], answer: str | None) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ DEFAULT_MERGE = {"method": "task-arithmetic", "scale": 0.3}
 
 
 @dataclass(frozen=True)
-class Parts:
+class SuiteParts:
     """Models and samples of a suite, as given on a command line: paths start from where the command runs.
 
     Args:
@@ -60,7 +60,7 @@ class Beginning:
     missing: tuple[str, ...]
 
 
-def begin(parts: Parts, out: Path) -> Beginning:
+def begin(parts: SuiteParts, out: Path) -> Beginning:
     """Write the text of the suite file `out`, without writing the file.
 
     Raises:

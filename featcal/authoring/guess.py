@@ -123,8 +123,8 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
     if path.is_dir():
         return _guess_folder(path, root, given, reads)
     if path.name.endswith(".npz"):
-        told = f"{path}: of its training samples every tenth is for validation, the others for calibration"
-        return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (told,))
+        note = f"{path}: of its training samples every tenth is for validation, the others for calibration"
+        return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (note,))
     if path.name.endswith((*_JSON, ".parquet")):
         kind, table = _table(path)
         return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
@@ -161,8 +161,8 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
                 f"samples: {folder} has .jsonl files, none of them called {', '.join(NAMES['calibration'])}; name one"
             )
         imagefolder(folder, given.get("label"))
-        told = f"{folder}: a folder of pictures, one sub-folder per class"
-        return _with_warning({"calibration": _pictures(folder, root, given)}, (told,), (), str(folder))
+        note = f"{folder}: a folder of pictures, one sub-folder per class"
+        return _with_warning({"calibration": _pictures(folder, root, given)}, (note,), (), str(folder))
     assumed = _note_renamed({split: one.name for split, one in found.items()}, str(folder))
     missing: tuple[str, ...] = ()
     task: dict[str, Any] = {}

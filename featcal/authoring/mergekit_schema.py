@@ -31,14 +31,14 @@ class ModelPath(Strict):
     revision: str | None = None
 
 
-Place = Annotated[ModelPath, _split("@", "path", "revision")]
+ModelPlace = Annotated[ModelPath, _split("@", "path", "revision")]
 
 
 class Model(Strict):
     """A model with or without a LoRA adapter: `path[@revision][+lora[@revision]]`, or a mapping with these keys."""
 
-    model: Place
-    lora: Place | None = None
+    model: ModelPlace
+    lora: ModelPlace | None = None
 
     def to_reference(self, beside: Path) -> str:
         """Return the reference as a suite file has it; relative folders may lie in `beside`."""

@@ -82,9 +82,9 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 merged = average.read(block.names)
                 with prefix_errors(run.adapter.name_of(block)):
                     sums = _count(run, walk.experts, stage, index, rows, merged, experts)
-                    solved, told = sums.solve(read_double(run, block, run.base))
+                    solved, entries = sums.solve(read_double(run, block, run.base))
                 found |= (own := merged | to_stored(block, merged, solved))
-                for kind, values in told.items():
+                for kind, values in entries.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
                 # The next block is counted on what the solved one puts out.
                 walk.deploy_block(stage, block, own)
@@ -161,7 +161,7 @@ class ProjectionSums:
             base: the base's tensors of the block, in float64.
         """
         solved: dict[str, Tensor] = {}
-        told: dict[str, dict[str, Any]] = {"coefficients": {}, "captured": {}}
+        account: dict[str, dict[str, Any]] = {"coefficients": {}, "captured": {}}
         for group in self._groups:
             stacks = [group.stack(one, "weight") for one in self._vectors.values()]
             moved = [group.split(one @ self._grams[str(group)], "weight") for one in stacks]
@@ -176,9 +176,9 @@ class ProjectionSums:
                     solved[f"{name}.{kind}"] = base[f"{name}.{kind}"] + sum(
                         one * v[f"{name}.{kind}"] for one, v in steps
                     )
-                told["coefficients"][name] = dict(zip(self._vectors, c.tolist(), strict=True))
-                told["captured"][name] = gain / self._energies[weight] if self._energies[weight] > 0 else 1.0
-        return solved, told
+                account["coefficients"][name] = dict(zip(self._vectors, c.tolist(), strict=True))
+                account["captured"][name] = gain / self._energies[weight] if self._energies[weight] > 0 else 1.0
+        return solved, account
 
 
 def best(

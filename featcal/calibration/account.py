@@ -24,7 +24,7 @@ def account_of(
         f"{family.suite.name}, calibrated",
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules.",
-        config.settings() | {f"text of {task}": said for task, said in texts.items()},
+        config.settings() | {f"text of {task}": text for task, text in texts.items()},
         lambda suite: calibrate_command(suite, config, defaults, "calibrated", family.merged_name),
         warnings,
     )

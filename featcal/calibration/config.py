@@ -42,10 +42,10 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     options = {name: value for name, value in adapter.defaults.items() if name not in OF_A_RECIPE} | dict(asked)
     if options.pop("cautious", False):
         recipe = options.get("recipe", PAPER)
-        said = [name for name in CAUTIOUS if name in options]
-        if said or recipe not in SHORTHANDS["cautious"].recipes:
+        cautious_options = [name for name in CAUTIOUS if name in options]
+        if cautious_options or recipe not in SHORTHANDS["cautious"].recipes:
             theirs = " or ".join(f"'{one}'" for one in SHORTHANDS["cautious"].recipes)
-            why = f"leave {' and '.join(said)} out" if said else f"choose the recipe {theirs}"
+            why = f"leave {' and '.join(cautious_options)} out" if cautious_options else f"choose the recipe {theirs}"
             raise InputError(f"cautious sets alpha and beta of featcal's own recipes; {why}")
         options |= CAUTIOUS
     return resolve(CalibrationConfig(**options), adapter, tasks)

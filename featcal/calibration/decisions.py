@@ -80,8 +80,8 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     except NoScores as error:
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
-        said = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
-        answers = sorted({*torch.cat(said).tolist()}) if said else []
+        tokens = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
+        answers = sorted({*torch.cat(tokens).tolist()}) if tokens else []
         return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
 
 

@@ -62,8 +62,8 @@ class MapCut:
         return cls(layer, name, rank, min(rows, columns), found.left_out, found.total)
 
     def to_json(self) -> dict[str, Any]:
-        said = asdict(self)
-        return said | {"left_out": self.left_out / self.total, "total": self.total}
+        entry = asdict(self)
+        return entry | {"left_out": self.left_out / self.total, "total": self.total}
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,8 @@ def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]
         return []
     which = (f"{layers[name]}: {', '.join(own.rpartition('.')[2] for own in found)}" for name, found in starved.items())
     count = sum(map(len, starved.values()))
-    said = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"
+    text = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"
     return [
-        f"{said} the merged weights, since fewer tokens of the calibration samples came there than the widest input of "
+        f"{text} the merged weights, since fewer tokens of the calibration samples came there than the widest input of "
         f"an expert's maps has features ({'; '.join(which)}); more samples may change that"
     ]

@@ -100,5 +100,5 @@ def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
 def _root(ratio: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, " n"]:
     """Return s_t before it is divided by its mean; 1 where nothing tells tokens apart, as where the expert is the
     base."""
-    told = mean.isfinite() & (mean > 0)
-    return torch.where(told, (ratio / mean).clamp(LEAST, MOST).sqrt(), 1.0)
+    mask = mean.isfinite() & (mean > 0)
+    return torch.where(mask, (ratio / mean).clamp(LEAST, MOST).sqrt(), 1.0)

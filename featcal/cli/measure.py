@@ -93,7 +93,7 @@ def drift(
     chosen |= {"maps": maps, "depth": depth}
     chosen["tokens"] = measured["tokens"] == EACH
     more = {name for name, is_chosen in chosen.items() if is_chosen}
-    shown = _Shown(sample, layer)
+    shown = _SampleAndLayer(sample, layer)
     _refuse_together(more, shown, max_memory)
     measured["tokens"] = "all" if "tokens" in more else measured["tokens"]
     # Memory that is kept for the next block would count against the limit.
@@ -128,14 +128,14 @@ _LOOKS = {
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _SampleAndLayer:
     """The one sample and layer that are shown of measures sample by sample; None for no sample, and for all layers."""
 
     sample: int | None
     layer: str | None
 
 
-def _refuse_together(more: Collection[str], shown: _Shown, max_memory: int | None) -> None:
+def _refuse_together(more: Collection[str], shown: _SampleAndLayer, max_memory: int | None) -> None:
     """Raise UsageError for options that mean nothing together."""
     for name, why in _LOOKS.items():
         if name in more and max_memory is not None:
@@ -152,7 +152,7 @@ def _measure_drift(
     session: Session,
     model: str,
     more: Collection[str],
-    shown: _Shown,
+    shown: _SampleAndLayer,
     progress: Progress,
     **measured: Unpack[DriftKeywords],
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
     from featcal.authoring.from_merge import Origins
-    from featcal.authoring.from_paths import Parts
+    from featcal.authoring.from_paths import SuiteParts
     from featcal.figures.verdict.merge import Recipe
     from featcal.preflight.check import Preflight
     from featcal.session.session import Session
@@ -59,7 +59,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     from featcal.authoring.from_paths import begin
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
-    from featcal.figures.verdict.merge import Place, examine_merge
+    from featcal.figures.verdict.merge import MergeNames, examine_merge
     from featcal.preflight.own_merge import check_parents, open_merge
     from featcal.session.session import Session
 
@@ -90,7 +90,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     opened = open_merge(suite, device)
     session = Session(opened.family, one_shot=False)
     found = examine_merge(
-        session, opened, _recipe(origins), Place(asked.model, str(asked.file), asked.command), on, bar()
+        session, opened, _recipe(origins), MergeNames(asked.model, str(asked.file), asked.command), on, bar()
     )
     verdict = judge_merge(found)
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
@@ -141,14 +141,14 @@ def _find_origins(asked: Asked) -> Origins:
     return find_origins(checkpoint_folder(asked.model, Path.cwd(), "merged"), asked.base, asked.experts)
 
 
-def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> Parts:
+def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> SuiteParts:
     """Return models and samples of the suite; experts write texts where no samples are given."""
     from featcal.authoring.from_merge import sample_source
-    from featcal.authoring.from_paths import Parts
+    from featcal.authoring.from_paths import SuiteParts
 
     texts = sample_source(on.samples)
     # Rows of a vocabulary that the base lacks are said to be there, and left out.
-    return Parts(origins.base, origins.experts, asked.data, asked.model, texts, {"vocabulary": "base"})
+    return SuiteParts(origins.base, origins.experts, asked.data, asked.model, texts, {"vocabulary": "base"})
 
 
 def _say_problems(checked: Preflight, missing: Sequence[str]) -> None:

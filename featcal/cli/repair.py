@@ -97,11 +97,11 @@ def calibrate(
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # Notes and a progress bar once for all processes.
-        config, said = config_for(family, **chosen), silent if ranks.rank else bar()
+        config, progress = config_for(family, **chosen), silent if ranks.rank else bar()
         if not ranks.rank:
             _say_slow_precision(config, family)
         limits = MemoryLimits(max_memory, max_device_memory)
-        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=said)
+        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=progress)
     if not document:  # of several processes rank 0 alone prints
         return
     say_notes(document)

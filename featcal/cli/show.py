@@ -75,7 +75,7 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
     it (docs/serving.md).
     """
     from featcal.server.launch import start_app
-    from featcal.system.sandbox import Shared
+    from featcal.system.sandbox import ServerRules
 
     if shared != bool(roots):
         raise click.UsageError("--shared and --root DIR belong together")
@@ -84,7 +84,7 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
     main = bundle_root() / "app" / "main.py"
     if not shared:
         return start_app(main, port, context.args)
-    return start_app(main, port, context.args, Shared(roots, max_memory or half_of_available_bytes()))
+    return start_app(main, port, context.args, ServerRules(roots, max_memory or half_of_available_bytes()))
 
 
 @click.command()
@@ -125,8 +125,8 @@ def mcp(
     """
     from featcal.server.agents.access import Access
     from featcal.server.agents.serve import queue_name, serve
-    from featcal.system.sandbox import Shared
+    from featcal.system.sandbox import ServerRules
 
     memory = max_memory or half_of_available_bytes()
-    rules = Shared(roots, memory, hub=allow_hub, queue=queue_name(roots, allow_hub))
+    rules = ServerRules(roots, memory, hub=allow_hub, queue=queue_name(roots, allow_hub))
     serve(rules, Access(allow_write, allow_test, 60 * max_minutes))

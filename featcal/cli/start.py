@@ -76,10 +76,10 @@ def init(
     same lines head the file, which is then yours to edit. Exit status 1 if something is wrong or to be filled in.
     """
     from featcal.authoring.from_form import read_draft, write_draft
-    from featcal.authoring.from_paths import Parts, begin
+    from featcal.authoring.from_paths import SuiteParts, begin
     from featcal.preflight.check import check as preflight
 
-    begun = begin(Parts(base, experts, data, merged), out)
+    begun = begin(SuiteParts(base, experts, data, merged), out)
     # Checked before it is written; a probe would score experts, which takes as long as a command.
     found = preflight(read_draft(begun.text, out), probe=False)
     write_draft(begun.text, out)

@@ -116,7 +116,7 @@ def merge(
 @click.option("--device", help="With --as adapter: auto, cpu, cuda or mps.  [auto]")
 @OUT
 @JSON
-def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **said: Any) -> None:
+def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **options: Any) -> None:
     """Write a model for the library that will load it; verify it.
 
     hf gives a folder that transformers 4.57 and 5 read alike, or a note that says which is needed; open_clip a folder
@@ -132,12 +132,12 @@ def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool,
     if kind == "adapter":
         if layout is not None:
             raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
-        if said["targets"] or said["base"] is not None:
+        if options["targets"] or options["base"] is not None:
             raise click.UsageError("--for and --base are for whole models; an adapter has --base-model")
-        _export_adapter(folder, out, as_json, said)
+        _export_adapter(folder, out, as_json, options)
         return
-    targets, base = said.pop("targets"), said.pop("base")
-    if given := [name for name, value in said.items() if value is not None]:
+    targets, base = options.pop("targets"), options.pop("base")
+    if given := [name for name, value in options.items() if value is not None]:
         flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
         raise click.UsageError(f"{flags}: for --as adapter alone")
     if targets:
@@ -163,22 +163,22 @@ def _export_adapter(
     folder: str,
     out: Path,
     as_json: bool,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> None:
     """Write what a calibration changed as an adapter.
 
     Args:
-        said: options of an adapter by name; None where they are not given.
+        options: those of an adapter by name; None where they are not given.
     """
     from featcal.calibration.low_rank import Limits
     from featcal.session.model_names import recorded_suite
 
     require_new(out)
-    limits = Limits(said["rank"], said["energy"])
-    session = opening.session(said["suite"] or recorded_suite(Path(folder)), said["device"] or "auto")
+    limits = Limits(options["rank"], options["energy"])
+    session = opening.session(options["suite"] or recorded_suite(Path(folder)), options["device"] or "auto")
     # Absolute: a bare word such as "calibrated" would be the name of a model, not the folder.
-    made = session.fit.repair(str(Path(folder).absolute()), said["over"] or "merged", limits, bar())
-    document = made.save(out, said["base_model"])
+    made = session.fit.repair(str(Path(folder).absolute()), options["over"] or "merged", limits, bar())
+    document = made.save(out, options["base_model"])
     say_notes(document)
     rows = [(row["layer"], _ranks(*row["rank"]), percent(row["left_out"])) for row in document["layers"]]
     show(document, as_json, rows, ("layer", "rank", "left out, %"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from featcal.drift.streams import Crossing, Place
+from featcal.drift.streams import Crossing, LayerPlace
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
 from featcal.models.compute import Compute, widest_float
@@ -70,7 +70,7 @@ class SecondRun:
             self._waiting[task] = self._run_block(task, place.stage, place.block, place)
         return self._waiting[task].pop(0)
 
-    def _enter(self, task: str, place: Place) -> SecondStates:
+    def _enter(self, task: str, place: LayerPlace) -> SecondStates:
         stage, (row, inputs) = place.stage, self._samples[task]
         own, theirs = (self._outer(tensors) for tensors in place.tensors)
         ended = self._calls.get(task)
@@ -88,7 +88,7 @@ class SecondRun:
         self._calls[task] = expert, model
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
-    def _run_block(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
+    def _run_block(self, task: str, stage: Stage, block: Block, place: LayerPlace) -> list[SecondStates]:
         """Return the states around the block or around each of its sublayers, and move both streams behind it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
@@ -114,7 +114,7 @@ class SecondRun:
             before = found[-1].expert, found[-1].model
         return found
 
-    def _close(self, task: str, place: Place) -> SecondStates:
+    def _close(self, task: str, place: LayerPlace) -> SecondStates:
         stage, (row, inputs), (expert, model) = place.stage, self._samples[task], self._calls[task]
         own, theirs = (self._compute.place(tensors) | self._head for tensors in place.tensors)
         before = stage.state(expert, inputs), stage.state(model, inputs)

@@ -24,7 +24,7 @@ States = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerPlace:
     """The place of a layer in a model."""
 
     stage: Stage
@@ -50,7 +50,7 @@ class Crossing:
     """Their states after it; after the last layer the final features."""
     skip: bool
     """Whether the layer has a skip connection around all of it."""
-    place: Place
+    place: LayerPlace
 
     @property
     def incoming(self) -> tuple[Tensor, Tensor] | None:
@@ -95,7 +95,7 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
             layer, own_block = next(names), BlockTensors(run, block)
             for task, stored in walk.experts_at(block):
                 read, tensors = own_block.read(task_weights(model, task))
-                place, one = Place(stage, block, (stored, read)), experts[task]
+                place, one = LayerPlace(stage, block, (stored, read)), experts[task]
                 theirs = run.compute.place(stored) if sublayers else {}
                 lanes = (
                     walk.experts[task].walk(stage, block, stored),
@@ -118,7 +118,7 @@ class _Both:
     expert: Step
     model: Step
     batch: Batch
-    place: Place
+    place: LayerPlace
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Crossing:
         """Return the crossing of the whole block by the model, whose tensors are placed."""
@@ -193,7 +193,7 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Ente
         before=None,
         after=(stage.state(own.first, batch), stage.state(entry.first, batch)),
         skip=False,
-        place=Place(stage, None, (entering.front.stored, front.stored)),
+        place=LayerPlace(stage, None, (entering.front.stored, front.stored)),
     )
     if own.ended is None or entry.ended is None:
         return first
@@ -212,7 +212,7 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
     closing = place_on(read) | dict(run.head)
     for task, one in experts.items():
         stored = one.weights.read(adapter.closing)
-        place, own = Place(stage, None, (stored, read)), place_on(stored) | dict(run.head)
+        place, own = LayerPlace(stage, None, (stored, read)), place_on(stored) | dict(run.head)
         calls = zip(one.batches, walk.experts[task].calls, walk.lanes[MODEL][task].calls, strict=True)
         for position, (batch, expert_call, call) in enumerate(calls):
             # Defaults bind the values of this turn of the loop: the layer may be run after the next one has begun.

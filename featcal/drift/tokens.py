@@ -120,11 +120,11 @@ def _list_tokens(crossing: Crossing) -> Iterator[Tensor]:
 def _name_texts(ids: Mapping[str, Tensor], words: Words) -> _Named:
     """Return the tokens of texts by their ids (`Stage.token_ids`)."""
     listed = {part: [[i for i in row if i >= 0] for row in own.tolist()] for part, own in ids.items()}
-    said = words(sorted({i for rows in listed.values() for row in rows for i in row}))
+    texts = words(sorted({i for rows in listed.values() for row in rows for i in row}))
 
     def name(row: Sequence[Sequence[int]]) -> tuple[Token, ...]:
         parts = zip(listed, row, strict=True)
-        return tuple(Token(part, place, said[i]) for part, own in parts for place, i in enumerate(own))
+        return tuple(Token(part, place, texts[i]) for part, own in parts for place, i in enumerate(own))
 
     return torch.cat([*ids.values()], dim=1).cpu() >= 0, tuple(map(name, zip(*listed.values(), strict=True)))
 

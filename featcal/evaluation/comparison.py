@@ -163,8 +163,8 @@ class _Pair:
             return drawn_means(self.turns, draws, rng)
         from featcal.evaluation.language import to_number
 
-        said = [np.array([to_number(str(text)) for text in one.predictions]) for one in (self.a, self.b)]
-        return drawn_correlations(said[0], said[1], np.array([float(text) for text in self.a.labels]), draws, rng)
+        numbers = [np.array([to_number(str(text)) for text in one.predictions]) for one in (self.a, self.b)]
+        return drawn_correlations(numbers[0], numbers[1], np.array([float(text) for text in self.a.labels]), draws, rng)
 
 
 def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:

@@ -55,10 +55,10 @@ class TaskScore:
 
     def answers(self) -> list[dict[str, int | str]]:
         """Return one row per sample, in their order: what the model said and what is right."""
-        said, right = (
+        answers, right = (
             one.tolist() if isinstance(one, Tensor) else list(one) for one in (self.predictions, self.labels)
         )
-        return [{"said": a, "right": b} for a, b in zip(said, right, strict=True)]
+        return [{"said": a, "right": b} for a, b in zip(answers, right, strict=True)]
 
     @property
     def right(self) -> Bool[Tensor, " n"] | None:
@@ -70,7 +70,7 @@ class TaskScore:
             assert isinstance(self.labels, Tensor)
             return self.predictions == self.labels
         pairs = zip(self.predictions, map(str, self.labels), strict=True)
-        return torch.tensor([said.strip() == label.strip() for said, label in pairs], dtype=torch.bool)
+        return torch.tensor([answer.strip() == label.strip() for answer, label in pairs], dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
     if not bool(torch.isfinite(cosines).all()):
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
     # Answers are texts everywhere, also these: the metric reads them as numbers again.
-    said = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
-    return TaskScore("spearman", METRICS["spearman"](said, drawn.targets), said, drawn.targets)
+    answers = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
+    return TaskScore("spearman", METRICS["spearman"](answers, drawn.targets), answers, drawn.targets)
 
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:

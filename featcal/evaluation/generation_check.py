@@ -190,9 +190,9 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
     """Measure a model on the expert's answers, against the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []
-    for answer, distribution, said in zip(answers, theirs, pupil.log_probabilities(answers), strict=True):
-        nats.append(-said.gather(1, answer[:, None]).flatten())
-        apart.append((said.exp() - distribution).abs().sum(1) / 2)
+    for answer, distribution, log_probabilities in zip(answers, theirs, pupil.log_probabilities(answers), strict=True):
+        nats.append(-log_probabilities.gather(1, answer[:, None]).flatten())
+        apart.append((log_probabilities.exp() - distribution).abs().sum(1) / 2)
     mean, distance = float(torch.cat(nats).double().mean()), float(torch.cat(apart).double().mean())
     if not math.isfinite(mean + distance):
         raise NumericalError("a model's scores of the next token are not finite")

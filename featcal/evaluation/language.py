@@ -55,9 +55,9 @@ def name_tokens(family: Family, ids: Sequence[int]) -> dict[int, str]:
     written = {token: (str(tokenizer.convert_ids_to_tokens(token)), tokenizer.decode([token])) for token in ids}
     # Sentencepiece marks the beginning of a word, which `decode` drops in front of a text.
     blanks = {
-        t: "·" if piece.startswith("▁") and not said.startswith(" ") else "" for t, (piece, said) in written.items()
+        t: "·" if piece.startswith("▁") and not text.startswith(" ") else "" for t, (piece, text) in written.items()
     }
-    return {t: blanks[t] + said.replace(" ", "·").replace("\n", "↵") for t, (_, said) in written.items()}
+    return {t: blanks[t] + text.replace(" ", "·").replace("\n", "↵") for t, (_, text) in written.items()}
 
 
 @torch.no_grad()

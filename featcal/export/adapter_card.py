@@ -33,19 +33,19 @@ def adapter_card(family: Family, record: Mapping[str, Any], loaded_as: str) -> s
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    base, said = base_card(family), record["adapter"]
+    base, entry = base_card(family), record["adapter"]
     data = ModelCardData(
         **licence_fields(base),
-        base_model=said["base_model"],
+        base_model=entry["base_model"],
         language=language_of(base),
         library_name="peft",
         tags=["lora", "featcal"],
-        **({"base_model_relation": "adapter"} if said["base_model"] else {}),
+        **({"base_model_relation": "adapter"} if entry["base_model"] else {}),
     )
     parts = [
-        f"# {escape_markdown(family.suite.name)}, {_title(said)}",
-        _account(said),
-        f"## Load it\n\n{code_block(_loading(said['base_model'], loaded_as), 'python')}",
+        f"# {escape_markdown(family.suite.name)}, {_title(entry)}",
+        _account(entry),
+        f"## Load it\n\n{code_block(_loading(entry['base_model'], loaded_as), 'python')}",
         f"## What is left out\n\n{_table(record)}",
         f"## How it was made\n\n{code_block(_command(record), 'bash')}\n\nwhere `DIR` is the calibrated folder.",
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
@@ -56,16 +56,16 @@ def adapter_card(family: Family, record: Mapping[str, Any], loaded_as: str) -> s
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{text}\n"))
 
 
-def _title(said: Mapping[str, Any]) -> str:
-    return "repair as an adapter" if said["of"] == "merged" else "calibrated merge as an adapter"
+def _title(entry: Mapping[str, Any]) -> str:
+    return "repair as an adapter" if entry["of"] == "merged" else "calibrated merge as an adapter"
 
 
-def _account(said: Mapping[str, Any]) -> str:
-    over = "the merged model" if said["of"] == "merged" else "the base"
-    whole = said["whole"]
+def _account(entry: Mapping[str, Any]) -> str:
+    over = "the merged model" if entry["of"] == "merged" else "the base"
+    whole = entry["whole"]
     line = (
         f"A LoRA over {over} that makes a calibrated model of it. Of every linear map it holds what does most to the "
-        f"map's own inputs; {percent(said['left_out'])} % of what the whole change does to them, in squares, is left "
+        f"map's own inputs; {percent(entry['left_out'])} % of what the whole change does to them, in squares, is left "
         "out."
     )
     if whole:
@@ -91,11 +91,11 @@ def _table(record: Mapping[str, Any]) -> str:
 
 
 def _command(record: Mapping[str, Any]) -> str:
-    said = record["adapter"]
+    entry = record["adapter"]
     limits = [
-        part for name in ("rank", "energy") if said[name] is not None for part in (f"--{name}", f"{said[name]:g}")
+        part for name in ("rank", "energy") if entry[name] is not None for part in (f"--{name}", f"{entry[name]:g}")
     ]
     named = [] if record["suite_file"]["shipped"] else ["--suite", suite_word(record)]
     return shlex.join(
-        ["featcal", "export", "DIR", "--as", "adapter", "--of", said["of"], *limits, *named, "--out", "adapter"]
+        ["featcal", "export", "DIR", "--as", "adapter", "--of", entry["of"], *limits, *named, "--out", "adapter"]
     )

@@ -130,15 +130,15 @@ def suite_word(record: Mapping[str, Any]) -> str:
     return str(shipped) if shipped else re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml"
 
 
-def describe_licence(licences: Licences, said: str | None = None) -> str:
+def describe_licence(licences: Licences, licence: str | None = None) -> str:
     """Return the account of a model's licence, with what is to be looked at before it is published.
 
     Args:
-        said: the licence that whoever publishes it gives; None is the base's.
+        licence: the licence that whoever publishes it gives; None is the base's.
     """
     base = licences.get(BASE)
-    if said is not None:
-        line = f"{escape_markdown(said)}, as whoever published this folder says."
+    if licence is not None:
+        line = f"{escape_markdown(licence)}, as whoever published this folder says."
     elif base is not None:
         line = f"{escape_markdown(base)}, which is the base's."
     else:
@@ -160,8 +160,8 @@ def describe_merged(family: Family) -> str:
         for option, values in merged.options_by_task.items()
     ]
     dtype = f"; stored in {merged.settings[DTYPE]}" if merged.dtype is not None else ""
-    said = f"{merged.options().name}{''.join(by_task)}{dtype}"
-    return f"{escape_markdown(said)}{_explain_method(merged.method)}"
+    recipe = f"{merged.options().name}{''.join(by_task)}{dtype}"
+    return f"{escape_markdown(recipe)}{_explain_method(merged.method)}"
 
 
 def _explain_method(name: str) -> str:
@@ -199,8 +199,8 @@ def _no_scores(record: Mapping[str, Any]) -> str:
     if record["suite_file"].get("in_memory"):
         return NOT_MEASURED
     command = code_block(shlex.join(["featcal", "evaluate", suite_word(record), "--card", "DIR"]), "bash")
-    said = "This scores the model, what it was made of and the experts, and writes the scores here:"
-    return f"{NOT_MEASURED} {said}\n\n{command}"
+    sentence = "This scores the model, what it was made of and the experts, and writes the scores here:"
+    return f"{NOT_MEASURED} {sentence}\n\n{command}"
 
 
 def _drift(record: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def _drift(record: Mapping[str, Any]) -> str:
     if "relative_drift" not in record:
         return f"## Drift\n\n{NOT_MEASURED}"
     picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})"
-    said = (
+    sentences = (
         "Distance of the calibrated features from each expert's, over the norm of the expert's, on the calibration "
         "samples. Final features, before and after calibration"
     )
@@ -218,7 +218,7 @@ def _drift(record: Mapping[str, Any]) -> str:
     ]
     table = ["| task | before | after | samples |", "|---|---:|---:|---:|", *rows]
     final = ":\n\n" + "\n".join(table) if rows else f": {NOT_MEASURED.lower()}"
-    return f"## Drift\n\n{picture}\n\n{said}{final}"
+    return f"## Drift\n\n{picture}\n\n{sentences}{final}"
 
 
 def _how_it_was_made(family: Family, record: Mapping[str, Any], making: Making, settings: Mapping[str, str]) -> str:

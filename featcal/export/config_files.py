@@ -34,11 +34,11 @@ def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
         Notes on what version 4 cannot be told.
     """
     config = read_config(target, "written model")
-    said, notes = adapter.portable(config, model)
+    document, notes = adapter.portable(config, model)
     dtype = str(named_dtype(adapter, model.info)).removeprefix("torch.")
-    said |= {key: dtype for key in ("dtype", "torch_dtype") if config.get(key) is not None}
-    if said != config:
-        save_text(json.dumps(said, indent=2) + "\n", target / "config.json")
+    document |= {key: dtype for key in ("dtype", "torch_dtype") if config.get(key) is not None}
+    if document != config:
+        save_text(json.dumps(document, indent=2) + "\n", target / "config.json")
     return notes
 
 
@@ -49,8 +49,8 @@ def say_packed(target: Path, adapter: Adapter, model: OnGrid) -> None:
         InputError: transformers calls the maps otherwise.
     """
     config = read_config(target, "written model")
-    said = {**config, SETTINGS: model.grid.settings(unpacked_maps(adapter, config, model.scales))}
-    save_text(json.dumps(said, indent=2) + "\n", target / "config.json")
+    document = {**config, SETTINGS: model.grid.settings(unpacked_maps(adapter, config, model.scales))}
+    save_text(json.dumps(document, indent=2) + "\n", target / "config.json")
 
 
 def unpacked_maps(adapter: Adapter, config: Mapping[str, Any], packed: Collection[str]) -> list[str]:
@@ -113,16 +113,16 @@ def say_tokenizer(target: Path) -> None:
     # "auto_map" names a class in code beside the model, which is its owner's affair.
     if not saved_by_5 or "auto_map" in config:
         return
-    said = dict(config)
-    if isinstance(said.get("extra_special_tokens"), list):
-        said["additional_special_tokens"] = said.pop("extra_special_tokens")
-    own = str(said.get("tokenizer_class"))
+    settings = dict(config)
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    own = str(settings.get("tokenizer_class"))
     if own not in _OWN_CLASS:
-        said["tokenizer_class"] = "PreTrainedTokenizerFast"
-        said.setdefault("model_input_names", ["input_ids", "attention_mask"])
-        said.setdefault("padding_side", "left" if own.startswith("LlamaTokenizer") else "right")
-    if said != config:
-        save_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n", file)
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        settings.setdefault("model_input_names", ["input_ids", "attention_mask"])
+        settings.setdefault("padding_side", "left" if own.startswith("LlamaTokenizer") else "right")
+    if settings != config:
+        save_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", file)
 
 
 def say_processor(target: Path) -> list[str]:

@@ -38,14 +38,14 @@ def base_card(family: Family) -> dict[str, Any]:
 def licence_of(data: Mapping[str, Any]) -> str | None:
     """Return the licence in a card's front matter, by its name where it is called "other"; several of them with "and"
     between them, None without one."""
-    said = " and ".join(_all_words(data.get("license"))) or None
-    return _words(data.get("license_name")) or said if said == _NAMED_APART else said
+    licence = " and ".join(_all_words(data.get("license"))) or None
+    return _words(data.get("license_name")) or licence if licence == _NAMED_APART else licence
 
 
 def licence_fields(data: Mapping[str, Any]) -> dict[str, str | list[str]]:
     """Return the fields of a card's front matter that are about its licence."""
     names = ("license_name", "license_link") if licence_of({"license": data.get("license")}) == _NAMED_APART else ()
-    fields: dict[str, str | list[str]] = {name: said for name in names if (said := _words(data.get(name)))}
+    fields: dict[str, str | list[str]] = {name: value for name in names if (value := _words(data.get(name)))}
     if stated := _all_words(data.get("license")):
         fields["license"] = stated if len(stated) > 1 else stated[0]
     return fields
@@ -78,10 +78,10 @@ def licence_warnings(licences: Licences) -> list[str]:
 
 
 def _all_words(stated: object) -> list[str]:
-    return [said for one in (stated if isinstance(stated, list) else [stated]) if (said := _words(one))]
+    return [text for one in (stated if isinstance(stated, list) else [stated]) if (text := _words(one))]
 
 
-def _words(said: object) -> str | None:
+def _words(value: object) -> str | None:
     """Return a value of front matter as one line of text; None for what is no text, or too long for a name."""
-    text = " ".join(printable(said).split()) if isinstance(said, str) else ""
+    text = " ".join(printable(value).split()) if isinstance(value, str) else ""
     return text if 0 < len(text) <= 200 else None

@@ -109,8 +109,8 @@ def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> 
 
     def command(word: str) -> str:
         # Options that are given per task have no place in a name; they are the suite's own.
-        said = () if recipe == suite.merged else ("--method", recipe.method_text)
-        return shlex.join(["featcal", "merge", word, *said, "--out", "merged"])
+        flags = () if recipe == suite.merged else ("--method", recipe.method_text)
+        return shlex.join(["featcal", "merge", word, *flags, "--out", "merged"])
 
     shown = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
     return Making(f"{suite.name}, merged", "A merge of task experts.", shown, command)
@@ -131,10 +131,10 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
     if method is None and own is None:
         raise InputError("--method is needed: the suite's merged model is a checkpoint, not a recipe")
     if method is not None:
-        method, said = _read(method)
-        for name in said.keys() & options.keys():
+        method, named_options = _read(method)
+        for name in named_options.keys() & options.keys():
             raise InputError(f"{name} is given twice, in the method's name and as --{name}; leave one out")
-        options |= said
+        options |= named_options
     takes_own = own is not None and method in (None, own.method)
     start = own.model_dump(exclude_none=True) if own is not None and takes_own else {"method": method}
     try:

@@ -90,7 +90,7 @@ def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
     def describe(one: ExpertPass) -> dict[str, Any]:
         indices = sorted({*one.indices})  # as they were drawn
         copies = {"copies": more} if (more := len(one.indices) - len(indices)) else {}
-        said = {"samples": len(indices), **copies, "truncated": one.truncated, "indices": indices}
-        return said | {"sha256": one.digest}
+        entry = {"samples": len(indices), **copies, "truncated": one.truncated, "indices": indices}
+        return entry | {"sha256": one.digest}
 
     return {task: describe(one) for task, one in passes.items()}

@@ -404,8 +404,8 @@ def _check_orientation(model: LoraWeights, adapter: Adapter) -> list[str]:
     ]
     if not wrong:
         return []
-    said = "true" if adapter.transposed_weights else "false"
-    return [f"{model.label}: fan_in_fan_out in adapter_config.json must be {said} for {some(sorted(wrong))}"]
+    value = "true" if adapter.transposed_weights else "false"
+    return [f"{model.label}: fan_in_fan_out in adapter_config.json must be {value} for {some(sorted(wrong))}"]
 
 
 def report_all(problems: Sequence[str]) -> None:

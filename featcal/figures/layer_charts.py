@@ -65,10 +65,10 @@ def course(frame: pd.DataFrame) -> go.Figure:
     """
     models, layers = list(dict.fromkeys(frame["model"])), list(dict.fromkeys(frame["layer"]))
     ranked = frame.assign(
-        said=[f"{label(a)} {p:.0%}" for a, p in zip(frame["answer"], frame["probability"], strict=True)]
+        line=[f"{label(a)} {p:.0%}" for a, p in zip(frame["answer"], frame["probability"], strict=True)]
     )
     cells = ranked.groupby(["layer", "model"], sort=False)
-    tops = cells.first().assign(listed=cells["said"].agg("<br>".join))
+    tops = cells.first().assign(listed=cells["line"].agg("<br>".join))
 
     def grid(column: str) -> list[list[object]]:
         return [[tops.loc[(layer, model), column] for model in models] for layer in layers]

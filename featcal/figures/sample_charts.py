@@ -84,8 +84,8 @@ def hover_texts(data: Samples, ids: Sequence[int], models: Mapping[str, PerSampl
         short = (shorten(data.texts[i], 160, placeholder=" …") for i in ids)
         lines = ("<br>".join(label(line) for line in wrap(one, 60)) for one in short)
         what = [f"{text}<br>answer: <b>{label(answers[i])}</b>" for i, text in zip(ids, lines, strict=True)]
-    said = ([_saying(name, one, i) for name, one in models.items()] for i in ids)
-    return ["<br>".join(filter(None, [first, *lines])) for first, lines in zip(what, said, strict=True)]
+    sayings = ([_saying(name, one, i) for name, one in models.items()] for i in ids)
+    return ["<br>".join(filter(None, [first, *lines])) for first, lines in zip(what, sayings, strict=True)]
 
 
 def _saying(name: str, model: PerSample, i: int) -> str:
@@ -111,14 +111,14 @@ def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
         line={"dash": "dot", "color": COLOUR["base"]},
         hoverinfo="skip",
     )
-    said = f"sample %{{customdata}}, {label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}"
+    hover = f"sample %{{customdata}}, {label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}"
     figure.add_scatter(
         x=across,
         y=up,
         name="a sample",
         mode="markers",
         marker={"color": colour(b), "size": 8, "opacity": 0.7},
-        hovertemplate=f"{said}<br>%{{text}}<extra></extra>",
+        hovertemplate=f"{hover}<br>%{{text}}<extra></extra>",
         **dots.look,
     )
     ring_picked(figure, [(across, up)], dots)
@@ -175,7 +175,7 @@ def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) ->
     """Return one trace: points with their intervals."""
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
-    said = [[100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"] for one in rows.values()]
+    intervals = [[100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"] for one in rows.values()]
     shape = mark.removesuffix("-open")
     return {
         "x": [label(task) for task in rows],
@@ -184,7 +184,7 @@ def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) ->
         "mode": "markers",
         "marker": {"color": ink, "symbol": f"{shape}-open" if noise else shape, "size": 11, "line": {"width": 2}},
         "error_y": {"type": "data", "array": up, "arrayminus": down, "color": ink, "thickness": 2, "width": 6},
-        "customdata": said,
+        "customdata": intervals,
         "hovertemplate": "%{x}: %{y:+.1f} points, %{customdata[0]:+.1f} to %{customdata[1]:+.1f}, "
         "McNemar p %{customdata[2]}<extra></extra>",
         "cliponaxis": False,

@@ -196,12 +196,12 @@ def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picke
     return f" · {turned} from {plain(models[0])} to {plain(models[1])}{token} · {rest}"
 
 
-def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
+def _words(data: Samples, answers: Tensor | tuple[str, ...]) -> tuple[str, ...]:
     """Return answers as words: the names of classes, or numbers where they have none."""
-    if isinstance(said, tuple):
-        return tuple(str(one).strip() for one in said)
+    if isinstance(answers, tuple):
+        return tuple(str(one).strip() for one in answers)
     names = data.class_names
-    return tuple(f"class {one}" if names is None else names[one] for one in said.tolist())
+    return tuple(f"class {one}" if names is None else names[one] for one in answers.tolist())
 
 
 def _decide(data: Samples, scores: Tensor) -> tuple[str, ...] | None:

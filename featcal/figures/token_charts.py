@@ -110,9 +110,9 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
     spans = []
     for word, number, share in frame[["token", column, "share"]].itertuples(index=False, name=None):
         depth = 0.0 if not top or number != number else _MOST["text"] * min(1.0, number / top)
-        said = f"{column} {number:.{digits}f}, {share:.1%} of the layer's squared drift"
+        sentence = f"{column} {number:.{digits}f}, {share:.1%} of the layer's squared drift"
         spans.append(
-            f'<span style="background-color: {_shade(depth)}" title="{escape(said)}">{escape(str(word))}</span>'
+            f'<span style="background-color: {_shade(depth)}" title="{escape(sentence)}">{escape(str(word))}</span>'
         )
     return f'<div class="marked-tokens">{" ".join(spans)}</div>'
 

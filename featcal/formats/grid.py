@@ -91,14 +91,14 @@ class Grid:
         import compressed_tensors
         from compressed_tensors.quantization import QuantizationConfig
 
-        said = QuantizationConfig(
+        entries = QuantizationConfig(
             config_groups={"group_0": self._scheme()},
             ignore=[*ignored],
             format=_FORMAT,
             quantization_status="compressed",
         ).model_dump(mode="json")
         version = compressed_tensors.__version__
-        return {**said, "version": version, "quant_method": "compressed-tensors", "sparsity_config": {}}
+        return {**entries, "version": version, "quant_method": "compressed-tensors", "sparsity_config": {}}
 
     def _scheme(self) -> Any:
         require_packages("compressed_tensors", label="quantised weights")

@@ -41,20 +41,20 @@ def timm_settings(folder: Path) -> dict[str, Any] | None:
     """
     file = folder / "config.json"
     config = read_json(file) if file.is_file() else {}
-    said = config.get("pretrained_cfg") or config
-    if "architecture" not in config or "input_size" not in said:
+    settings = config.get("pretrained_cfg") or config
+    if "architecture" not in config or "input_size" not in settings:
         return None
-    _, height, width = said["input_size"]
-    kind, cut = said.get("interpolation", "bicubic"), said.get("crop_mode") or "center"
+    _, height, width = settings["input_size"]
+    kind, cut = settings.get("interpolation", "bicubic"), settings.get("crop_mode") or "center"
     if height != width or cut != "center" or kind not in _RESAMPLING:
         raise InputError(
             f"base: {file} asks for pictures of {height} by {width}, crop_mode '{cut}', interpolation '{kind}'; "
             f"featcal prepares squares from the center, by {_KNOWN}"
         )
     return {
-        "size": {"shortest_edge": math.floor(height / (said.get("crop_pct") or 0.875))},
+        "size": {"shortest_edge": math.floor(height / (settings.get("crop_pct") or 0.875))},
         "crop_size": {"height": height, "width": width},
         "resample": _RESAMPLING[kind],
-        "image_mean": list(said.get("mean", _IMAGENET_MEAN)),
-        "image_std": list(said.get("std", _IMAGENET_STD)),
+        "image_mean": list(settings.get("mean", _IMAGENET_MEAN)),
+        "image_std": list(settings.get("std", _IMAGENET_STD)),
     }

@@ -22,7 +22,7 @@ from featcal.preflight.models import Opened, Report, add_notes, open_models, usa
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download
-from featcal.preflight.samples import Drawn, check_samples
+from featcal.preflight.samples import DrawSize, check_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
@@ -205,7 +205,7 @@ def _sound(family: Family | None, opened: Opened) -> Family | None:
 
 
 def _probe(
-    family: Family | None, drawn: Mapping[str, Drawn], seed: int, wanted: bool | None, general: Report
+    family: Family | None, drawn: Mapping[str, DrawSize], seed: int, wanted: bool | None, general: Report
 ) -> Diagonal | None:
     """Score every expert on every task, where that is wanted or cheap, and add what it shows to the report."""
     if family is None or len(family.experts) < 2 or wanted is False:
@@ -244,12 +244,12 @@ def _unread(lineage: Lineages | None) -> str:
     return f"of weights, only {what} read; values elsewhere that are NaN or infinite do not show here"
 
 
-def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
+def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> DrawSize:
     """Assume the draw of a task whose samples are not here: pictures have a known size, text a usual length."""
     if adapter.modality != "pixels":
-        return Drawn(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
+        return DrawSize(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
     inputs = adapter.probe()
-    return Drawn.measure(adapter, inputs, len(next(iter(inputs.values()))), config.samples)
+    return DrawSize.measure(adapter, inputs, len(next(iter(inputs.values()))), config.samples)
 
 
 def _scarce(estimates: Estimates, places: Places) -> list[str]:

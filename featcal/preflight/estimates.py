@@ -20,7 +20,7 @@ from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import DTYPES, computing
 from featcal.models.linear_maps import widths
-from featcal.preflight.samples import Drawn
+from featcal.preflight.samples import DrawSize
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import SLACK, available_bytes
 
@@ -62,7 +62,7 @@ class Estimates:
 def estimate(
     adapter: Adapter,
     info: Mapping[str, TensorInfo],
-    drawn: Mapping[str, Drawn],
+    drawn: Mapping[str, DrawSize],
     config: CalibrationConfig,
     models_read: int,
     out: Path,
@@ -97,7 +97,7 @@ def estimate(
     )
 
 
-def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
+def probe_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], samples: int) -> float:
     """Estimate the seconds of every expert's forward pass on `samples` of every task."""
     parameters = _passed_parameters(adapter)
     tokens = samples * sum(one.tokens for one in drawn.values())
@@ -119,7 +119,9 @@ def gemm_rate(dtype: torch.dtype) -> float:
     return float(2 * side**3 / min(times[1:]))
 
 
-def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: int, answers: Mapping[str, int]) -> float:
+def scoring_seconds(
+    adapter: Adapter, drawn: Mapping[str, DrawSize], batch_size: int, answers: Mapping[str, int]
+) -> float:
     """Estimate the seconds of one model's forward passes over `drawn`, in a process that has the model at hand.
 
     Args:
@@ -131,7 +133,7 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
     return 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + steps * len(adapter.blocks()) * CALL
 
 
-def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
+def calibration_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], config: CalibrationConfig) -> float:
     """Estimate the seconds of a calibration where models are open and no expert's states are kept yet.
 
     Blocks and maps that the options leave out are only walked through; tasks that they leave out are not.

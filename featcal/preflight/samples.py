@@ -20,7 +20,7 @@ PICTURES = 2
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawSize:
     """Size of what calibration would draw of a task."""
 
     samples: int
@@ -30,21 +30,21 @@ class Drawn:
     """Bytes of a sample's inputs to the model."""
 
     @classmethod
-    def measure(cls, adapter: Adapter, inputs: Batch, few: int, samples: int) -> Drawn:
+    def measure(cls, adapter: Adapter, inputs: Batch, few: int, samples: int) -> DrawSize:
         """Measure a draw of so many samples by the inputs of a few of them."""
         return cls(samples, adapter.tokens(inputs) / few, sum(one.nbytes for one in inputs.values()) / few)
 
 
 def check_samples(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
-) -> tuple[dict[str, Report], Mapping[str, Drawn]]:
+) -> tuple[dict[str, Report], Mapping[str, DrawSize]]:
     """Open every source and draw some samples; return what there is to say by task, and the size of the draws.
 
     Args:
         family: None where the models cannot be opened; sources are then opened and nothing is drawn from them.
     """
     reports = {task: Report() for task in suite.tasks}
-    sizes: dict[str, Drawn] = {}
+    sizes: dict[str, DrawSize] = {}
     for task, report in reports.items():
         for split in SPLITS:
             try:
@@ -60,7 +60,7 @@ def check_samples(
 
 def _check_source(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig, task: str, split: str
-) -> tuple[list[str], Drawn | None]:
+) -> tuple[list[str], DrawSize | None]:
     """Return notes on one source of a task, and what calibration would draw from it; nothing where there is no source.
 
     Raises:
@@ -88,18 +88,18 @@ def _check_source(
     notes = [_note_truncation(label, seen, spec)] if seen.truncated else []
     if split != "calibration":
         return notes, None
-    drawn = Drawn.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
+    drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
     return [*notes, *_few(label, available, config.samples)], drawn
 
 
-def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:
+def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> DrawSize:
     """Return the size of what an expert will write at most, without letting it write yet.
 
     Raises:
         InputError: prompts that cannot be read.
     """
     longest = max(len(prompt) for prompt in family.prompts(task, "calibration")) + source.tokens
-    return Drawn(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and the mask of the answer
+    return DrawSize(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and the mask of the answer
 
 
 def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
@@ -114,5 +114,5 @@ def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
 
 def _few(label: str, available: int, wanted: int) -> list[str]:
     """Note where a task has fewer samples than calibration asks for."""
-    said = f"{label}: all {available} will be used, fewer than the {wanted} of this suite's options"
-    return [] if available >= wanted else [said]
+    note = f"{label}: all {available} will be used, fewer than the {wanted} of this suite's options"
+    return [] if available >= wanted else [note]

@@ -74,15 +74,15 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
             prompts and new tokens beyond the task's limits.
     """
     prompts = prompts_of(source, spec, preparation)
-    said = _continue_prompts(generator, prompts, source.tokens, task)
+    answers = _continue_prompts(generator, prompts, source.tokens, task)
     if isinstance(source.prompts, int):
-        said = [answer[:-1] if answer[-1] in generator.ends else answer for answer in said]
-        rows, labels = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)], None
+        answers = [answer[:-1] if answer[-1] in generator.ends else answer for answer in answers]
+        rows, labels = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)], None
     elif generator.encodes:
-        rows, labels = prompts, said
+        rows, labels = prompts, answers
     else:
-        rows = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)]
-        labels = [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, said, strict=True)]
+        rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        labels = [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
     tokenizer = tokenizer_of(preparation.folder)
 
     def tokens(wanted: Sequence[int]) -> dict[str, Tensor]:
@@ -91,7 +91,9 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
         return found if labels is None else found | {"labels": stack_rows([labels[i] for i in wanted], IGNORED)}
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
-        words = [tokenizer.batch_decode([one[i] for i in wanted], skip_special_tokens=True) for one in (prompts, said)]
+        words = [
+            tokenizer.batch_decode([one[i] for i in wanted], skip_special_tokens=True) for one in (prompts, answers)
+        ]
         if labels is None:
             return [TextExample(answer, None) for answer in words[1]]
         return [TextExample(*both) for both in zip(*words, strict=True)]

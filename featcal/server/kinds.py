@@ -273,8 +273,8 @@ def scores_from(document: Mapping[str, Any]) -> Scores:
 
     tasks = {}
     for task, one in document["tasks"].items():
-        said = document["answers"][task]
-        tasks[task] = TaskScore(one["metric"], one["value"], read(said["predictions"]), read(said["labels"]))
+        answers = document["answers"][task]
+        tasks[task] = TaskScore(one["metric"], one["value"], read(answers["predictions"]), read(answers["labels"]))
     return Scores(document["suite"], document["model"], document["split"], tasks)
 
 

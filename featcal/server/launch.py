@@ -16,7 +16,7 @@ from pathlib import Path
 from featcal.system.environment import let_threads_sleep
 from featcal.system.extras import require_packages
 from featcal.system.libraries import collect_later
-from featcal.system.sandbox import Shared
+from featcal.system.sandbox import ServerRules
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
 # For a part of a millisecond: sleeping at once costs half of a slider's time, spinning on costs the browser its core.
@@ -27,7 +27,7 @@ SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
 _warming: list[threading.Thread] = []
 
 
-def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | None = None) -> int:
+def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: ServerRules | None = None) -> int:
     """Run the app until it is stopped, and return the exit status.
 
     Args:

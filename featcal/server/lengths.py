@@ -14,9 +14,9 @@ from featcal.calibration.precision import product_dtype
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.figures.verdict.measure import repair_of
 from featcal.preflight.estimates import calibration_seconds, estimate, scoring_seconds
-from featcal.preflight.samples import Drawn
+from featcal.preflight.samples import DrawSize
 from featcal.session.model_ref import ModelId, ModelRef
-from featcal.session.open_suite import Kind
+from featcal.session.open_suite import ResultKind
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import config_asked, plan_candidates
 from featcal.studies.selection.choose import FEWEST
@@ -34,7 +34,7 @@ process of its own takes some ten seconds to begin."""
 LOOKED_AT = 2
 """Samples of a task that tell how many tokens one has; more are read of text, which is cheap and varies."""
 LOOKED_AT_OF_TEXT = 16
-_CALIBRATING, _SCORING = Kind[float]("seconds to calibrate"), Kind[float]("seconds to score")
+_CALIBRATING, _SCORING = ResultKind[float]("seconds to calibrate"), ResultKind[float]("seconds to score")
 
 
 def is_long(session: Session, seconds: float) -> bool:
@@ -165,12 +165,12 @@ def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> f
     return models * ((seconds_to_score(session, EvaluationSamples(None, "test")) if scored else 0.0) + measured)
 
 
-def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, Drawn]:
+def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, DrawSize]:
     """Measure the size of what a view draws of every task by its first samples, with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
     found = {}
     for task in session.tasks:
         few = family.samples(task, split, view.samples, view.seed, first)
-        found[task] = Drawn.measure(family.adapter, few.inputs, len(few), few.total * (1 + copies))
+        found[task] = DrawSize.measure(family.adapter, few.inputs, len(few), few.total * (1 + copies))
     return found

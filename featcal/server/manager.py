@@ -45,11 +45,11 @@ def ensure_manager(queue: Queue) -> None:
     with try_lock(queue.folder / _LOCK, 0.0) as free:
         pass
     if free:
-        with (queue.folder / "manager.txt").open("ab") as said:
+        with (queue.folder / "manager.txt").open("ab") as output:
             # -P: a module in the folder that the app was started in must not shadow one of ours.
             command = [sys.executable, "-P", "-m", "featcal.server.manager", str(queue.folder)]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(), **_detach_options()
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(), **_detach_options()
             )
         _started[queue.folder] = time.monotonic(), process
 
@@ -72,27 +72,27 @@ def _run(queue: Queue, job: Job) -> None:
     """Run one job in its process, to its end."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "result.json").unlink(missing_ok=True)
-    with job.log.open("wb") as said:
+    with job.log.open("wb") as output:
         # stdin is a pipe that nobody writes to: its end tells the worker that this manager is gone.
         command = [sys.executable, "-P", *WORKER, str(queue.folder), str(job.id)]
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=job.order.cwd, env=_environment()
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=job.order.cwd, env=_environment()
             )
         except OSError as error:
             queue.end(job.id, FAILED, f"no process can be started in {job.order.cwd}: {error.strerror}")
             return
     queue.runs_as(job.id, process.pid)
-    told: float | None = None
+    cancel_moment: float | None = None
     while process.poll() is None:
-        if told is None and queue.is_cancel_requested(job.id):
+        if cancel_moment is None and queue.is_cancel_requested(job.id):
             process.terminate()
-            told = time.monotonic()
-        elif told is not None and time.monotonic() - told > GRACE:
+            cancel_moment = time.monotonic()
+        elif cancel_moment is not None and time.monotonic() - cancel_moment > GRACE:
             process.kill()
         time.sleep(POLL)
     if (
-        told is not None and (ended := queue.get(job.id)) is not None and not ended.is_over
+        cancel_moment is not None and (ended := queue.get(job.id)) is not None and not ended.is_over
     ):  # it may have been done first
         _leave_the_log(job.folder)
         queue.end(job.id, CANCELLED)

@@ -41,8 +41,8 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     references = filter(None, map(reference_in, _models(args)))
     read = [one for reference in references for one in model_stamp(reference, here)]
     # The working folder belongs to the key: relative paths in the arguments mean other files elsewhere.
-    told_by = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
-    key = json_digest(told_by)
+    identity = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
+    key = json_digest(identity)
     return Order(kind, place, args, str(here), key)
 
 

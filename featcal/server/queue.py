@@ -281,5 +281,5 @@ class Queue:
     def _job(self, row: sqlite3.Row) -> Job:
         kept = dict(row)
         order = Order(kept["kind"], kept["suite"], json.loads(kept["args"]), kept["cwd"], kept["key"])
-        said = {field.name: kept[field.name] for field in fields(Job) if field.name in kept}
-        return Job(order=order, folder=self._folder(order.key), **said)
+        entries = {field.name: kept[field.name] for field in fields(Job) if field.name in kept}
+        return Job(order=order, folder=self._folder(order.key), **entries)

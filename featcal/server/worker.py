@@ -59,15 +59,15 @@ def work(queue: Queue, identity: int) -> int:
 
 def _make_progress(queue: Queue, job: Job) -> Progress:
     """Make a reporter that tells the log every step, and the queue some of them."""
-    told, moment = "", 0.0
+    last_label, moment = "", 0.0
 
     def report(label: str, done: int, total: int) -> None:
-        nonlocal told, moment
+        nonlocal last_label, moment
         now = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {label}: {done} of {total}", file=sys.stderr, flush=True)
-        if label != told or now - moment > OFTEN or done == total:
+        if label != last_label or now - moment > OFTEN or done == total:
             queue.report(job.id, label, done, total)
-            told, moment = label, now
+            last_label, moment = label, now
 
     return report
 

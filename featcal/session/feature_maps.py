@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from featcal.models.adapter import LAST_LAYER
 from featcal.session import projection
 from featcal.session.model_ref import ModelRef
-from featcal.session.open_suite import Kind
+from featcal.session.open_suite import ResultKind
 from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
 from featcal.suite.methods import EXPERT
@@ -26,7 +26,7 @@ from featcal.system.progress import Progress, silent
 
 Values = NDArray[np.float64]
 _VIEW = EvaluationSamples()
-_CLOUD, _PCA = Kind[tuple[list[int], Points]]("cloud"), Kind[Points]("PCA of a cloud")
+_CLOUD, _PCA = ResultKind[tuple[list[int], Points]]("cloud"), ResultKind[Points]("PCA of a cloud")
 
 
 @dataclass(frozen=True)

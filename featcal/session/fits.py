@@ -24,7 +24,7 @@ from featcal.models.compute import require_float64
 from featcal.models.lane import ExpertPass
 from featcal.session.model_names import recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
-from featcal.session.open_suite import Kind, OpenSuite
+from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import REFERENCE, baseline_names
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -32,12 +32,12 @@ from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
 _DRIFT = DriftOptions()
-_CALIBRATED = Kind[CalibrationResult]("calibrated")
-_FITTED = Kind[Fitted]("fitted")
-_WEIGHTS = Kind[Weights]("weights")
-_SOURCES = Kind[list[SourceExcess]]("sources")
-_CONDITIONING = Kind[list[Conditioning]]("conditioning")
-_PREVIEW = Kind[Preview]("preview")
+_CALIBRATED = ResultKind[CalibrationResult]("calibrated")
+_FITTED = ResultKind[Fitted]("fitted")
+_WEIGHTS = ResultKind[Weights]("weights")
+_SOURCES = ResultKind[list[SourceExcess]]("sources")
+_CONDITIONING = ResultKind[list[Conditioning]]("conditioning")
+_PREVIEW = ResultKind[Preview]("preview")
 
 
 @dataclass(frozen=True)

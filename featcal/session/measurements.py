@@ -31,7 +31,7 @@ from featcal.models.model import Head, own_head, strip_maps
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
 from featcal.session.model_ref import MERGED, ModelId, ModelRef, Same
-from featcal.session.open_suite import Kind, OpenSuite
+from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
@@ -41,22 +41,22 @@ Judges = Mapping[str, tuple[Head, Head, Tensor]]
 FIRST_TOKEN = "first_token"
 """Metric of `quick_scores` for language models: the first token of the answer is the right one."""
 _DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
-_FEATURES = Kind[Features]("features")
-_DRIFTS = Kind[DriftLedger]("drift")
-_LAYERS = Kind[dict[str, Tensor]]("features behind layers")
-_MAPS = Kind[dict[str, list[MapMismatch]]]("linear maps")
-_DEPTH = Kind[Depth]("decisions through depth")
-_TOKENS = Kind[TokenDrift]("drift by token")
-_COSINES = Kind[dict[str, float]]("task vectors")
-_SCORES = Kind[Scores]("scores")
-_REACHED = Kind[Tensor]("features that are scored")
-_CHECKED = Kind[Kept]("inputs that were checked")
-_HEADS = Kind[Mapping[str, Head]]("heads")
-_QUICK = Kind[Scores]("quick scores")
-_MARGINS = Kind[dict[str, Tensor]]("margins")
-_COMPARED = Kind[Comparison]("compared")
-_CANARY = Kind[Canary]("canary")
-_JUDGES = Kind[Judges]("judges")
+_FEATURES = ResultKind[Features]("features")
+_DRIFTS = ResultKind[DriftLedger]("drift")
+_LAYERS = ResultKind[dict[str, Tensor]]("features behind layers")
+_MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
+_DEPTH = ResultKind[Depth]("decisions through depth")
+_TOKENS = ResultKind[TokenDrift]("drift by token")
+_COSINES = ResultKind[dict[str, float]]("task vectors")
+_SCORES = ResultKind[Scores]("scores")
+_REACHED = ResultKind[Tensor]("features that are scored")
+_CHECKED = ResultKind[Kept]("inputs that were checked")
+_HEADS = ResultKind[Mapping[str, Head]]("heads")
+_QUICK = ResultKind[Scores]("quick scores")
+_MARGINS = ResultKind[dict[str, Tensor]]("margins")
+_COMPARED = ResultKind[Comparison]("compared")
+_CANARY = ResultKind[Canary]("canary")
+_JUDGES = ResultKind[Judges]("judges")
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Measurements:
             NumericalError: features that are not finite.
         """
         one, split = self.suite.resolve(model), view.split or self.suite.split
-        said = f"scoring {one.label}"
+        step = f"scoring {one.label}"
 
         def make() -> Scores:
             own = None if one.is_every_expert else self.fit.weights(one)
@@ -220,10 +220,10 @@ class Measurements:
             heads = self.suite.get_or_make(_HEADS, key, lambda: scoring_heads(self.suite.family, split, needed))
             tasks = {}
             for done, task in enumerate(self.suite.tasks):
-                progress(said, done, len(self.suite.tasks))
+                progress(step, done, len(self.suite.tasks))
                 parts = self.suite.parts(task, view)
                 tasks[task] = score(self.suite.family, models[task], parts, heads.get(task), self._reach)
-            progress(said, len(self.suite.tasks), len(self.suite.tasks))
+            progress(step, len(self.suite.tasks), len(self.suite.tasks))
             return Scores(self.suite.family.suite.name, one.label, split, tasks)
 
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)

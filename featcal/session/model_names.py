@@ -37,10 +37,10 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
     Raises:
         InputError: an option that is unknown or outside its range.
     """
-    said = read_options(name, {option: one.kind for option, one in ASKED.items()})
+    options = read_options(name, {option: one.kind for option, one in ASKED.items()})
     # None, all parts, would leave the suite's own choice.
     every = all_parts(family.adapter, family.suite.tasks)
-    return config_for(family, **{o: every[o] if value is None else value for o, value in said.items()})
+    return config_for(family, **{o: every[o] if value is None else value for o, value in options.items()})
 
 
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
@@ -54,12 +54,12 @@ def name_calibration(config: CalibrationConfig, family: Family) -> str:
     if {config.recipe, config_for(family).recipe} != {PAPER}:
         always.add("recipe")
     values = {name: getattr(config, name) for name in OPTIONS if name not in IDLE}
-    said = [
+    options = [
         f"{name}={format_parts(value) if name in PARTIAL else format_value(value)}"
         for name, value in values.items()
         if name in always or value != getattr(suites, name) or (value != getattr(own, name) and name not in idle)
     ]
-    return f"calibrated:{','.join(said)}"
+    return f"calibrated:{','.join(options)}"
 
 
 def weights_of(model: str, family: Family) -> Weights:
@@ -72,10 +72,10 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
-        said = read_options(name, {"rho": float})
-        if not said:
+        options = read_options(name, {"rho": float})
+        if not options:
             raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
-        return AnchorWeights(said["rho"], family.base, family.merged)
+        return AnchorWeights(options["rho"], family.base, family.merged)
     if name.kind == REFERENCE:
         return with_heads(family, _checkpoint(model, family), Path(model).expanduser())
     if name.kind in ("base", "merged"):

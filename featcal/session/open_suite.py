@@ -32,7 +32,7 @@ SMALL_SPLIT = 2**25
 
 
 @dataclass(frozen=True, eq=False)
-class Kind(Generic[T]):
+class ResultKind(Generic[T]):
     """One kind of result that is kept of a suite. It equals itself alone, so its module alone finds the results.
 
     Args:
@@ -43,7 +43,7 @@ class Kind(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedResults:
     """Hold what several sessions of one family have together: each finds what another has left."""
 
     passes: Results[Hashable]
@@ -52,10 +52,10 @@ class Shared:
     """Models, by key."""
 
 
-_SAMPLES = Kind[dict[str, Samples]]("samples")
-_COUNTS = Kind[dict[str, int]]("counts")
-_VIEWABLE = Kind[Samples]("viewable samples")
-_SPLIT = Kind[Samples]("split")
+_SAMPLES = ResultKind[dict[str, Samples]]("samples")
+_COUNTS = ResultKind[dict[str, int]]("counts")
+_VIEWABLE = ResultKind[Samples]("viewable samples")
+_SPLIT = ResultKind[Samples]("split")
 
 
 class OpenSuite:
@@ -75,13 +75,13 @@ class OpenSuite:
         budget: int | None = None,
         one_shot: bool = False,
         max_memory: int | None = None,
-        shared: Shared | None = None,
+        shared: SharedResults | None = None,
     ) -> None:
         self.family, self.max_memory = family, max_memory
         held = (family, family.adapter, family.origin, family.container)
         models = (family.base, family.merged, *family.experts.values())
         share = min(available_bytes() or 2**32, max_memory or 2**63) // SHARE
-        self._results: Results[tuple[Kind[Any], Hashable]] = Results(
+        self._results: Results[tuple[ResultKind[Any], Hashable]] = Results(
             share if budget is None else budget, partial(nbytes, beside=(*held, *models))
         )
         self._one_shot = one_shot or max_memory is not None
@@ -182,23 +182,23 @@ class OpenSuite:
         with self._lock:
             return self._passes.get_or_make(("measured", *self.key(view)), make)
 
-    def get_or_make(self, kind: Kind[T], key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, kind: ResultKind[T], key: Hashable, make: Callable[[], T]) -> T:
         """Return the kept result of a kind with this key, or what `make` gives of this suite and the key alone."""
         with self._lock:
             return self._results.get_or_make((kind, key), make)
 
-    def get_or_replace(self, kind: Kind[T], key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_replace(self, kind: ResultKind[T], key: Hashable, make: Callable[[], T]) -> T:
         """Return what `get_or_make` does, for a kind of which one result alone is kept: another key's goes first."""
         with self._lock:
             for one in [one for one in self._results if one[0] is kind and one[1] != key]:
                 self._results.drop(one)
             return self.get_or_make(kind, key, make)
 
-    def has(self, kind: Kind[T], key: Hashable) -> bool:
+    def has(self, kind: ResultKind[T], key: Hashable) -> bool:
         """Say whether a result of a kind is kept."""
         return (kind, key) in self._results
 
-    def forget(self, kind: Kind[T], key: Hashable) -> None:
+    def forget(self, kind: ResultKind[T], key: Hashable) -> None:
         """Keep a result no longer."""
         with self._lock:
             self._results.drop((kind, key))

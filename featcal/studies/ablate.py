@@ -63,5 +63,5 @@ def _without_alpha(recipe: str) -> dict[str, str]:
 
 
 def _name(recipe: str, options: dict[str, str]) -> str:
-    said = ",".join(f"{name}={value}" for name, value in {"recipe": recipe, **options}.items())
-    return f"calibrated:{said}"
+    settings = ",".join(f"{name}={value}" for name, value in {"recipe": recipe, **options}.items())
+    return f"calibrated:{settings}"

@@ -184,12 +184,12 @@ class History(Records):
         """
         # A file of its own: rewriting the record would need a lock against everybody else who writes.
         file = self._home(run_id) / f"{run_id}.{mark}"
-        said = value if isinstance(value, str) else "yes" if value else ""
-        if len(said) > LONGEST or not said.replace("\n", "").isprintable():
+        text = value if isinstance(value, str) else "yes" if value else ""
+        if len(text) > LONGEST or not text.replace("\n", "").isprintable():
             raise InputError(f"{mark}: at most {LONGEST} printable characters")
         try:
-            if said:
-                put(file, said)
+            if text:
+                put(file, text)
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -300,8 +300,8 @@ def suite_hash(suite: Suite) -> str:
     # Content, so that a copy elsewhere has the same history; of gigabytes the state must do.
     small = sum(size for _, size, _, _ in stamps) <= WHOLE
     files = [(_relative_path(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
-    said = suite.model_dump_json(exclude={"description", "calibration"})
-    return hashlib.sha256(json.dumps([said, files]).encode()).hexdigest()[:16]
+    document = suite.model_dump_json(exclude={"description", "calibration"})
+    return hashlib.sha256(json.dumps([document, files]).encode()).hexdigest()[:16]
 
 
 def _relative_path(file: Path, root: Path) -> str:

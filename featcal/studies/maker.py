@@ -14,7 +14,7 @@ from featcal.models.lane import Kept
 from featcal.models.model import Model
 from featcal.session.cache import Results, nbytes
 from featcal.session.model_ref import ModelRef
-from featcal.session.open_suite import Shared
+from featcal.session.open_suite import SharedResults
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import Effort, peak_rss_bytes, release_memory, rss_bytes
@@ -39,7 +39,7 @@ class Cost(Effort):
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeModel:
     """A model that others of the study act on."""
 
     weights: Weights
@@ -60,7 +60,7 @@ class Maker:
         """How many points still act on a model of a session."""
         self._of: Session | None = None
         self._passes = Passes()
-        self._made: dict[Hashable, Made] = {}
+        self._made: dict[Hashable, MadeModel] = {}
 
     def make(self, of: Session, named: ModelRef, way: Make | None) -> tuple[ModelRef, Cost, dict[str, float]]:
         """Make a model with every tensor that is computed with in memory; return it with its cost, in all and by stage.
@@ -75,7 +75,7 @@ class Maker:
         if of is not self._of:  # the memory holds what is shared of one suite
             self._of, self._passes, self._made = of, Passes(), {}
         start = next((self._made[key] for key in _list_starts(named) if key in self._made), None)
-        shared = Shared(self._passes, {key: one.weights for key, one in self._made.items()})
+        shared = SharedResults(self._passes, {key: one.weights for key, one in self._made.items()})
         maker = Session(of.family, one_shot=True, shared=shared)  # which finds nothing but what is shared
         self._passes.begin(frozenset() if start is None else start.passes)
         # Two threads take up to twice the processor's time of one, and as long.
@@ -93,9 +93,9 @@ class Maker:
             cost.peak_bytes = None if cost.peak_bytes is None or before is None else max(before, cost.peak_bytes)
             shared_seconds += start.cost.wall
         if self._needed[id(of), named.key]:
-            self._made[named.key] = Made(held, cost, self._passes.used)
-        told = {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
-        return of.resolve(held), cost, told | ({SHARED: shared_seconds} if shared_seconds else {})
+            self._made[named.key] = MadeModel(held, cost, self._passes.used)
+        seconds = {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
+        return of.resolve(held), cost, seconds | ({SHARED: shared_seconds} if shared_seconds else {})
 
     def forget(self, of: Session, named: ModelRef) -> None:
         """Keep what a point acts on no longer, unless another one does too; the point is done."""

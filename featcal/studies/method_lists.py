@@ -73,9 +73,9 @@ def with_samples(model: str, samples: int, seed: int) -> str:
         return model
     values = {"samples": str(samples), "seed": str(seed)}
     options = {**dict(name.options), **{one: values[one] for one in takes if one not in dict(name.options)}}
-    said = ",".join(f"{option}={value}" for option, value in options.items())
+    settings = ",".join(f"{option}={value}" for option, value in options.items())
     below = "" if name.of in (None, "merged") else f"@{with_samples(str(name.of), samples, seed)}"
-    return f"{name.kind}{':' if said else ''}{said}{below}"
+    return f"{name.kind}{':' if settings else ''}{settings}{below}"
 
 
 def takes_samples(model: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from featcal.evaluation.evaluate import Scores
 from featcal.session.model_ref import ModelId
-from featcal.session.open_suite import Kind
+from featcal.session.open_suite import ResultKind
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, How, Measured, TaskValue, current_maker, new_run, suite_hash
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
@@ -17,7 +17,7 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
 from featcal.system.progress import Progress, silent
 
-_RECORDED, _SUITE_HASH = Kind[str]("why it is not recorded"), Kind[str]("hash of the suite")
+_RECORDED, _SUITE_HASH = ResultKind[str]("why it is not recorded"), ResultKind[str]("hash of the suite")
 
 
 def record(

@@ -75,8 +75,8 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return one entry of `rows` in the document of a study."""
         point = self.point
-        said = {"method": point.method, "model": point.model, "seed": point.seed, "at": dict(point.at)}
-        return {**said, "needs": list(self.needs), **asdict(self.found)}
+        entry = {"method": point.method, "model": point.model, "seed": point.seed, "at": dict(point.at)}
+        return {**entry, "needs": list(self.needs), **asdict(self.found)}
 
 
 def run(
@@ -155,9 +155,16 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
     of = None if point.of is None else hash_of(point.of)
     reference = reference_in(point.model)
     files = () if reference is None else model_stamp(reference, Path.cwd())
-    said = {"model": model, "files": files, "made": point.made, "of": of, "views": views, "by": current_maker(device)}
+    identity = {
+        "model": model,
+        "files": files,
+        "made": point.made,
+        "of": of,
+        "views": views,
+        "by": current_maker(device),
+    }
     # Kept rows are read from JSON, so what is asked for has to look as it does there.
-    tuples_as_lists: dict[str, Any] = _plain(said)
+    tuples_as_lists: dict[str, Any] = _plain(identity)
     return tuples_as_lists
 
 

@@ -52,8 +52,8 @@ class Grid:
         if empty:
             raise InputError(f"{', '.join(empty)}: a sweep needs at least one value of each")
         if math.prod(sizes.values()) > MOST:
-            said = " × ".join(f"{size} {name}" for name, size in sizes.items())
-            raise InputError(f"{said} are more than {MOST} calibrations; give fewer values")
+            sizes_text = " × ".join(f"{size} {name}" for name, size in sizes.items())
+            raise InputError(f"{sizes_text} are more than {MOST} calibrations; give fewer values")
         # Made once here, so that a value outside its range is an error before anything is computed.
         self.configs()
 

@@ -102,7 +102,7 @@ class Option(OptionFacts):
 def _option(default: Any, help: str, **more: Any) -> Any:
     """Return the field of an option with a fixed default, which says its kind and what holds where it is left out."""
     left_out = ("off", "on")[default] if isinstance(default, bool) else _format_default(default)
-    return field(default=default, metadata={_SAID: Option(help=help, kind=type(default), left_out=left_out, **more)})
+    return field(default=default, metadata={_OPTION: Option(help=help, kind=type(default), left_out=left_out, **more)})
 
 
 def _number(name: str, help: str, paper: str = "", **more: Any) -> Any:
@@ -116,21 +116,21 @@ def _number(name: str, help: str, paper: str = "", **more: Any) -> Any:
         few, many = (recipe_numbers(recipe, samples)[name] for samples in (8, 64))
         words = exactly(many) + (f", {exactly(few)} with few samples" if few != many else "")
         left_out.setdefault(words, []).extend([recipe] if many else [])
-    told = "; ".join(f"{' and '.join(recipes)}: {words}" for words, recipes in left_out.items() if recipes)
-    said = Option(help=help, kind=float, left_out=told, of_recipe=True, **more)
-    return field(default=None, metadata={_SAID: said})
+    summary = "; ".join(f"{' and '.join(recipes)}: {words}" for words, recipes in left_out.items() if recipes)
+    option = Option(help=help, kind=float, left_out=summary, of_recipe=True, **more)
+    return field(default=None, metadata={_OPTION: option})
 
 
 def _parts(help: str, label: str) -> Any:
     """Return the field of an option that chooses parts by their names; left out it is all of them."""
-    return field(default=None, metadata={_SAID: Option(help=help, kind=tuple, left_out="all", label=label)})
+    return field(default=None, metadata={_OPTION: Option(help=help, kind=tuple, left_out="all", label=label)})
 
 
 def _format_default(value: float | str) -> str:
     return exactly(value) if isinstance(value, float) else str(value)
 
 
-_SAID = "option"
+_OPTION = "option"
 _LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 _SHARES = tuple(step / 20 for step in range(21))
 
@@ -271,11 +271,11 @@ class CalibrationConfig:
             # 0 and off are what an option is where its recipe is another one, so they may be given with any.
             if value and self.recipe not in known.recipes:
                 theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)
-                said = name if known.kind is bool else f"{name} is {value:g}; it"
-                raise InputError(f"{said} belongs to the recipe {theirs}")
+                subject = name if known.kind is bool else f"{name} is {value:g}; it"
+                raise InputError(f"{subject} belongs to the recipe {theirs}")
         if self.decisions and (self.is_quantized or self.routers):
-            said = "routers" if self.routers else "quantize"
-            raise InputError(f"decisions is {self.decisions:g}: {said} cannot go with it; leave one of them out")
+            conflict = "routers" if self.routers else "quantize"
+            raise InputError(f"decisions is {self.decisions:g}: {conflict} cannot go with it; leave one of them out")
         if self.beta and self.alpha == 0:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
 
@@ -291,7 +291,7 @@ class CalibrationConfig:
         return own | {name: chosen for name, chosen in parts.items() if chosen}
 
 
-OPTIONS: Mapping[str, Option] = {one.name: one.metadata[_SAID] for one in fields(CalibrationConfig)}
+OPTIONS: Mapping[str, Option] = {one.name: one.metadata[_OPTION] for one in fields(CalibrationConfig)}
 """Every option by name, in the order of the fields."""
 PARTIAL = tuple(name for name, one in OPTIONS.items() if one.kind is tuple)
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""

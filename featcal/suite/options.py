@@ -118,12 +118,12 @@ class Options:
     def __post_init__(self) -> None:
         problems: list[str] = []
         for one in options_of_class(type(self)):
-            value, said = getattr(self, one.name), facts_of(one)
-            by_task = said.by_task and isinstance(value, Mapping)
+            value, facts = getattr(self, one.name), facts_of(one)
+            by_task = facts.by_task and isinstance(value, Mapping)
             for single in value.values() if by_task else (value,):
                 try:
                     if single is not None:
-                        single = said.require(f"{self.kind}: {one.name}", single, type_of(one))
+                        single = facts.require(f"{self.kind}: {one.name}", single, type_of(one))
                 except InputError as error:
                     problems.append(str(error))
                 if not by_task:
@@ -134,8 +134,8 @@ class Options:
     @property
     def name(self) -> str:
         """Return the model's name with every option that a name can say."""
-        said = [f"{option}={format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
-        return f"{self.kind}:{','.join(said)}" if said else self.kind
+        options = [f"{option}={format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
+        return f"{self.kind}:{','.join(options)}" if options else self.kind
 
 
 def options_of_class(kind: type[Options]) -> list[Field[Any]]:
@@ -145,8 +145,8 @@ def options_of_class(kind: type[Options]) -> list[Field[Any]]:
 
 def facts_of(one: Field[Any]) -> OptionFacts:
     """Return what a method says of an option."""
-    said: OptionFacts = one.metadata[_FACTS]
-    return said
+    facts: OptionFacts = one.metadata[_FACTS]
+    return facts
 
 
 def type_of(one: Field[Any]) -> type:

@@ -63,10 +63,10 @@ class MergeRecipe(Strict):
 
     @model_serializer
     def _write(self, info: SerializationInfo) -> dict[str, Any]:
-        said = {name: None for name in _WRITTEN if name not in _YOUNGER} | {"method": self.method} | self.settings
+        document = {name: None for name in _WRITTEN if name not in _YOUNGER} | {"method": self.method} | self.settings
         # The order is part of the hash of a suite, by which histories find what was measured.
-        order = [name for name in (*_WRITTEN, *self.settings) if name in said]
-        return {name: said[name] for name in order if said[name] is not None or not info.exclude_none}
+        order = [name for name in (*_WRITTEN, *self.settings) if name in document]
+        return {name: document[name] for name in order if document[name] is not None or not info.exclude_none}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,13 +122,13 @@ class MergeRecipe(Strict):
 
 def explain_recipe(error: ValidationError) -> InputError:
     """Return the error that says what is wrong with a recipe, option by option."""
-    said: dict[str, list[tuple[str, str]]] = {}
+    problems: dict[str, list[tuple[str, str]]] = {}
     for one in error.errors():
         text = str(one["msg"]).removeprefix("Value error, ")
-        said.setdefault(f"{one['loc'][0]}: " if one["loc"] else "", []).append((one["type"], text))
+        problems.setdefault(f"{one['loc'][0]}: " if one["loc"] else "", []).append((one["type"], text))
     plain = {  # of an option that may be given by task, what is wrong with one number
         place: [text for kind, text in texts if kind != "dict_type"] or [text for _, text in texts]
-        for place, texts in said.items()
+        for place, texts in problems.items()
     }
     return InputError(*(f"{place}{text}" for place, texts in plain.items() for text in texts))
 

@@ -49,9 +49,9 @@ class _Recommended(Strict):
     @model_serializer(mode="wrap")
     def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out an option that is not given and came later."""
-        said: dict[str, Any] = write(self)
+        document: dict[str, Any] = write(self)
         # A suite keeps the hash that it had before there was the option.
-        return {name: value for name, value in said.items() if value is not None or not OPTIONS[name].later}
+        return {name: value for name, value in document.items() if value is not None or not OPTIONS[name].later}
 
     def explicit_options(self) -> dict[str, Any]:
         """Return the options that the suite sets, by name."""
@@ -233,9 +233,9 @@ class Suite(Strict):
     @model_serializer(mode="wrap")
     def _omit_default(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out an option that has its default and came later."""
-        said: dict[str, Any] = write(self)
+        document: dict[str, Any] = write(self)
         # A suite keeps the hash that it had before there was the option.
-        return {name: value for name, value in said.items() if name != "text_tower" or value != "base"}
+        return {name: value for name, value in document.items() if name != "text_tower" or value != "base"}
 
     @property
     def root(self) -> Path:
@@ -357,8 +357,8 @@ def task_catalogue() -> dict[str, dict[str, Any]]:
 
 def _without_noise(found: Sequence[Any]) -> list[Any]:
     """Leave out that a recipe is not a text, where it is said what is wrong with the recipe."""
-    said = [_place(e["loc"]) for e in found if e["type"] not in ("string_type", "model_type")]
-    return [e for e in found if e["type"] != "string_type" or not any(p.startswith(_place(e["loc"])) for p in said)]
+    places = [_place(e["loc"]) for e in found if e["type"] not in ("string_type", "model_type")]
+    return [e for e in found if e["type"] != "string_type" or not any(p.startswith(_place(e["loc"])) for p in places)]
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -191,9 +191,9 @@ class Source(Strict):
     @model_serializer(mode="wrap")
     def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out options that are not given and came later."""
-        said: dict[str, Any] = write(self)
+        document: dict[str, Any] = write(self)
         # A suite keeps the hash that it had before there were these options.
-        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
+        return {name: value for name, value in document.items() if value is not None or name not in _LATER}
 
     @property
     def pictures(self) -> bool:

@@ -159,11 +159,11 @@ class Ranks:
 
     def broadcast_object(self, word: T | None, source: int) -> T | None:
         """Return the small object of rank `source`, in every rank."""
-        said = [word]
+        words = [word]
         if self.several:
             with _report_lost_peer():
-                dist.broadcast_object_list(said, source)
-        return said[0]
+                dist.broadcast_object_list(words, source)
+        return words[0]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None, source: int) -> dict[str, Tensor]:
         """Return the tensors of rank `source` on the CPU, in its order, in every rank; the other ranks pass None."""
@@ -247,10 +247,10 @@ def world_size() -> int:
     Raises:
         InputError: WORLD_SIZE is not a positive whole number.
     """
-    said = os.environ.get("WORLD_SIZE", "1")
-    if not said.isdecimal() or said == "0":
-        raise InputError(f"WORLD_SIZE is '{said}', not a number of processes; start with torchrun")
-    return int(said)
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or text == "0":
+        raise InputError(f"WORLD_SIZE is '{text}', not a number of processes; start with torchrun")
+    return int(text)
 
 
 def own_device(device: str) -> str:

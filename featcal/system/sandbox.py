@@ -19,11 +19,11 @@ from featcal.system.errors import InputError
 from featcal.system.resources import bundle_root, cache_folder, data_path
 
 VARIABLE = "FEATCAL_SHARED"
-"""Holds a `Shared` as JSON."""
+"""Holds a `ServerRules` as JSON."""
 
 
 @dataclass(frozen=True)
-class Shared:
+class ServerRules:
     """The rules of a shared server."""
 
     roots: tuple[str, ...]
@@ -50,13 +50,13 @@ class Shared:
 
 
 @cache
-def server_rules() -> Shared | None:
+def server_rules() -> ServerRules | None:
     """Return the rules that this process is under; None outside a shared server."""
-    said = os.environ.get(VARIABLE)
-    if said is None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
         return None
-    given = json.loads(said)
-    return Shared(**{**given, "roots": tuple(given["roots"])})
+    given = json.loads(text)
+    return ServerRules(**{**given, "roots": tuple(given["roots"])})
 
 
 def jobs_folder() -> Path:
@@ -103,7 +103,7 @@ def _require_below(roots: Iterable[str], path: Path, what: str) -> None:
         raise InputError(f"{what}: outside the folders that this server shares; name something inside them")
 
 
-def _hub_cache(rules: Shared) -> list[str]:
+def _hub_cache(rules: ServerRules) -> list[str]:
     """Return the folder that models of the Hub are fetched to, where they may be read."""
     if not rules.hub:
         return []
@@ -151,11 +151,11 @@ def without_places(text: str) -> str:
 
 
 @cache
-def _places(rules: Shared, kept: Path) -> list[tuple[str, str]]:
+def _places(rules: ServerRules, kept: Path) -> list[tuple[str, str]]:
     """Return folders of this machine that messages may name, as written and resolved, with the text to show instead;
     inner folders first, and never the root of a disk."""
     named: list[str | Path] = [bundle_root(), kept, tempfile.gettempdir(), sys.prefix, sys.base_prefix, Path.home()]
     own = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
     first, *others = rules.roots
     shown = {**dict.fromkeys(own, "…"), **{root: Path(root).name.replace("\\", "") for root in others}, first: ""}
-    return sorted(((one, said) for one, said in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))
+    return sorted(((one, text) for one, text in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))

@@ -57,9 +57,9 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
             "the output of another one needs that output first: run it, and name its folder)"
         )
     # PyYAML puts words of the file between quotes, which a message must not repeat.
-    said = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
+    parts = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
     mark = error.problem_mark or error.context_mark
-    return "not valid YAML: " + ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+    return "not valid YAML: " + ", ".join(parts) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

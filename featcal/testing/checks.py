@@ -21,12 +21,12 @@ from featcal.suite.calibration_options import INFORMED, PAPER, CalibrationConfig
 from featcal.testing.reference import refine
 from featcal.testing.trial import TASKS, Trial, hold
 
-Measured = Mapping[str, float]
+CheckNumbers = Mapping[str, float]
 CLOSE = 1e-4
 """Largest relative deviation of a calibrated tensor from the second computation, and of outputs from the library's."""
 
 
-def replay(trial: Trial) -> Measured:
+def replay(trial: Trial) -> CheckNumbers:
     """Check that, block by block on padded batches, every state and the scores are those of the library's own forward.
 
     The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows.
@@ -66,18 +66,18 @@ def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> t
     return seen, scores
 
 
-def paper(trial: Trial) -> Measured:
+def paper(trial: Trial) -> CheckNumbers:
     """Check that every tensor that Algorithm 1 calibrates is that of the second computation."""
     return _compare_calibration(trial, trial.config())
 
 
-def norms(trial: Trial) -> Measured:
+def norms(trial: Trial) -> CheckNumbers:
     """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms, and with routers of mixtures; with
     a ridge of 1e-5."""
     return _compare_calibration(trial, trial.config(**_extensions(trial), lam=1e-5))
 
 
-def informed(trial: Trial) -> Measured:
+def informed(trial: Trial) -> CheckNumbers:
     """Check every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does,
     and has a prior for every map; with routers of mixtures, so that their experts get what those as solved send."""
     return _compare_calibration(trial, trial.config(**_extensions(trial), recipe=INFORMED))
@@ -88,7 +88,7 @@ def _extensions(trial: Trial) -> dict[str, bool]:
     return {name: name not in idle_options(trial.family.adapter) for name in ("rmsnorms", "routers")}
 
 
-def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
+def _compare_calibration(trial: Trial, config: CalibrationConfig) -> CheckNumbers:
     samples = {task: trial.single_samples(task) for task in TASKS}
     weights, pieces = trial.token_weights(config), trial.pieces(config)
     theirs = trial.canonical(refine(trial.models, trial.experts, samples, pieces, trial.options(config), weights))
@@ -107,7 +107,7 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
     return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
 
 
-def fixed_point(trial: Trial) -> Measured:
+def fixed_point(trial: Trial) -> CheckNumbers:
     """Check that every recipe gives the model again where base, merged model and experts are one model."""
     family = trial.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
@@ -120,7 +120,7 @@ def fixed_point(trial: Trial) -> Measured:
     return _require(found, 1e-6, "identical models are not a fixed point")
 
 
-def drift(trial: Trial) -> Measured:
+def drift(trial: Trial) -> CheckNumbers:
     """Check that e = m + p for every sample, whose states are computed a second time alone and in float64; that
     sublayers together are the block; that contributions add up to the drift."""
     whole = measure_drift(trial.exact, split="test", attribution=True)
@@ -138,7 +138,7 @@ def drift(trial: Trial) -> Measured:
     return _require(found, 1e-6, "the drift identity does not hold")
 
 
-def repair(trial: Trial) -> Measured:
+def repair(trial: Trial) -> CheckNumbers:
     """Check that calibration lowers the final drift of every task, and that the library loads the written folder with
     every tensor its own, equal outputs, and names, dtypes and other files of the merged model's folder."""
     family, out = trial.family, trial.root / "written"
@@ -178,7 +178,7 @@ def _relative_distance(one: Tensor, other: Tensor) -> float:
     return float(gap / scale if scale > 0 else gap)
 
 
-def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measured:
+def _require(found: Mapping[str, list[float]], limit: float, what: str) -> CheckNumbers:
     """Return the largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
@@ -188,7 +188,7 @@ def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measu
     return worst
 
 
-CHECKS: Mapping[str, Callable[[Trial], Measured]] = {
+CHECKS: Mapping[str, Callable[[Trial], CheckNumbers]] = {
     check.__name__: check for check in (replay, paper, norms, informed, fixed_point, drift, repair)
 }
 """Every check by its name."""

@@ -57,12 +57,14 @@ class MergerTrial:
         }
         return {task: InMemory(task, tensors) for task, tensors in near.items()}
 
-    def open(self, experts: Mapping[str, Weights] | None = None, base: Weights | None = None, **said: Any) -> Weights:
-        recipe = MergeRecipe.model_validate({"method": self.kind.kind, **said})
+    def open(
+        self, experts: Mapping[str, Weights] | None = None, base: Weights | None = None, **settings: Any
+    ) -> Weights:
+        recipe = MergeRecipe.model_validate({"method": self.kind.kind, **settings})
         return RecipeWeights(recipe, base or self.base, experts or self.experts, [*SHAPES], ["table"])
 
-    def merge(self, experts: Mapping[str, Weights] | None = None, **said: Any) -> Tensors:
-        return self.open(experts, **said).read(SHAPES)
+    def merge(self, experts: Mapping[str, Weights] | None = None, **settings: Any) -> Tensors:
+        return self.open(experts, **settings).read(SHAPES)
 
 
 def check_description(kind: type[Method], **few: Any) -> None:
@@ -72,9 +74,9 @@ def check_description(kind: type[Method], **few: Any) -> None:
     hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
     hold(kind.kind in grammar(), "the grammar of names does not have it")
     hold(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
-    said = model_name(kind(**few).name)
+    own_name = model_name(kind(**few).name)
     names = [one.name for one in options_of_class(kind) if one.default is not None]
-    hold(said.kind == kind.kind and [name for name, _ in said.options] == names, f"read as {said}")
+    hold(own_name.kind == kind.kind and [name for name, _ in own_name.options] == names, f"read as {own_name}")
     hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()")
     hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
 
@@ -86,8 +88,8 @@ def check_merger_name(trial: MergerTrial) -> None:
     suite = Suite.model_construct(merged="checkpoint")  # no recipe of its own
     _same(trial.merge(**recipe_for(suite, name).settings), trial.merge(), 0.0, "defaults that are said")
     for one, value in _values_beyond(trial.kind):
-        said = {one.name: dict.fromkeys(trial.experts, value) if one.default is None else value}
-        _require_refusal(partial(trial.kind, **said), one.name, value)
+        options = {one.name: dict.fromkeys(trial.experts, value) if one.default is None else value}
+        _require_refusal(partial(trial.kind, **options), one.name, value)
         if one.default is not None:
             text = f"{trial.kind.kind}:{one.name}={value}"
             _require_refusal(partial(recipe_for, suite, text), one.name, value)
@@ -132,7 +134,7 @@ def check_dtypes(trial: MergerTrial) -> None:
 
 def check_merger_options(trial: MergerTrial) -> None:
     """Check that every option changes something."""
-    _require_effects(trial.kind, lambda said: trial.merge(**said), [*trial.experts])
+    _require_effects(trial.kind, lambda options: trial.merge(**options), [*trial.experts])
 
 
 MERGER_CHECKS: tuple[Callable[[MergerTrial], None], ...] = (
@@ -162,11 +164,11 @@ class BaselineTrial:
         own = {one.name for one in options_of_class(self.kind)}
         return {name: value for name, value in FEW.items() if name in own}
 
-    def options(self, **said: Any) -> Baseline:
-        return self.kind(**{**self.kind.defaults(self.family), **self.few, **said})
+    def options(self, **options: Any) -> Baseline:
+        return self.kind(**{**self.kind.defaults(self.family), **self.few, **options})
 
-    def fit(self, family: Family | None = None, **said: Any) -> Fitted:
-        return fit(family or self.family, self.options(**said))
+    def fit(self, family: Family | None = None, **options: Any) -> Fitted:
+        return fit(family or self.family, self.options(**options))
 
     def tensors(self, made: Fitted) -> Tensors:
         """Return the model's tensors, those of every task that has its own, and final features behind its maps."""
@@ -193,8 +195,8 @@ def check_baseline_name(trial: BaselineTrial) -> None:
         hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
     for one, value in _values_beyond(kind):
         _require_refusal(partial(kind, **{one.name: value}), one.name, value)
-        said = model_name(f"{kind.kind}:{one.name}={value}")
-        _require_refusal(partial(baseline_options, said, family), one.name, value)
+        model = model_name(f"{kind.kind}:{one.name}={value}")
+        _require_refusal(partial(baseline_options, model, family), one.name, value)
 
 
 def check_record(trial: BaselineTrial) -> None:
@@ -223,7 +225,7 @@ def check_merged_model(trial: BaselineTrial) -> None:
 
 def check_baseline_options(trial: BaselineTrial) -> None:
     """Check that every option changes something."""
-    _require_effects(trial.kind, lambda said: trial.tensors(trial.fit(**said)), [], trial.few)
+    _require_effects(trial.kind, lambda options: trial.tensors(trial.fit(**options)), [], trial.few)
 
 
 BASELINE_CHECKS: tuple[Callable[[BaselineTrial], None], ...] = (
@@ -243,25 +245,25 @@ def _draw(label: str, seed: int) -> InMemory:
 def _values_beyond(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
     """Yield every bound of an option with a number beyond it."""
     for one in options_of_class(kind):
-        said, number = facts_of(one), type_of(one)
-        low = said.least if said.above is None else said.above
-        high = said.most if said.below is None else said.below
+        facts, number = facts_of(one), type_of(one)
+        low = facts.least if facts.above is None else facts.above
+        high = facts.most if facts.below is None else facts.below
         if low is not None:
-            yield one, number(low if said.above is not None else low - 1)
+            yield one, number(low if facts.above is not None else low - 1)
         if high is not None:
-            yield one, number(high if said.below is not None else high + 1)
+            yield one, number(high if facts.below is not None else high + 1)
 
 
 def _other_values(one: Field[Any], default: Any) -> list[Any]:
     """Return other values of an option in its range, the likeliest to make a difference first."""
-    said = facts_of(one)
+    facts = facts_of(one)
     if type_of(one) is bool:
         return [not default]
     if type_of(one) is int:
-        return [value for value in (int(said.least or 1), default + 1) if value != default and said.holds(value)]
+        return [value for value in (int(facts.least or 1), default + 1) if value != default and facts.holds(value)]
     start = 1.0 if default is None else default
     near = [0.5, 0.25, 0.75, 0.95, 0.1, 2 * start, start / 2, 10 * start, 100 * start]
-    return [value for value in near if value != default and said.holds(value)]
+    return [value for value in near if value != default and facts.holds(value)]
 
 
 def _require_effects(
@@ -277,12 +279,12 @@ def _require_effects(
         if facts_of(one).by_task and tasks:
             values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
-        hold(any(_changes(make, said, plain) for said in tried), f"option '{one.name}' changes nothing")
+        hold(any(_changes(make, options, plain) for options in tried), f"option '{one.name}' changes nothing")
 
 
-def _changes(make: Callable[[dict[str, Any]], Tensors], said: dict[str, Any], plain: Tensors) -> bool:
+def _changes(make: Callable[[dict[str, Any]], Tensors], options: dict[str, Any], plain: Tensors) -> bool:
     try:
-        return _differ(make(said), plain)
+        return _differ(make(options), plain)
     except (InputError, ValueError):  # not possible beside the defaults of other options
         return False
 

@@ -14,7 +14,7 @@ from app.trail import Trail
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import charts
 from featcal.figures.commands import commands
-from featcal.figures.commands.measurement import Measured
+from featcal.figures.commands.measurement import ChartSource
 from featcal.server.kinds import KINDS, Work
 from featcal.session.session import open_session
 from featcal.studies import recording
@@ -81,7 +81,7 @@ def test_charts_of_whole_answers_have_the_commands_that_score_them(
     assert state.kind_of_chart(session, ON, "decisions") == "decisions"
     monkeypatch.setattr(state, "kind_of_scores", lambda *_: "answers")
     kinds = {kind: state.kind_of_chart(session, ON, kind) for kind in ("decisions", "gains")}
-    measured = {kind: Measured(name, "lm-mini", ("merged",), ON) for kind, name in kinds.items()}
+    measured = {kind: ChartSource(name, "lm-mini", ("merged",), ON) for kind, name in kinds.items()}
     assert commands(measured["decisions"]) == (
         "featcal evaluate lm-mini --model merged --eval-samples 64 --seed 42 --json",
     )

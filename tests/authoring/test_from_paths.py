@@ -17,7 +17,7 @@ from lanes import cases_by_message
 from PIL import Image
 
 from featcal import load_suite
-from featcal.authoring.from_paths import DEFAULT_MERGE, Parts, begin
+from featcal.authoring.from_paths import DEFAULT_MERGE, SuiteParts, begin
 from featcal.authoring.guess import Guess, guess
 from featcal.preflight.check import check
 from featcal.samples.embedded_pictures import CLASSES, render
@@ -220,7 +220,7 @@ def test_diagnose_writes_nothing_of_what_check_refuses(run: Run, t5: Path) -> No
 def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> None:
     for name in ("models/base", "models/a", "elsewhere"):
         (here / name).mkdir(parents=True)
-    begun = begin(Parts("models/base", {"a": "models/base+models/a"}, {}, "elsewhere"), here / "models" / "s.yaml")
+    begun = begin(SuiteParts("models/base", {"a": "models/base+models/a"}, {}, "elsewhere"), here / "models" / "s.yaml")
     content = yaml.safe_load(begun.text)
     assert content["base"] == "base"
     assert content["tasks"]["a"]["expert"] == "base+a"
@@ -228,9 +228,9 @@ def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> 
     (here / "open").mkdir()
     for name in ("arch.json", "base.pt"):
         (here / "open" / name).touch()
-    begun = begin(Parts("open_clip:open/arch.json:open/base.pt", {"a": "org/a"}, {}), here / "open" / "s.yaml")
+    begun = begin(SuiteParts("open_clip:open/arch.json:open/base.pt", {"a": "org/a"}, {}), here / "open" / "s.yaml")
     assert yaml.safe_load(begun.text)["base"] == "open_clip:arch.json:base.pt"
-    assert yaml.safe_load(begin(Parts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
+    assert yaml.safe_load(begin(SuiteParts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
         "name": "s", "base": "org/b", "merged": DEFAULT_MERGE, "tasks": {"a": {"expert": "org/a@v1"}}
     }  # fmt: skip
 

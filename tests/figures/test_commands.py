@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reproducing import document, printed
 
-from featcal.figures.commands import KINDS, Measured, commands, python
+from featcal.figures.commands import KINDS, ChartSource, commands, python
 from featcal.figures.commands.sweeps import boxes
 from featcal.suite.views import EvaluationSamples
 
@@ -128,7 +128,7 @@ def test_every_kind_is_tried() -> None:
 def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> None:
     models = CALIBRATED if what in ("sources", "conditioning") else MODELS
     sample, layer = (1 if what in ("course", "tokens") else None), ("block 1" if what == "tokens" else None)
-    measured = Measured(what, str(tiny_suite_file), models, ON, sample=sample, layer=layer)
+    measured = ChartSource(what, str(tiny_suite_file), models, ON, sample=sample, layer=layer)
     documents = [document(line) for line in commands(measured)]
     assert all(map(bool, places(measured.kind.where, documents[0])))
     by_command = [FROM_DOCUMENT[what](found) for found in documents]
@@ -140,7 +140,7 @@ def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> No
 
 
 def test_options_are_said(tiny_suite_file: Path) -> None:
-    measured = Measured("growth", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
+    measured = ChartSource("growth", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
     (line,) = commands(measured)
     assert "--tokens class --sublayers --eval-samples 5 --split validation --seed 3" in line
     (again,) = printed(python(measured)).values()
@@ -150,7 +150,7 @@ def test_options_are_said(tiny_suite_file: Path) -> None:
 
 
 def test_task_and_layer_are_said(tiny_suite_file: Path) -> None:
-    measured = Measured("features", str(tiny_suite_file), MODELS, ON, task="signs", layer="block 1")
+    measured = ChartSource("features", str(tiny_suite_file), MODELS, ON, task="signs", layer="block 1")
     (line,) = commands(measured)
     assert "--task signs --layer 'block 1' --eval-samples 5" in line
     (again,) = printed(python(measured)).values()
@@ -166,7 +166,7 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
     weighed = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
     fast = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
-    measured = Measured(
+    measured = ChartSource(
         "sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, fast), EvaluationSamples(5)
     )
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
@@ -194,7 +194,7 @@ def test_boxes_hold_every_point_once(points: list[tuple[str, ...]]) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "`ls`", "-x; rm", 'say "hi"', "\\n"])
 def test_names_stay_one_word(name: str) -> None:
-    measured = Measured("drift", f"/{name}/suite.yaml", (name,))
+    measured = ChartSource("drift", f"/{name}/suite.yaml", (name,))
     (line,) = commands(measured)
     words = shlex.split(line)
     assert words[:5] == ["featcal", "drift", f"/{name}/suite.yaml", "--model", name]

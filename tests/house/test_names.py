@@ -1,8 +1,12 @@
-"""How functions and modules are named: by a verb or by the thing that they give, by no participle alone."""
+"""How functions and modules are named: by a verb or by the thing that they give, by no participle alone.
+
+Values are named by what they hold.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 
 from sources import trees
@@ -40,6 +44,8 @@ EXCEPTIONS = {
     "featcal.testing.checks.informed": "the recipe's name, under which a check's numbers are given",
 }
 """At most ten, each with its reason."""
+EMPTY = words("said told")
+"""What a value may not be called by, since everything is said or told: summary, options, entry and note are nouns."""
 
 
 def is_participle(word: str) -> bool:
@@ -73,6 +79,24 @@ def functions(tree: ast.AST, place: str) -> Iterator[tuple[str, str]]:
         yield from functions(node, inside)
 
 
+def values(tree: ast.AST) -> Iterator[str]:
+    """Every name that a module gives to a value: a variable, a parameter, an attribute, a class or an import."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)) | ast.ClassDef(name=name):
+                yield name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                yield name
+
+
+def is_empty(name: str) -> bool:
+    """Say whether the name of a value tells nothing of what it holds, as `said`, `_SAID` and `told_by`."""
+    first, *others = name.strip("_").lower().split("_")
+    return first in EMPTY and PREPOSITIONS.issuperset(others)
+
+
 def test_functions_and_modules_are_verbs_or_things() -> None:
     faults = {module: why for module in trees() if (why := fault(module.rsplit(".", 1)[-1])).startswith("a participle")}
     for module, tree in trees().items():
@@ -80,6 +104,30 @@ def test_functions_and_modules_are_verbs_or_things() -> None:
     assert {place: why for place, why in faults.items() if place not in EXCEPTIONS} == {}
     assert EXCEPTIONS.keys() <= faults.keys(), "an exception is needed no more"
     assert len(EXCEPTIONS) <= 10
+
+
+def test_values_are_called_by_what_they_hold() -> None:
+    faults = {module: names for module, tree in trees().items() if (names := [*filter(is_empty, values(tree))])}
+    assert faults == {}
+
+
+def test_empty_names_are_found() -> None:
+    code = """
+from deck import card as Told
+_SAID = 1
+class Deck:
+    said: str
+    def deal(self, told, *said, **told_by):
+        self._told = lambda _said: [said for said in told]
+        match told:
+            case {"a": said, **told}: pass
+"""
+    found = Counter(filter(is_empty, values(ast.parse(code))))
+    assert found == {"Told": 1, "_SAID": 1, "said": 4, "told": 2, "told_by": 1, "_told": 1, "_said": 1}
+
+
+def test_names_with_a_noun_pass() -> None:
+    assert not [*filter(is_empty, words("unsaid sayings told_options note_said summary said_words"))]
 
 
 def test_bad_names_are_found() -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tiny_decoders import CLASSIFIERS, ROWS, tiny_decoder
 
 from featcal import InputError, Suite, calibrate, evaluate, load_suite, measure_drift, open_family
-from featcal.authoring.from_paths import Parts, begin
+from featcal.authoring.from_paths import SuiteParts, begin
 from featcal.authoring.to_fusion_bench import export_fusion_bench
 from featcal.baselines.regmean import RegMean
 from featcal.evaluation.scoring_heads import head_of
@@ -261,10 +261,10 @@ def test_init_asks_for_classes_where_all_experts_have_classifiers(gpt2: Trial) -
     (gpt2.root / "left.jsonl").write_text("\n".join(map(json.dumps, rows)))
     root, data = gpt2.root, {"left": str(gpt2.root / "left.jsonl")}
     experts = {task: str(root / "experts" / task) for task in TASKS}
-    text = begin(Parts(str(root / "base"), experts, data), root / "mine.yaml").text
+    text = begin(SuiteParts(str(root / "base"), experts, data), root / "mine.yaml").text
     source = yaml.safe_load(text)["tasks"]["left"]["calibration"]
     assert source == {"jsonl": "left.jsonl", "input": "{question}", "pair": "{sentence}", "label": "label"}
-    answers = Parts(str(root / "base"), experts | {"right": str(root / "base")}, data)
+    answers = SuiteParts(str(root / "base"), experts | {"right": str(root / "base")}, data)
     assert "pair" not in begin(answers, root / "mine.yaml").text
 
 

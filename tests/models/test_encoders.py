@@ -31,7 +31,7 @@ from featcal import (
     open_family,
     register_encoder,
 )
-from featcal.authoring.from_paths import Parts, begin
+from featcal.authoring.from_paths import SuiteParts, begin
 from featcal.baselines.common.fit import fit
 from featcal.baselines.react import React
 from featcal.calibration.block_statistics import likely_groups
@@ -607,7 +607,7 @@ def test_a_suite_file_is_begun_with_the_classes_of_the_heads(hub: Path, monkeypa
         lines = [{**json.loads(line), "split": split} for split, text in rows.items() for line in text.splitlines()]
         renamed = [{"sentence1": r["a"], "sentence2": r["b"], "label": r["label"], "split": r["split"]} for r in lines]
         (root / f"{task}.jsonl").write_text("\n".join(map(json.dumps, renamed)))
-    parts = Parts("base", {t: f"experts/{t}" for t in TASKS}, {t: f"{t}.jsonl" for t in TASKS})
+    parts = SuiteParts("base", {t: f"experts/{t}" for t in TASKS}, {t: f"{t}.jsonl" for t in TASKS})
     begun = begin(parts, root / "begun.yaml")
     assert begun.missing == ()
     assert any(
@@ -632,13 +632,13 @@ def test_a_suite_file_of_sentences_is_begun_with_numbers(
     monkeypatch.chdir(root)
     rows = [{"sentence1": r["a"], "sentence2": r["b"], "score": i / 2} for i, r in enumerate(sentences(0))]
     (root / "alike.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    begun = begin(Parts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
+    begun = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
     (root / "begun.yaml").write_text(begun.text)
     task = load_suite(root / "begun.yaml").task("left")
     assert task.metric == "spearman"
     assert task.calibration is not None
     assert (task.calibration.pair, task.calibration.target) == ("{sentence2}", "{score}")
     (root / "alike.jsonl").write_text(json.dumps({"text": "a", "id": 1}))
-    asked = begin(Parts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml").missing
+    asked = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml").missing
     assert any("which columns are the two texts" in one for one in asked)
     assert any("which column holds the number that says how alike" in one for one in asked)

@@ -19,7 +19,7 @@ from suite_edits import Edit
 from featcal.family.opening import Family
 from featcal.preflight import estimates
 from featcal.preflight.check import check
-from featcal.preflight.samples import Drawn
+from featcal.preflight.samples import DrawSize
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.resources import data_path
@@ -58,7 +58,7 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
 
 def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "CALL", 0.0)
-    drawn, seconds = {task: Drawn(64, 5.0, 100.0) for task in tiny.suite.tasks}, {}
+    drawn, seconds = {task: DrawSize(64, 5.0, 100.0) for task in tiny.suite.tasks}, {}
     for precision in ("exact", "fast"):
         config = CalibrationConfig(lam=0.05, precision=precision)
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -74,7 +74,7 @@ def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeyp
 def test_tasks_that_take_no_part_cost_nothing(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e9)
     info, (first, second) = tiny.merged.info, tiny.suite.tasks
-    drawn = {first: Drawn(8, 5.0, 100.0), second: Drawn(10**6, 500.0, 1e6)}
+    drawn = {first: DrawSize(8, 5.0, 100.0), second: DrawSize(10**6, 500.0, 1e6)}
     alone, chosen = (
         estimates.estimate(tiny.adapter, info, of, clip_config(tasks=tasks), 4, Path())
         for of, tasks in (({first: drawn[first]}, None), (drawn, (first,)))

@@ -33,7 +33,7 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system import sandbox
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
-from featcal.system.sandbox import Shared
+from featcal.system.sandbox import ServerRules
 
 TOOLS = {
     *("list_suites", "describe_suite", "inspect_model", "draft_suite", "diagnose"),
@@ -108,7 +108,7 @@ def start(tmp_path: Path, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
         roots = (str(root.resolve()),)
         monkeypatch.setenv(sandbox.VARIABLE, "")  # which is put back as it was
         rules = {"max_memory": 2**40, "hub": False, **rules}
-        Shared(roots, queue=serve.queue_name(roots, rules["hub"]), **rules).to_environment()
+        ServerRules(roots, queue=serve.queue_name(roots, rules["hub"]), **rules).to_environment()
         return Agent(root, access or Access())
 
     yield begin

@@ -43,7 +43,7 @@ from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
 from featcal.system.resources import bundle_root, cache_folder
-from featcal.system.sandbox import Shared, require_inside, without_places
+from featcal.system.sandbox import ServerRules, require_inside, without_places
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 REFUSED = "outside the folders that this server shares"
@@ -62,7 +62,7 @@ def serve(tmp_path: Path, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 
     def start(**rules: Any) -> Path:
         monkeypatch.setenv(sandbox.VARIABLE, "")  # which is put back as it was
-        Shared((str(root.resolve()),), rules.pop("max_memory", 2**40), **rules).to_environment()
+        ServerRules((str(root.resolve()),), rules.pop("max_memory", 2**40), **rules).to_environment()
         import streamlit
 
         streamlit.cache_resource.clear()
@@ -368,7 +368,7 @@ class Clock:
         return self.now
 
 
-def holding(rules: Shared | None) -> tuple[Held, Clock, Callable[[str, int], Any]]:
+def holding(rules: ServerRules | None) -> tuple[Held, Clock, Callable[[str, int], Any]]:
     clock = Clock()
     held = Held(rules, clock)
     return held, clock, lambda key, needs: held.get(key, lambda: SimpleNamespace(release=lambda: None), lambda: needs)  # type: ignore[arg-type, return-value]
@@ -376,7 +376,7 @@ def holding(rules: Shared | None) -> tuple[Held, Clock, Callable[[str, int], Any
 
 @pytest.mark.slow
 def test_the_suite_that_nobody_looked_at_for_longest_makes_room() -> None:
-    held, _, get = holding(Shared(("/",), 100))
+    held, _, get = holding(ServerRules(("/",), 100))
     a, b = get("a", 40), get("b", 40)
     assert get("a", 40) is a
     c = get("c", 30)  # 110 would be too many, and b was looked at before a
@@ -405,7 +405,7 @@ def test_no_more_than_a_few_are_open_even_where_memory_has_no_limit() -> None:
 
 @pytest.mark.slow
 def test_an_idle_suite_leaves_the_memory() -> None:
-    held, clock, get = holding(Shared(("/",), 100, idle=60))
+    held, clock, get = holding(ServerRules(("/",), 100, idle=60))
     a, b = get("a", 10), get("b", 10)
     clock.now = 50
     assert get("a", 10) is a
@@ -565,7 +565,7 @@ def test_places_are_taken_out_of_texts_where_they_are_whole_paths(
     ) == f"no a b/c, .: '.' .. …/x, …/{root.parent.name}/{root.name}-else/y, see https://a.b{root}/z".replace(
         f"…/{root.parent.name}", without_places(str(root.parent))
     )
-    Shared((str(root), str(root.parent / "secret")), 1).to_environment()
+    ServerRules((str(root), str(root.parent / "secret")), 1).to_environment()
     assert without_places(f"{root.parent}/secret/base") == "secret/base"
 
 
@@ -580,7 +580,7 @@ def test_paths_are_told_apart_by_folders_not_letters(root: Path) -> None:
 
 
 def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[int, Any, Shared | None]] = []
+    started: list[tuple[int, Any, ServerRules | None]] = []
     monkeypatch.setattr(launch, "start_app", lambda main, port, extra, rules=None: started.append((port, extra, rules)))
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -588,7 +588,7 @@ def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch:
     assert run(main, ["app", "--shared", "--root", f"{tmp_path}/link", "--max-memory", "3GiB"]).exit_code == 0
     assert run(main, ["app", "--port", "9", "--server.address=::1"]).exit_code == 0
     assert started == [
-        (8501, [], Shared((str((tmp_path / "a").resolve()),), 3 * 2**30)),
+        (8501, [], ServerRules((str((tmp_path / "a").resolve()),), 3 * 2**30)),
         (9, ["--server.address=::1"], None),
     ]
     for wrong in (["--shared"], ["--root", str(tmp_path)], ["--max-memory", "1GiB"], ["--shared", "--root", "nowhere"]):
@@ -615,7 +615,7 @@ def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
     launch._warming.clear()
     assert not [one for one in asked[0] if "address" in one]  # app/.streamlit/config.toml says 127.0.0.1
     assert sandbox.VARIABLE not in os.environ
-    rules = Shared((str(tmp_path),), 7)
+    rules = ServerRules((str(tmp_path),), 7)
     try:
         launch.start_app(page, 1, ["--browser.serverPort=80"], rules)
         assert sandbox.server_rules() == rules

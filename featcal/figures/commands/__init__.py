@@ -1,10 +1,10 @@
 """Say which command and which lines of Python give the numbers of a chart.
 
 Charts and tables are made of a few measurements. Which one, on which samples and of which models is one small value,
-`Measured`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.
+`ChartSource`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.
 """
 
 from featcal.figures.commands.lines import commands, python
-from featcal.figures.commands.measurement import KINDS, Measured
+from featcal.figures.commands.measurement import KINDS, ChartSource
 
-__all__ = ["KINDS", "Measured", "commands", "python"]
+__all__ = ["KINDS", "ChartSource", "commands", "python"]

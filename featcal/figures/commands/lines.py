@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 
 from featcal.figures.commands import sweeps
-from featcal.figures.commands.measurement import Measured
+from featcal.figures.commands.measurement import ChartSource
 from featcal.suite.views import EvaluationSamples
 
 _OF_ALL_MODELS = ("compare", "study features")
 """Commands that take every model at once."""
 
 
-def commands(measured: Measured) -> tuple[str, ...]:
+def commands(measured: ChartSource) -> tuple[str, ...]:
     """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
 
     >>> on = EvaluationSamples(64, "test")
-    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
+    >>> commands(ChartSource("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --eval-samples 64 --split test --seed 42 --json'
     """
     command = measured.kind.command
@@ -27,10 +27,10 @@ def commands(measured: Measured) -> tuple[str, ...]:
     return tuple(_command(measured, model) for model in measured.models)
 
 
-def python(measured: Measured) -> str:
+def python(measured: ChartSource) -> str:
     """Return the lines of Python that print the numbers.
 
-    >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
+    >>> print(python(ChartSource("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
     from featcal import evaluate, open_session
     <BLANKLINE>
     session = open_session('clip-mini')
@@ -44,26 +44,26 @@ def python(measured: Measured) -> str:
     return _lines_of_all(measured) if command in _OF_ALL_MODELS else _lines_per_model(measured)
 
 
-def _command(measured: Measured, *models: str) -> str:
+def _command(measured: ChartSource, *models: str) -> str:
     kind, on = measured.kind, measured.on
     named = [word for model in models for word in ("--model", model)]
     parts = ["featcal", *kind.command.split(), measured.suite, *named, *kind.flags]
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
     parts += [] if measured.sample is None else ["--sample", str(measured.sample)]
-    said = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
+    options = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
     if kind.command == "study features":
-        said = {"task": measured.task, "layer": measured.layer, **said}
+        options = {"task": measured.task, "layer": measured.layer, **options}
     if measured.what == "tokens":
-        said = {"layer": measured.layer, **said}
+        options = {"layer": measured.layer, **options}
     if kind.command == "study conditioning":
-        said = {}  # a calibration's name says its own samples
-    for name, given in said.items():
+        options = {}  # a calibration's name says its own samples
+    for name, given in options.items():
         parts += [] if given is None else [f"--{name}", str(given)]
     return shlex.join([*parts, "--json"])
 
 
-def _lines_per_model(measured: Measured) -> str:
+def _lines_per_model(measured: ChartSource) -> str:
     kind = measured.kind
     made = [
         *_arguments(measured.on, kind.command == "evaluate"),
@@ -88,7 +88,7 @@ def _lines_per_model(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _lines_of_all(measured: Measured) -> str:
+def _lines_of_all(measured: ChartSource) -> str:
     kind = measured.kind
     function, read, made = "compare", kind.read, []
     if kind.command == "study features":
@@ -115,6 +115,6 @@ def _sort_key(name: str) -> tuple[bool, str]:
 
 def _arguments(on: EvaluationSamples, whole: bool) -> list[str]:
     """Write a view as arguments: a split only where it was chosen, "samples=None" only where the default is not all."""
-    said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
-    said += [] if on.split is None else [f"split={on.split!r}"]
-    return [*said, f"seed={on.seed!r}"]
+    arguments = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
+    arguments += [] if on.split is None else [f"split={on.split!r}"]
+    return [*arguments, f"seed={on.seed!r}"]

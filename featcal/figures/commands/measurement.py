@@ -128,7 +128,7 @@ KINDS = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
-class Measured:
+class ChartSource:
     """The origin of a chart's numbers.
 
     Args:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from featcal.figures.commands.measurement import Measured
+from featcal.figures.commands.measurement import ChartSource
 from featcal.suite.calibration_options import PARTIAL, SWITCHES
 from featcal.suite.methods import ALL
 from featcal.suite.name_grammar import model_name, parts_of
@@ -33,9 +33,9 @@ def grids(names: Iterable[str]) -> list[Grid]:
     found: dict[tuple[tuple[str, str], ...], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
         if name.kind == "calibrated" and name.of == "merged":
-            said = dict(name.options)
+            values = dict(name.options)
             rest = tuple((option, text) for option, text in name.options if option not in AXES)
-            found.setdefault(rest, []).append(tuple(said[axis] for axis in AXES))
+            found.setdefault(rest, []).append(tuple(values[axis] for axis in AXES))
     return [Grid(box, options) for options, points in found.items() for box in boxes(points)]
 
 
@@ -55,7 +55,7 @@ def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
     return found
 
 
-def commands(measured: Measured) -> tuple[str, ...]:
+def commands(measured: ChartSource) -> tuple[str, ...]:
     """Return one line per grid."""
     lines = []
     for grid in grids(measured.models):
@@ -74,7 +74,7 @@ def commands(measured: Measured) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def python(measured: Measured) -> str:
+def python(measured: ChartSource) -> str:
     """Return lines of Python that run all grids and print every point."""
     lines = [
         "from featcal import EvaluationSamples, Grid, open_session, run_sweep",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Part:
     """A section: what it shows in plain sentences, figures, tables, samples, and how to get the numbers again."""
 
     title: str
-    said: str
+    text: str
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     samples: Mapping[str, tuple[Thumbnail, ...]] = field(default_factory=dict)
-    measured: Measured | None = None
+    measured: ChartSource | None = None
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> s
 
 
 def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
-    lines = [f"## {plain(part.title)}", plain(part.said)]
+    lines = [f"## {plain(part.title)}", plain(part.text)]
     lines += [f"![{plain(figure.alt)}]({quote(drawn[figure.name])})" for figure in part.figures if figure.name in drawn]
     lines += [_table(one) for one in part.tables]
     for task, samples in part.samples.items():
-        told = [" ".join(filter(None, [sample.text and f"“{sample.text}”", sample.caption])) for sample in samples]
-        lines += [f"### {plain(task)}", "\n".join(f"- {plain(one)}" for one in told)] if told else []
+        entries = [" ".join(filter(None, [sample.text and f"“{sample.text}”", sample.caption])) for sample in samples]
+        lines += [f"### {plain(task)}", "\n".join(f"- {plain(one)}" for one in entries)] if entries else []
     if part.measured is not None:
         where = f"The numbers are at {_code(part.measured.kind.where)} of the document of"
         lines += [where, code_block("\n".join(commands(part.measured)), "sh"), "or, in Python,"]

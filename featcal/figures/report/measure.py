@@ -15,7 +15,7 @@ from featcal.evaluation.comparison import compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import feature_map
-from featcal.figures.commands import Measured
+from featcal.figures.commands import ChartSource
 from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
@@ -64,9 +64,9 @@ class Asked:
         calibrated = next((one for one in others if one.config is not None), None)
         return diagnose(self.session, first, self.on, calibrated, progress)
 
-    def measurement(self, what: str, on: EvaluationSamples, *more: str) -> Measured:
+    def measurement(self, what: str, on: EvaluationSamples, *more: str) -> ChartSource:
         """Return the origin of numbers of the models that are shown, and of `more`."""
-        return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
+        return ChartSource(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
 def gather(asked: Asked, progress: Progress) -> Content:
@@ -132,12 +132,12 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
         frame[tables.difference((first, one))] = frame[one] - frame[first]
     split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
-    said = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
+    ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
     chart = charts.score_bars(frame, list(scores), f"{metric}, %")
     yield Part(
         "Scores",
         f"{metric.capitalize()} on {split}. Base and experts are the floor and the ceiling.",
-        (Figure("scores", chart, f"{metric.capitalize()} per task and model: {said}"),),
+        (Figure("scores", chart, f"{metric.capitalize()} per task and model: {ranges}"),),
         (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
         measured=asked.measurement("scores", on, "base", "expert"),
     )
@@ -160,7 +160,7 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
         if counts is None
         else (f"{counts.fixed} wrong answers of {first} are right in {second}, {counts.broken} right ones are wrong. ")
     )
-    said = (
+    sentences = (
         f"{second} minus {first}: {sample_tables.difference_words(found.average)} (95 % interval of {found.draws:,} "
         f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
         "shown; a sample's number is its place in the source."
@@ -170,7 +170,7 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
     measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
     return Part(
         title,
-        said,
+        sentences,
         (),
         (Table("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
         thumbnails,

@@ -45,11 +45,11 @@ def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[
     some = fixed[: max(MOST // 2, MOST - len(broken))]
     for i in [*some, *broken[: MOST - len(some)]]:
         kind = "fixed" if i in some else "broken"
-        said = f"{kind}, sample {data.indices[i]}: {_word(data, before.labels[i])}; "
-        said += f"{first}: {_word(data, before.predictions[i])}, {second}: {_word(data, after.predictions[i])}"
+        caption = f"{kind}, sample {data.indices[i]}: {_word(data, before.labels[i])}; "
+        caption += f"{first}: {_word(data, before.predictions[i])}, {second}: {_word(data, after.predictions[i])}"
         picture = None if data.images is None else data_address(Image.fromarray(data.images[i]))
         text = None if data.texts is None else shorten(data.texts[i], LETTERS)
-        yield Thumbnail(said, picture, text)
+        yield Thumbnail(caption, picture, text)
 
 
 def data_address(picture: Image.Image, side: int = SIDE) -> str:

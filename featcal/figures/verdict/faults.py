@@ -104,12 +104,12 @@ def judge_merge(found: MergeFindings) -> Verdict:
     step = _choose_step(found, wrong)
     lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong)]
     if found.features is not None:
-        said = {one.about: one for one in judge(found.features).sentences}
+        sentences = {one.about: one for one in judge(found.features).sentences}
         later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
-        lines += [one for about, one in said.items() if about not in later]
+        lines += [one for about, one in sentences.items() if about not in later]
         lines += [*_say_since(found), *_say_worst(found)]
-        lines += [said[about] for about in ("repair", "repaired drift") if about in said]
-        lines += [_say_next(found, step), said["samples"]]
+        lines += [sentences[about] for about in ("repair", "repaired drift") if about in sentences]
+        lines += [_say_next(found, step), sentences["samples"]]
     else:
         lines += [Sentence("drift", f"Its features cannot be measured: {found.failure}"), _say_next(found, step)]
     return Verdict(tuple(lines), step)

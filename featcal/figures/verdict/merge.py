@@ -35,7 +35,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Place:
+class MergeNames:
     """Names of a merged model and of the suite about it on a command line.
 
     Args:
@@ -84,7 +84,7 @@ def examine_merge(
     session: Session,
     opened: OpenMerge,
     recipe: Recipe,
-    place: Place,
+    names: MergeNames,
     on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> MergeFindings:
@@ -98,10 +98,10 @@ def examine_merge(
     """
     family = opened.family
     found = MergeFindings(
-        place.name,
+        names.name,
         opened.differences,
         take_contents(family, family.merged),
-        place.commands(opened.folder, opened.copy, recipe.stated is not None),
+        names.commands(opened.folder, opened.copy, recipe.stated is not None),
         recipe.stated,
         recipe.is_exact,
         recipe.method,

@@ -88,12 +88,12 @@ def _say_scores(found: Findings) -> Iterator[Sentence]:
     if len(found.lost.tasks) > 1:
         yield _say_worst(found.lost)
     if doubtful := _find_doubtful(found):
-        said = " and ".join(
+        experts = " and ".join(
             f"the expert of {task} ({percent(one.b)} %, base {percent(one.a)} %"
             f"{', within noise' if one.is_within_noise else ''})"
             for task, one in doubtful.items()
         )
-        text = f"Check the file of {said}: on its own task an expert should be better than the base model."
+        text = f"Check the file of {experts}: on its own task an expert should be better than the base model."
         yield Sentence("experts", text, {task: one.b for task, one in doubtful.items()})
 
 

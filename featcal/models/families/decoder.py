@@ -213,26 +213,28 @@ class Decoder(LanguageModel):
         versions' names."""
         if config.get("rope_parameters") is None:
             return dict(config), []
-        stated, said = dict(self._config.rope_parameters), dict(config)
+        stated, settings = dict(self._config.rope_parameters), dict(config)
         if self.facts.experts is not None:
-            said |= {name: said[other] for name, other in self.config_class.attribute_map.items() if other in said}
+            settings |= {
+                name: settings[other] for name, other in self.config_class.attribute_map.items() if other in settings
+            }
         if "rope_type" not in stated:
             windowed = dict(stated.pop("sliding_attention", None) or {})
-            said["rope_local_base_freq"] = windowed.get("rope_theta")
+            settings["rope_local_base_freq"] = windowed.get("rope_theta")
             stated = dict(stated["full_attention"])
         rope = stated
         kind = rope["rope_type"]
-        said["rope_theta"] = rope.pop("rope_theta")
+        settings["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:
-            said["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-        said["rope_scaling"] = None if kind == "default" else rope
+            settings["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        settings["rope_scaling"] = None if kind == "default" else rope
         why = "" if kind in _ROPES_OF_4 else f"version 4 has no rope type '{kind}'"
         if kind == "longrope":  # version 4 looks for the length beside the scaling, and divides by it
-            original = said["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+            original = settings["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
             ratio = config.get("max_position_embeddings", self._config.max_position_embeddings) / original
             if rope.get("attention_factor") is None and rope.get("factor") not in (None, ratio):
                 why = f"version 4 replaces the factor {rope['factor']:g} of this longrope by {ratio:g}"
-        return said, [f"needs transformers 5: {why}"] if why else []
+        return settings, [f"needs transformers 5: {why}"] if why else []
 
 
 class DecoderClassifier(Decoder):

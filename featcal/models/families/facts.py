@@ -37,7 +37,7 @@ def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[K
         AttributeError: the installed transformers has no class of that name.
     """
     config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
-    said = {
+    attributes = {
         "family": facts.model_type,
         "facts": facts,
         "config_class": config,
@@ -45,7 +45,7 @@ def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[K
         "classes": (model.__name__,),
         "defaults": facts.defaults,
     }
-    return type(f"{name} of {facts.model_type}", (kind,), said | own)
+    return type(f"{name} of {facts.model_type}", (kind,), attributes | own)
 
 
 def named_class(config: Mapping[str, Any]) -> str:

@@ -204,17 +204,17 @@ class T5(LanguageModel):
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
         """Return a configuration that transformers 4 and 5 read alike, and notes if there is none."""
         scaled = bool(self.model.config.scale_decoder_outputs)
-        said = dict(config)
+        settings = dict(config)
         # Version 4 ties the head and scales its inputs if `tie_word_embeddings` is true, and does neither if it is
         # false. Version 5 says true whatever the head is, and has `scale_decoder_outputs` beside it.
-        if said.get("tie_word_embeddings", True) != scaled:
-            said["tie_word_embeddings"] = scaled
+        if settings.get("tie_word_embeddings", True) != scaled:
+            settings["tie_word_embeddings"] = scaled
         if not self._untied:
             alone = "" if scaled else "the head is the embedding and its inputs are not scaled"
         else:
             apart = scaled and not torch.equal(*model.read([_HEAD, _SHARED]).values())
             alone = "the head has values of its own and its inputs are scaled" if apart else ""
-        return said, [f"needs transformers 5: {alone}, which no config.json says to version 4"] if alone else []
+        return settings, [f"needs transformers 5: {alone}, which no config.json says to version 4"] if alone else []
 
 
 def shift_right(labels: Tensor, start: int) -> Tensor:

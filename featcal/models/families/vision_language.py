@@ -319,11 +319,13 @@ class VisionLanguage(Decoder):
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
             return super().portable(config, model)
-        said, notes = super().portable(inner, model)
+        settings, notes = super().portable(inner, model)
         # Version 4 looks here for the sections of positions along time, height and width, whatever the kind.
-        if said.get("rope_scaling") is None and "mrope_section" in (inner.get("rope_parameters") or {}):
-            said["rope_scaling"] = {name: one for name, one in inner["rope_parameters"].items() if name != "rope_theta"}
-        return {**config, "text_config": said}, notes
+        if settings.get("rope_scaling") is None and "mrope_section" in (inner.get("rope_parameters") or {}):
+            settings["rope_scaling"] = {
+                name: one for name, one in inner["rope_parameters"].items() if name != "rope_theta"
+            }
+        return {**config, "text_config": settings}, notes
 
 
 def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:

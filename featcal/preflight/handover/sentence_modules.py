@@ -82,9 +82,9 @@ def _check_length(folder: Folder, place: str) -> Iterator[Obstacle]:
         limit -= int(folder.config.get("pad_token_id") or 0) + 1  # positions begin behind that of padding
     if not isinstance(length, int):
         # sentence-transformers takes the smaller of the two instead.
-        told = min((one for one in (limit, most) if isinstance(one, int)), default="the tokenizer's")
+        longest = min((one for one in (limit, most) if isinstance(one, int)), default="the tokenizer's")
         yield Obstacle(
-            "length", f"{name} says no max_seq_length: texts would be cut at {told} tokens; copy the base's", (name,)
+            "length", f"{name} says no max_seq_length: texts would be cut at {longest} tokens; copy the base's", (name,)
         )
     elif isinstance(limit, int) and length > limit:
         yield Obstacle("length", f"{name}: max_seq_length is {length}, the model has {limit} positions; say {limit}")

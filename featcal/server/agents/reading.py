@@ -117,8 +117,8 @@ def describe_model(folder: Path, with_scores: bool) -> dict[str, Any]:
         else None,
         "problems": [one.sentence for one in own.headers[1]],
     }
-    told = {key: one for key, one in facts.items() if one not in (None, "", [], 0)}
-    quoted: dict[str, Any] = quote_strings({**told, "made_of": _origins(folder), "record": _record(folder)})
+    known_facts = {key: one for key, one in facts.items() if one not in (None, "", [], 0)}
+    quoted: dict[str, Any] = quote_strings({**known_facts, "made_of": _origins(folder), "record": _record(folder)})
     return quoted | _card(folder, with_scores)
 
 

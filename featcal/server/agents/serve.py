@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.system.errors import InputError
 from featcal.system.extras import install_command, require_packages
-from featcal.system.sandbox import Shared, server_rules
+from featcal.system.sandbox import ServerRules, server_rules
 from featcal.system.versions import versions
 
 if TYPE_CHECKING:
@@ -69,11 +69,13 @@ def build_server(access: Access) -> Any:
     rules, own = server_rules(), Tools(access)
     tools = []
     for name, hints in HINTS.items():
-        told = ToolAnnotations(**hints, open_world_hint=rules is not None and rules.hub and name not in _CLOSED)
+        tool_hints = ToolAnnotations(**hints, open_world_hint=rules is not None and rules.hub and name not in _CLOSED)
         function = _refuse_by(ToolError, own, name)
         # Unstructured: structured content would say everything twice.
         about = inspect.getdoc(function)
-        tool = Tool.from_function(function, name=name, description=about, annotations=told, structured_output=False)
+        tool = Tool.from_function(
+            function, name=name, description=about, annotations=tool_hints, structured_output=False
+        )
         _forbid_others(tool)
         tools.append(tool)
     return MCPServer(
@@ -102,7 +104,7 @@ def _refuse_by(kind: type[Exception], tools: Tools, name: str) -> Callable[..., 
     return run
 
 
-def serve(rules: Shared, access: Access) -> None:
+def serve(rules: ServerRules, access: Access) -> None:
     """Serve one client on standard input and output until it closes them; jobs that it started go on.
 
     Raises:
@@ -119,5 +121,5 @@ def serve(rules: Shared, access: Access) -> None:
 def queue_name(roots: Sequence[str], hub: bool) -> str:
     """Return the folder of the jobs of agents under these rules, below the cache folder: a manager hands its rules on
     to every job, so jobs under other rules, a person's own too, have managers of their own."""
-    told = json.dumps([sorted(roots), hub])
-    return f"agents/{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    text = json.dumps([sorted(roots), hub])
+    return f"agents/{hashlib.sha256(text.encode()).hexdigest()[:16]}"

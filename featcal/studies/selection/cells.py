@@ -119,7 +119,7 @@ def folder_of(contest: Contest) -> Path | None:
     starts = {tried.start for tried in contest.plan}
     models += [session.fit.family_with(name).merged for name in sorted(starts) if reference_in(name) is not None]
     prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
-    said = {
+    identity = {
         "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},
         "models": [_digest(model, adapter.tower) for model in models],
         "shared": _digest(family.base, adapter.head),
@@ -135,7 +135,7 @@ def folder_of(contest: Contest) -> Path | None:
         # Never the suite's hash: it covers the test split too, which a choice does not read.
         "code": code_digest(),
     }
-    return cache_folder() / "selections" / json_digest(said)[:32]
+    return cache_folder() / "selections" / json_digest(identity)[:32]
 
 
 def _read_settings(file: Path) -> object:

@@ -85,10 +85,10 @@ def select(
     if chosen.config is not None:
         calibrated = session.fit.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
-    said = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
+    notes = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
     return Selection(
-        family, default, *chose, contest.positions, samples, tuple(filter(None, said)), seconds, calibrated
+        family, default, *chose, contest.positions, samples, tuple(filter(None, notes)), seconds, calibrated
     )
 
 

@@ -184,8 +184,8 @@ class Judge:
         whole, found = self._family.generator(model), {}
         for task, one in self._asked.items():
             pupil = Pupil(whole, one.batches, self._longest(task))
-            said = zip(one.answers, pupil.log_probabilities(one.answers), strict=True)
-            found[task] = torch.stack([answer_probability(answer, along, one.ends) for answer, along in said]).cpu()
+            pairs = zip(one.answers, pupil.log_probabilities(one.answers), strict=True)
+            found[task] = torch.stack([answer_probability(answer, along, one.ends) for answer, along in pairs]).cpu()
         return found
 
     def _ask(self, drawn: Samples) -> _Asked:

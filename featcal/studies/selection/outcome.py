@@ -133,9 +133,9 @@ class Selection(Drawable):
         """
         if any(parts_in_memory(self.family.suite)):
             return self._call(out)
-        said = suite or self.family.suite.name
+        name = suite or self.family.suite.name
         if self.config is not None:
-            return calibrate_command(said, self.config, config_for(self.family), out, self.start)
+            return calibrate_command(name, self.config, config_for(self.family), out, self.start)
         merged = self.family.suite.merged
         reference = reference_in(self.start)
         if self.start == MERGED and not isinstance(merged, MergeRecipe):
@@ -143,7 +143,7 @@ class Selection(Drawable):
         if reference == self.start or (reference and self.start == MERGED):
             return shlex.join(["featcal", "export", reference, "--out", out])
         method = [] if self.start == MERGED else ["--method", self.start]
-        return shlex.join(["featcal", "merge", said, *method, "--out", out])
+        return shlex.join(["featcal", "merge", name, *method, "--out", out])
 
     def _call(self, out: str) -> str:
         if self.config is not None:
