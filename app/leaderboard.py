@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import jobs, runs, state, view
+from app import jobs, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
 from featcal.figures import study_charts, study_tables, text
@@ -40,7 +40,7 @@ HIDDEN = ("seeds", "wall s", "failure")
 def show() -> None:
     """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
     own, problems = library.own()
-    runs.say_problems(problems)
+    view.say_problems(problems)
     try:
         suite, _ = state.opened_files()
         here = suite_hash(suite)

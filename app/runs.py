@@ -35,7 +35,7 @@ def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
         if model.calibration is None:
             continue
         if problem := record(session, model.calibration, on, History(), state.kind_of_scores(session, on)):
-            say_problems([problem])
+            view.say_problems([problem])
 
 
 def count_looks(session: Session, models: Iterable[ModelRef], on: EvaluationSamples) -> AbstractContextManager[None]:
@@ -51,13 +51,7 @@ def say_looks(session: Session) -> None:
         f"Looks at this suite's test split so far: {times}, at {models} different models. Whoever chooses among models "
         "by their test scores no longer has a test."
     )
-    say_problems(history.problems)
-
-
-def say_problems(problems: Iterable[str]) -> None:
-    """Say what is wrong with the history, or with studies that are kept."""
-    for problem in problems:
-        st.warning(plain(problem), icon=":material/history_toggle_off:")
+    view.say_problems(history.problems)
 
 
 def choose(run_id: str) -> None:
@@ -104,7 +98,7 @@ def section(session: Session, history: History) -> None:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
     everything, here = history.runs(), hash_of(session)
     runs = [run for run in everything if run.suite_hash == here]
-    say_problems(history.problems)
+    view.say_problems(history.problems)
     if runs:
         _list(runs)
         _one(session, runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,7 @@ from app.selection import HOME
 from featcal.evaluation.comparison import Difference
 from featcal.figures import text
 from featcal.figures.commands import ChartSource, commands, python
-from featcal.figures.names import plain_lines
+from featcal.figures.names import plain, plain_lines
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
@@ -229,6 +229,12 @@ def _fade(frame: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in frame.columns[: between + 1] if name in ("from", "to", "McNemar p") or " − " in name]
     styles.loc[frame["within noise"].astype(bool), columns] = "color: #808080"
     return styles
+
+
+def say_problems(problems: Iterable[str]) -> None:
+    """Say what is wrong with the history, or with studies that are kept."""
+    for one in problems:
+        st.warning(plain(one), icon=":material/history_toggle_off:")
 
 
 def problem(error: FeatcalError) -> None:

@@ -27,7 +27,7 @@ POLL_SHARED = 5.0
 of the time of a calibration."""
 T = TypeVar("T")
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-"""How busy the machine is before what is measured, which would count itself later."""
+"""Load of the machine before a benchmark begins; read later it would hold the benchmark itself."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Flops:
     moments: float
     solve: float
     prior: float = 0.0
-    """Of the recipe "informed"."""
+    """Products of the prior; 0 but for the recipe "informed"."""
 
     @property
     def total(self) -> float:

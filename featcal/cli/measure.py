@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
-from featcal.cli.terminal import bar, print_json, print_models, print_table, say
+from featcal.cli.terminal import bar, print_json, print_models_json, print_table, say
 from featcal.system.progress import Progress, keep_memory
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def drift(
         print_table([(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
         _show_more(one)
     if as_json:
-        print_models(documents)
+        print_models_json(documents)
 
 
 _LOOKS = {

@@ -15,7 +15,7 @@ from featcal.cli.completion import complete_model
 from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
 from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
-from featcal.cli.terminal import bar, print_models, print_table, say, say_problems, show
+from featcal.cli.terminal import bar, print_models_json, print_table, say, say_problems, show
 from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
@@ -92,7 +92,7 @@ def evaluate(
                 say(f"{'' if len(documents) == 1 else chr(10)}{model}:")
             print_table(rows, ("task", "metric", "%", "n"))
     if as_json:
-        print_models(documents)
+        print_models_json(documents)
 
 
 def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> dict[str, Scores]:

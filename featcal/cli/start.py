@@ -12,7 +12,7 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, JSON, MEASURED, Option, block, file_to_write, models_option
-from featcal.cli.terminal import bar, print_models, say, show
+from featcal.cli.terminal import bar, print_models_json, say, show
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
@@ -191,4 +191,4 @@ def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_js
         for line in verdict.lines:
             say(line)
     if as_json:
-        print_models([verdict_json(session, name, on, one) for name, one in found.items()])
+        print_models_json([verdict_json(session, name, on, one) for name, one in found.items()])

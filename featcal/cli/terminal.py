@@ -35,7 +35,7 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
-def print_models(documents: Sequence[Any]) -> None:
+def print_models_json(documents: Sequence[Any]) -> None:
     """Print the document of one model as JSON, and {"models": [...]} with a document for each of several."""
     print_json(documents[0] if len(documents) == 1 else {"models": documents})
 

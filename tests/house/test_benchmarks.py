@@ -295,7 +295,7 @@ def test_memory_of_a_server_is_followed_by_its_second_half() -> None:
 
 
 def test_what_nobody_saw_of_a_server_is_none_and_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a run that is too short for a line, or in which every look ended in an error."""
+    """A run can be too short for a line, and every look of it can end in an error."""
     few = load.bounded([(0.0, 7), (5.0, 9)])
     assert few == {"first": 7, "most": 9, "last": 9, "growth_per_hour": None}
     measure.show({"memory": few, "none": load.bounded([]), "waits": load.waiting(sessions.Log())})

@@ -45,7 +45,7 @@ EXCEPTIONS = {
 }
 """At most ten, each with its reason."""
 EMPTY = words("said told")
-"""What a value may not be called by, since everything is said or told: summary, options, entry and note are nouns."""
+"""Names that no value may have, since everything is said or told: summary, options, entry and note are nouns."""
 
 
 def is_participle(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether experts come from the base: by their weights, by the names of their tensors, by what their config says."""
+"""Experts that come from the base and such that do not: by weights, names of tensors, and what their config says."""
 
 from __future__ import annotations
 
