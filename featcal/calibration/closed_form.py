@@ -6,6 +6,8 @@ tasks is already taken where an argument is called `…_sum`. They compute in th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -57,38 +59,43 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    return weight_by_factor(left_factor(gram_sum.clone(), lam, eps), target_sum, anchor, lam)
+    return weight_by_factor(left_factor(gram_sum.clone, lam, eps), target_sum, anchor, lam)
 
 
-def left_factor(left: Float[Tensor, "d d"], lam: float, eps: float) -> Float[Tensor, "d d"]:
+def left_factor(left: Callable[[], Float[Tensor, "d d"]], lam: float, eps: float) -> Float[Tensor, "d d"]:
     """Return L, lower triangular, of the left matrix of Eq. (17): L L^T = sum of omega_i G_i + (lam + eps) I.
 
     Args:
-        left: sum of omega_i G_i, to whose diagonal the ridge is added in place.
+        left: makes the sum of omega_i G_i, of which the lower triangle is read; L takes its place in memory.
 
     Raises:
         SolveError: the left matrix is not positive definite.
     """
-    # In place: of the largest matrices there are, one more would be in memory.
-    left.diagonal().add_(lam + eps)
+    ridged = left()
+    ridged.diagonal().add_(lam + eps)
+    # In place, as one more matrix of this size would be the most there is in memory: LAPACK stores by columns, so the
+    # upper factor of the transpose lies where the lower one of the rows belongs.
+    turned, info = ridged.mT, torch.empty((), dtype=torch.int32, device=ridged.device)
     # `_ex` reports failure as a number, so that the error can say which lam would do.
-    factored: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(left)
-    factor, info = factored
-    if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
-        raise SolveError(f"not positive definite with lam={lam:g}, eps={eps:g}: {_spectrum(left, lam)}")
-    return factor
+    torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    if int(info) != 0 or not bool(torch.isfinite(ridged.diagonal().sum())):
+        raise SolveError(f"not positive definite with lam={lam:g}, eps={eps:g}: {_spectrum(left(), lam, eps)}")
+    return ridged
 
 
 def weight_by_factor(
     factor: Float[Tensor, "d d"], target_sum: Float[Tensor, "m d"], anchor: Float[Tensor, "m d"], lam: float
 ) -> Float[Tensor, "m d"]:
     """Return the solution of Eq. (17), given the `left_factor`."""
-    # Eq. (17) multiplies by the inverse from the right, so the transposed system is solved.
-    return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT
+    # Eq. (17) multiplies by the inverse from the right: first by that of L^T, then by that of L.
+    half = torch.linalg.solve_triangular(factor.mT, torch.add(target_sum, anchor, alpha=lam), upper=True, left=False)
+    return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
 
 
-def _spectrum(left: Float[Tensor, "d d"], lam: float) -> str:
-    """Describe the eigenvalues of a left matrix that cannot be factored, and name a lam that would do."""
+def _spectrum(left: Float[Tensor, "d d"], lam: float, eps: float) -> str:
+    """Describe the eigenvalues of a left matrix, given without its ridge, that cannot be factored with it, and name a
+    lam that would do."""
+    left.diagonal().add_(lam + eps)
     found = torch.linalg.eigvalsh(left.double()) if bool(torch.isfinite(left.tril()).all()) else left.new_zeros(1)
     low, high = float(found[0]), float(found[-1])
     if high <= 0:

@@ -227,7 +227,7 @@ def weight_in_metrics(
     left = factor @ factor.mT - torch.stack([one.share * own for one, own in zip(metrics, grams, strict=True)]).sum(0)
     reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))
     wanted = reached.mT @ right
-    beside = torch.cholesky_solve((right - reached @ wanted).mT, left_factor(left.clone(), 0.0, 0.0)).mT
+    beside = torch.cholesky_solve((right - reached @ wanted).mT, left_factor(left.clone, 0.0, 0.0)).mT
     inside = [reached.mT @ one.factor for one in metrics]
     share = 1 - sum(one.share for one in metrics) / len(metrics)
     mean = share * torch.eye(len(wanted)).to(left) + torch.stack([own @ own.mT for own in inside]).mean(0)

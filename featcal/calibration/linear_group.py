@@ -302,7 +302,7 @@ class LinearGroup:
         anchor = closed_form.anchor(old, start, config.rho)
         try:
             for names, left, target, pulled in self._find_systems(sums, anchor, start, config):
-                factor = closed_form.left_factor(left(), lam, eps)
+                factor = closed_form.left_factor(left, lam, eps)
                 weight = closed_form.weight_by_factor(factor, target, pulled, lam)
                 if sums.apart:
                     right = torch.add(target, pulled, alpha=lam)

@@ -168,3 +168,15 @@ def test_task_weight_has_a_floor() -> None:
 
 def test_a_norm_that_overflows_gives_no_weight_of_zero() -> None:
     assert closed_form.task_weight(torch.tensor(torch.inf), 1e-8).isnan()
+
+
+def test_the_factor_takes_the_place_of_its_matrix() -> None:
+    """The largest matrix there is need not be held twice."""
+    p = problem(5)
+    gram = p["cal"][0].mT @ p["cal"][0]
+    made = gram.tril()
+    factor = closed_form.left_factor(lambda: made, 0.1, 0.01)
+    assert factor.data_ptr() == made.data_ptr()
+    assert int(factor.triu(1).count_nonzero()) == 0
+    ridge = 0.11 * torch.eye(len(gram), dtype=gram.dtype)
+    torch.testing.assert_close(factor @ factor.mT, gram + ridge, rtol=1e-12, atol=1e-12)

@@ -59,7 +59,7 @@ def step_by_step(weight: Tensor, left: Tensor, grid: Grid, found: Tensor) -> tup
 def test_every_column_takes_the_best_value_given_those_behind_it(grid: Grid) -> None:
     for seed in range(3):
         weight, left = problem(seed, lam=1e-3)
-        factor = closed_form.left_factor(left, 0.0, 0.0)
+        factor = closed_form.left_factor(left.clone, 0.0, 0.0)
         rounded, scale = round_columns(weight, factor, grid, torch.float64)
         expected, scales = step_by_step(weight, left, grid, rounded)
         torch.testing.assert_close(scale, torch.cat(scales, dim=1), rtol=1e-9, atol=0)
@@ -69,7 +69,7 @@ def test_every_column_takes_the_best_value_given_those_behind_it(grid: Grid) -> 
 def test_columns_share_products_without_changing_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one scale per row the width of a part is free."""
     weight, left = problem(0, lam=1e-2)
-    factor = closed_form.left_factor(left, 0.0, 0.0)
+    factor = closed_form.left_factor(left.clone, 0.0, 0.0)
     whole, scale = round_columns(weight, factor, Grid(4, 0), torch.float64)
     monkeypatch.setattr("featcal.calibration.column_rounding._TOGETHER", 7)
     parts, same = round_columns(weight, factor, Grid(4, 0), torch.float64)
@@ -84,7 +84,7 @@ def test_the_objective_grows_less_than_by_rounding_to_nearest(bits: int, lam: fl
     shares = []
     for seed in range(15):
         weight, left = problem(seed, lam)
-        factor = closed_form.left_factor(left, 0.0, 0.0)
+        factor = closed_form.left_factor(left.clone, 0.0, 0.0)
         for grid in (Grid(bits, 8), Grid(bits, 0)):
             ours, _ = round_columns(weight, factor, grid, torch.float64)
             nearest, _ = round_to_nearest(weight, grid, torch.float64)

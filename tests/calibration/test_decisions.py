@@ -143,7 +143,7 @@ def solve(
 ) -> Tensor:
     """The solution, with a prior that is `known` on the left."""
     left = torch.stack(grams).sum(0) + known
-    factor = closed_form.left_factor(left, lam, 0.0)
+    factor = closed_form.left_factor(left.clone, lam, 0.0)
     target = torch.stack(targets).sum(0)
     return weight_in_metrics(metrics, grams, targets, factor, target + lam * anchor)
 
