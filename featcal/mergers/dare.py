@@ -7,7 +7,6 @@ expectation is the task vector. Seed, task and tensor name alone decide what is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from featcal.mergers.common.merger import Merger, Tensors, add_up
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
+from featcal.system.fingerprints import seed_from_text
 
 
 @register_method(
@@ -49,11 +49,6 @@ def thin(vector: Tensor, parts: Mapping[str, int], drop: float, stream: str) -> 
         stream: with a tensor's name it decides what is drawn there.
     """
     # A stream per tensor: which tensors are read together, and in which order, then changes nothing.
-    drawn = [torch.rand(size, generator=_generator(f"{stream}:{name}")) for name, size in parts.items()]
+    seeds = {name: seed_from_text(f"{stream}:{name}") for name in parts}
+    drawn = [torch.rand(size, generator=torch.Generator().manual_seed(seeds[name])) for name, size in parts.items()]
     return vector * (torch.cat(drawn).to(vector.device) >= drop) / (1 - drop)
-
-
-def _generator(stream: str) -> torch.Generator:
-    digest = hashlib.sha256(stream.encode()).digest()
-    # Not `hash`, whose values differ from process to process.
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

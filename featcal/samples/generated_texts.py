@@ -7,7 +7,6 @@ at once: seed and number of samples of a calibration decide which of them it tak
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +19,7 @@ from featcal.samples.prepare import Preparation, prompt_tokens, stack_rows, star
 from featcal.suite.schema import Task
 from featcal.suite.source import SelfGenerated
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import seed_from_text
 
 TOGETHER = 32
 """Number of prompts in one batch."""
@@ -107,7 +107,7 @@ def _continue_prompts(generator: Generator, prompts: Sequence[list[int]], tokens
     found: list[list[int]] = []
     # transformers draws from torch's global generators, which must be left as the host had them.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "little") >> 1)
+        torch.manual_seed(seed_from_text(task))
         for start in range(0, len(prompts), TOGETHER):
             some = prompts[start : start + TOGETHER]
             batch = {

@@ -6,7 +6,6 @@ inputs of them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import MissingPackage
+from featcal.system.fingerprints import seed_from_text
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
@@ -301,9 +301,8 @@ def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
         raise InputError(f"{count} samples asked for; at least one is needed")
     if count is None or count >= size:
         return tuple(range(size))
-    digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     # The generator is the draw's own: with the global one other tasks and libraries would change the samples.
+    generator = torch.Generator().manual_seed(seed_from_text(f"{seed}:{task}"))
     return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featcal.suite.methods import PROPOSED, Method, baseline_names, is_method, merger_names, method
+from featcal.suite.methods import EXPERT, PROPOSED, Method, baseline_names, is_method, merger_names, method
 from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 from featcal.system.errors import InputError
@@ -27,7 +27,7 @@ def everything(anchor: float) -> list[str]:
         [one for kind in beside if kind.on_another is on for one in _models_of(kind)] for on in (False, True)
     )
     mergers = [one for name in merger_names() for one in _models_of(method(name))]
-    return ["expert", "base", "merged", *mergers, f"anchor:rho={anchor:g}", *fitted, *calibrated, *anchored, *after]
+    return [EXPERT, "base", "merged", *mergers, f"anchor:rho={anchor:g}", *fitted, *calibrated, *anchored, *after]
 
 
 def _models_of(kind: type[Method]) -> tuple[str, ...]:

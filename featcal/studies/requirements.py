@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from featcal.samples.prepare import Modality
-from featcal.suite.methods import LABELS, MODULES, NAMED, NEEDS, REFERENCE, SAMPLES, TASK, method
+from featcal.suite.methods import EXPERT, LABELS, MODULES, NAMED, NEEDS, REFERENCE, SAMPLES, TASK, method
 from featcal.suite.name_grammar import model_name
 
 _OWN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*NAMED, REFERENCE), ()),
     "calibrated": (SAMPLES,),
-    "expert": (MODULES, TASK),
+    EXPERT: (MODULES, TASK),
 }
 
 

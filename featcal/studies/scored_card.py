@@ -12,7 +12,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.export.card import data_on_hub, pipeline_tag
 from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_scores
 from featcal.formats.hub import RECORD_FILE
-from featcal.session.model_ref import ModelId
+from featcal.session.model_ref import EVERY_EXPERT, ModelId
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import count_looks
@@ -51,7 +51,7 @@ def score_into_card(
     card = load_card(folder)
     before = model_before(session, folder)
     written = session.resolve(str(folder.absolute()) if model is None else model)
-    models = [*([] if before is None else [session.resolve(before)]), written, session.resolve("expert")]
+    models = [*([] if before is None else [session.resolve(before)]), written, EVERY_EXPERT]
     with count_looks(session, models, on, place, history):
         scores = [session.measure.scores(one, on, progress) for one in models]
     differences = {}

@@ -14,6 +14,7 @@ from featcal.session.session import Session, ensure_session
 from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import EXPERT
 from featcal.suite.name_grammar import model_name
 from featcal.suite.schema import Suite
 from featcal.suite.views import EvaluationSamples
@@ -145,7 +146,7 @@ def baselines(grid: Grid) -> list[str]:
     at other scales, and the calibration's anchors without any data."""
     anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
-    return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
+    return ["base", "merged", EXPERT, "simple-averaging", *scales, *anchors]
 
 
 def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSamples) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Tell whether files have changed, so that results of old files are not taken for results of new ones."""
+"""Tell whether files have changed, so that results of old files are not taken for results of new ones; digests of
+contents, and seeds made of texts."""
 
 from __future__ import annotations
 
@@ -49,3 +50,13 @@ def sha256(file: Path) -> str:
 def json_digest(content: object) -> str:
     """Return the SHA-256 of what JSON can say in hexadecimal digits, whatever the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def seed_from_text(text: str) -> int:
+    """Return a seed for torch's generators that a text alone decides.
+
+    >>> seed_from_text("42:digits")
+    6833204733039277232
+    """
+    # Python's own hash of a text differs from process to process.
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from featcal.studies.selection.candidates import Tried
 from featcal.studies.selection.judge import Criterion, Judge
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
+from featcal.system.fingerprints import seed_from_text
 from featcal.system.progress import Progress, silent
 
 FOLDS = 4
@@ -32,9 +32,7 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
     >>> [len(one) for one in folds(10, 42, "digits")]
     [3, 3, 2, 2]
     """
-    # Python's own hash of a text differs from process to process, and processes share the cells.
-    digest = hashlib.sha256(f"{seed}:{task}:folds".encode()).digest()
-    drawn = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    drawn = torch.Generator().manual_seed(seed_from_text(f"{seed}:{task}:folds"))
     order = torch.randperm(count, generator=drawn).tolist()
     return [sorted(order[number::FOLDS]) for number in range(FOLDS)]
 
