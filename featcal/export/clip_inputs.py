@@ -9,7 +9,7 @@ from typing import Any
 from featcal.export.clip_counterparts import BPE_ROWS
 from featcal.export.write import copy_tokenizer
 from featcal.formats.located_model import Located
-from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings
+from featcal.formats.open_clip_config import preprocess_settings
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.system.extras import require_packages
 from featcal.system.json_files import read_json
@@ -79,7 +79,7 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
 def tokenizer_for_hf(located: Located, target: Path) -> Written:
     """Write the tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
     text_cfg = located.config["model_cfg"]["text_cfg"]
-    if (located.folder / CONFIG_FILE).is_file() and (copied := copy_tokenizer(located.folder, target)):
+    if located.owns_folder and (copied := copy_tokenizer(located.folder, target)):
         return copied, []
     name = text_cfg.get("hf_tokenizer_name")
     if name:

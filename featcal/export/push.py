@@ -177,7 +177,7 @@ def _require_weights(folder: Path) -> Callable[[], object]:
     if (folder / ADAPTER_CONFIG).is_file():
         return lambda: read_header(weight_file(folder, _LABEL), _LABEL)
     if is_open_clip_folder(folder):
-        return lambda: located_folder(folder, _LABEL)
+        return lambda: located_folder(folder, _LABEL, folder.name)
     return lambda: stored_names(folder, _LABEL)
 
 

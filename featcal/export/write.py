@@ -18,7 +18,7 @@ from featcal.formats.card_data import read_card_text
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
 from featcal.formats.grid import OnGrid, require_dense
-from featcal.formats.hub import CARD_FILE, RECORD_FILE
+from featcal.formats.hub import ADAPTERS, CARD_FILE, HEADS, RECORD_FILE
 from featcal.formats.locate import locate
 from featcal.formats.located_model import TEXT_CLASSES, Located, is_classifier
 from featcal.formats.lora import LoraWeights
@@ -40,8 +40,6 @@ from featcal.system.progress import SLACK, available_bytes, rss_bytes
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
-HEADS, ADAPTERS = "heads", "adapters"
-"""Folders of what belongs to single tasks, beside the weights; also their keys in a record."""
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
@@ -175,6 +173,8 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     """Return the card and the record that a model brings along, or a card without content and an empty record."""
+    if not container.owns_folder:
+        return _plain_card(layout), {}
     record_file = container.folder / RECORD_FILE
     text = read_card_text(container.folder) or _plain_card(layout)
     return text, read_json(record_file) if record_file.is_file() else {}
@@ -210,10 +210,17 @@ def _add_files(folder: Path, added: Mapping[str, bytes]) -> None:
 
 
 def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> None:
-    """Copy what belongs to single tasks, where a model's record has it, and the picture in its card; InputError if the
-    disk refuses."""
+    """Copy what belongs to single tasks, where a model's record has it, and the picture in its card.
+
+    Raises:
+        InputError: a file that the record lists is missing, or the disk refuses.
+    """
+    parts = [one for one in (HEADS, ADAPTERS) if record.get(one)]
+    listed = [name for name in record.get("written") or () if str(name).partition("/")[0] in parts]
+    if missing := [name for name in listed if not (source / name).is_file()]:
+        raise InputError(f"{source}: without {some(missing)}, which its {RECORD_FILE} names; get the folder whole")
     try:
-        for part in (one for one in (HEADS, ADAPTERS) if record.get(one)):
+        for part in parts:
             shutil.copytree(source / part, target / part)
         if record and (source / PICTURE_FILE).is_file():
             shutil.copyfile(source / PICTURE_FILE, target / PICTURE_FILE)
@@ -357,8 +364,7 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     """Write `open_clip_config.json` with the activation in words, and copy the tokenizer of an open_clip folder."""
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
-    beside = (container.folder / CONFIG_FILE).is_file()  # otherwise a single file among others
-    tokenizer = copy_tokenizer(container.folder, target) if beside else []
+    tokenizer = copy_tokenizer(container.folder, target) if container.owns_folder else []
     save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
     return [*tokenizer, CONFIG_FILE]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.family.differences import differences
+from featcal.formats.contents import inputs_digest
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
@@ -106,8 +107,16 @@ class Family:
             return name
         if name in ("base", "merged"):
             return self.base if name == "base" else self.merged
-        located = locate(name, Path.cwd(), f"model '{name}'", unpack=True)
-        return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
+        return self.checkpoint(name)[1]
+
+    def checkpoint(self, ref: str) -> tuple[Located, Weights]:
+        """Return a checkpoint in a folder or on the Hub, found and opened.
+
+        Raises:
+            InputError: there is none, or it does not fit the suite; the message lists every difference.
+        """
+        located = locate(ref, Path.cwd(), f"model '{ref}'", unpack=True)
+        return located, open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
         """Merge the experts by a recipe, whatever the suite's own is."""
@@ -233,13 +242,16 @@ class Family:
         """
         task, expert, device = samples.task, self.experts[samples.task], self.compute.device
         batches = batches_of(samples, batch_size, device)
-        one = ExpertPass(task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
+        # Texts are cut to the longest of their batch, and inputs take turns: what was drawn knows of no batches.
+        drawn = inputs_digest([samples.inputs]) if len(samples.inputs) > 1 else ""
+        one = ExpertPass(
+            task, expert, batches, samples.indices, self.compute, kept, samples.truncated, draw_digest=drawn
+        )
         if in_order or not _has_much_padding(samples, batch_size):
             return one
         batches, places = batches_by_length(samples, min(FEW, batch_size), device)
         indices = tuple(samples.indices[i] for i in places.argsort().tolist())
-        # A record says what was drawn, and not how it was walked over.
-        return replace(one, batches=batches, indices=indices, draw_digest=one.digest)
+        return replace(one, batches=batches, indices=indices)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
         """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""
@@ -257,7 +269,7 @@ class Family:
         names = self.adapter.tower
 
         def load(weights: Weights, extra: Sequence[str] = ()) -> Overlay:
-            return Overlay(weights.label, weights, weights.read([*names, *extra]))
+            return _Resident(weights.label, weights, weights.read([*names, *extra]))
 
         head = [name for name in self.adapter.head if name in self.base.info]
         return replace(
@@ -271,10 +283,14 @@ class Family:
         """Undo `resident`: return the family with every tensor read from its file when it is needed."""
 
         def unwrap(weights: Weights) -> Weights:
-            return weights.under if isinstance(weights, Overlay) else weights
+            return weights.under if isinstance(weights, _Resident) else weights
 
         experts = {task: unwrap(expert) for task, expert in self.experts.items()}
         return replace(self, base=unwrap(self.base), merged=unwrap(self.merged), experts=experts)
+
+
+class _Resident(Overlay):
+    """A model whose tensors are those of its file, in memory."""
 
 
 def _recipe_weights(

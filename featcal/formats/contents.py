@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +16,15 @@ def tensor_digest(tensor: Tensor) -> str:
     """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits, equal for bit-identical tensors alone."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def inputs_digest(batches: Iterable[Mapping[str, Tensor]]) -> str:
+    """Return the SHA-256 of what a model reads, batch by batch and input by input, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        for name in sorted(batch):
+            digest.update(raw_bytes(batch[name]))
     return digest.hexdigest()
 
 

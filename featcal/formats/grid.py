@@ -250,5 +250,5 @@ class PackedCheckpoint:
         stored = [f"{n}{end}" for n in wanted for end in (ends if n in packed else ("",))]
         tensors = self._stored.read(stored)
         for name in packed & set(wanted):
-            tensors[name] = self._grid.unpack({end: tensors.pop(f"{name}{end}") for end in ends})
+            tensors[name] = self._grid.unpack({end: tensors[f"{name}{end}"] for end in ends})
         return {name: tensors[name] for name in wanted}

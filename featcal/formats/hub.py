@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
+from featcal.system.json_files import read_json
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 """Patterns of the files that a model on the Hub is made of."""
@@ -19,6 +21,8 @@ RECIPE_FILE = "mergekit_config.yml"
 """The configuration that mergekit leaves beside what it merged; fetched too: it names the models."""
 RECORD_FILE = "featcal.json"
 """The record that featcal leaves beside what it wrote."""
+HEADS, ADAPTERS = "heads", "adapters"
+"""Folders of what featcal writes beside the weights for single tasks; also their keys in a record."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
@@ -45,9 +49,14 @@ class HubModel:
         """Return the files to fetch, the model's folder and those below it, as arguments of the Hub's client."""
         return {
             "allow_patterns": [self.path(pattern) for pattern in (*HUB_FILES, CARD_FILE, RECIPE_FILE)],
-            # Weights in folders below are other models.
+            # Weights in folders below are other models, but for `task_patterns`.
             "ignore_patterns": [self.path("*/*.safetensors")],
         }
+
+    @property
+    def task_patterns(self) -> list[str]:
+        """Return the files of single tasks to fetch, beside a record of featcal's."""
+        return [self.path(f"{part}/*.safetensors") for part in (HEADS, ADAPTERS)]
 
     def path(self, name: str) -> str:
         """Return the name of one of the model's files in its repository."""
@@ -91,20 +100,35 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     The folder does not exist if the repository has none of its name, and may lack files if the Hub was not asked.
 
     Raises:
-        OSError: every error of the Hub's client.
+        OSError: every error of the Hub's client, but for an id that it refuses.
+        HFValidationError: that one.
     """
     from huggingface_hub import snapshot_download
 
-    place = snapshot_download(model.repo, revision=model.revision, local_files_only=local_files_only, **model.patterns)
-    return Path(place) / model.folder
+    fetch = partial(snapshot_download, model.repo, revision=model.revision, local_files_only=local_files_only)
+    folder = Path(fetch(**model.patterns)) / model.folder
+    if _has_tasks(folder / RECORD_FILE):
+        fetch(allow_patterns=model.task_patterns)
+    return folder
+
+
+def _has_tasks(record: Path) -> bool:
+    """Say whether a record, if there is one, lists files of single tasks."""
+    try:
+        found = read_json(record) if record.is_file() else {}
+    except InputError:  # said by whoever needs the record
+        return False
+    return any(found.get(part) for part in (HEADS, ADAPTERS))
 
 
 def fetch_model(model: HubModel) -> Path:
     """Fetch a model's files from the Hub and return its folder in the cache.
 
     Raises:
-        InputError: neither the Hub nor the cache has it.
+        InputError: neither the Hub nor the cache has it, or its id cannot be one.
     """
+    from huggingface_hub.errors import HFValidationError
+
     try:
         place = snapshot(model)
         if place.is_dir():
@@ -112,6 +136,8 @@ def fetch_model(model: HubModel) -> Path:
         files = ask(model.ref, "model", lambda api: api.list_repo_files(model.repo, revision=model.revision))
     except (OSError, Unreachable) as error:
         raise InputError(hub_problem(error, model.ref)) from error
+    except HFValidationError as error:
+        raise InputError(f"'{model.ref}' is no id that the Hub has: {' '.join(str(error).split())}") from error
     raise InputError(no_such_folder(model, files))
 
 

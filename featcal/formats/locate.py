@@ -62,7 +62,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
     under, adapter = split_lora(ref, root)
     folder = resolve(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
-        return located_folder(folder, label)
+        return located_folder(folder, label, under)
     config = read_config(folder, label) | pooling_option(folder)
     # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")

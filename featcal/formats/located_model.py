@@ -62,6 +62,11 @@ class Located:
         return self.trained_for == TEXT_CLASSES or is_classifier(self.config)
 
     @property
+    def owns_folder(self) -> bool:
+        """Say whether what lies beside the weights belongs to them; not to a single file among others."""
+        return True
+
+    @property
     def config_source(self) -> str:
         """Return the place that says which architecture it is, for messages."""
         return str(self.folder / "config.json")

@@ -45,6 +45,10 @@ class OpenClipModel(Located):
     layout: ClassVar[Layout] = "open_clip"
 
     @property
+    def owns_folder(self) -> bool:
+        return (self.folder / CONFIG_FILE).is_file()
+
+    @property
     def config_source(self) -> str:
         return f"architecture {self.config['arch']}" if "arch" in self.config else CONFIG_FILE
 
@@ -72,9 +76,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     if not ref.startswith(FILE_PREFIX):
         prefix = FOLDER_PREFIX if ref.startswith(FOLDER_PREFIX) else HUB_PREFIX
         identifier = ref.removeprefix(prefix)
-        located = located_folder(resolve(identifier, root, label), label)
-        check_activation(located, identifier.partition("@")[0])
-        return located
+        return located_folder(resolve(identifier, root, label), label, identifier)
     arch, separator, path = ref.removeprefix(FILE_PREFIX).partition(":")
     if not (arch and separator and path):
         raise InputError(f"{label}: '{ref}' is not open_clip:ARCH:FILE, such as open_clip:ViT-B-32-quickgelu:cars.pt")
@@ -100,16 +102,22 @@ def is_open_clip_folder(folder: Path) -> bool:
         return True
 
 
-def located_folder(folder: Path, label: str) -> Located:
+def located_folder(folder: Path, label: str, ref: str) -> Located:
     """Return the open_clip model in a folder with `open_clip_config.json` and safetensors.
 
+    Args:
+        ref: the path or Hub id that led there.
+
     Raises:
-        InputError: one of them is missing or cannot be read; the message says how to convert pickled weights.
+        InputError: one of them is missing or cannot be read (the message says how to convert pickled weights), or the
+            weights need another activation than the file says.
     """
     config = read_open_clip_config(folder / CONFIG_FILE, label)
     for name in _WEIGHT_FILES:
         if (folder / name).is_file():
-            return _locate(folder / name, config, label)
+            located = _locate(folder / name, config, label)
+            check_activation(located, ref)
+            return located
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickles:
         source = f"{FILE_PREFIX}{folder / CONFIG_FILE}:{folder / pickles[0]}"

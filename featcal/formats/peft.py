@@ -27,7 +27,6 @@ _REMEDY = "merge it into its base with peft's merge_and_unload, save that model 
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
 MODEL_PREFIX = "base_model.model."
 """What peft puts in front of the path of a module."""
-"""What peft puts in front of the path of a module."""
 _LINEAR = ("lora_A.weight", "lora_B.weight")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"

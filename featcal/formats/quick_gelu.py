@@ -17,15 +17,25 @@ _OPENAI_ONLY = "input_resolution"
 
 
 def check_activation(located: Located, source: str) -> None:
-    """Raise InputError if the files themselves prove that the weights need another activation."""
-    says = quick_gelu(located.config["model_cfg"])
+    """Check that the files themselves do not prove that the weights need another activation.
+
+    Args:
+        source: name of the weight file, or path or Hub id of the folder.
+
+    Raises:
+        InputError: they do.
+    """
+    model_cfg = located.config["model_cfg"]
+    folders, slash, name = source.rstrip("/").rpartition("/")
+    name = name.partition("@")[0]  # without the revision
+    says, whole = quick_gelu(model_cfg), f"{folders}{slash}{name}"
     why = None
     if _OPENAI_ONLY in located.names and not says:
         why = f"the weights are OpenAI's own (they hold '{_OPENAI_ONLY}'), which use QuickGELU"
-    elif _registered_weights().get(source, says) != says:
-        why = f"'{source}' is a weight file of open_clip, trained with {'GELU' if says else 'QuickGELU'}"
-    elif "quickgelu" in source.lower().replace("_", "").replace("-", "") and not says:
-        why = f"the name '{source}' says QuickGELU"
+    elif _registered_weights().get(whole, says) != says:
+        why = f"'{whole}' is a weight file of open_clip, trained with {'GELU' if says else 'QuickGELU'}"
+    elif "quick_gelu" not in model_cfg and "quickgelu" in name.lower().replace("_", "").replace("-", "") and not says:
+        why = f"the name '{name}' says QuickGELU"
     if why is None:
         return
     arch = located.config.get("arch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from featcal.formats.weights import Weights, raw_bytes
+from featcal.formats.contents import inputs_digest
+from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
@@ -361,7 +361,7 @@ class ExpertPass:
     """Gradients `[samples, m]` of the samples' margins by a shift of a map's output, by the name that files give to the
     map (`calibration.decisions`); empty where nobody asked for them."""
     draw_digest: str = ""
-    """`digest`, where the batches are not in the order of the draw; empty where they are."""
+    """`digest`, where the batches together are not what was drawn; empty where they are."""
 
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
         """Return the expert's lane, or another model's on the same samples."""
@@ -381,14 +381,8 @@ class ExpertPass:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of all inputs, in the order of the draw, as they were when it was first asked for."""
-        if self.draw_digest:
-            return self.draw_digest
-        digest = hashlib.sha256()
-        for batch in self.batches:
-            for name in sorted(batch):
-                digest.update(raw_bytes(batch[name]))
-        return digest.hexdigest()
+        """Return the SHA-256 of all inputs in the order of the draw, of a single one as it was when first asked for."""
+        return self.draw_digest or inputs_digest(self.batches)
 
 
 def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:

@@ -15,8 +15,9 @@ from featcal.formats.hub import HubModel, Unreachable, hub_model, snapshot
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
+from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX, OpenClipModel
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
+from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
 from featcal.suite.source import Source
@@ -62,14 +63,18 @@ class Places:
                 problems += error.problems
         report_all(problems)
         if all(isinstance(part, Path) for part in parts):
-            return locate(self.local(ref), self._root, label)
+            here = self.local(ref)
+            found = locate(here, self._root, label)
+            if here != ref and isinstance(found, OpenClipModel):  # the folder in the cache has another name
+                check_activation(found, ref.removeprefix(HUB_PREFIX))
+            return found
         under, adapter = parts[0], parts[1] if len(parts) > 1 else None
         if isinstance(adapter, RemoteModel):
             _check_adapter(adapter, label)
         if isinstance(under, Path):
             return locate(str(under), self._root, label)
-        found = under.locate(label) if under is not None else None
-        return _apply_adapter(found, adapter) if found is not None and isinstance(adapter, Path) else found
+        remote = under.locate(label) if under is not None else None
+        return _apply_adapter(remote, adapter) if remote is not None and isinstance(adapter, Path) else remote
 
     def local(self, ref: str) -> str:
         """Return the reference with every id on the Hub that is in the local cache replaced by its folder there."""

@@ -20,7 +20,7 @@ from featcal.formats.checkpoint import (
     shards,
     unpickling,
 )
-from featcal.formats.hub import HubModel, ask, no_such_folder
+from featcal.formats.hub import RECORD_FILE, HubModel, ask, no_such_folder
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo
 from featcal.system.errors import InputError
@@ -110,6 +110,8 @@ def remote_model(model: HubModel) -> RemoteModel:
     if model.folder and not model.select_files(sizes):
         raise InputError(no_such_folder(model, sizes))
     wanted = list(filter_repo_objects(list(sizes), **model.patterns))
+    if model.path(RECORD_FILE) in sizes:
+        wanted += filter_repo_objects(list(sizes), allow_patterns=model.task_patterns)
     download = Download(ref, "model", len(wanted), sum(sizes[name] for name in wanted))
     own = [name for name in model.select_files(sizes) if "/" not in name]
     if not any(name.endswith(".safetensors") for name in own):

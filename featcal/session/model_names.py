@@ -12,6 +12,7 @@ from featcal.calibration.config import config_of as of_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.hub import RECORD_FILE
+from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import Weights
 from featcal.suite.calibration_options import (
     ASKED,
@@ -77,7 +78,7 @@ def weights_of(model: str, family: Family) -> Weights:
             raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
         return AnchorWeights(options["rho"], family.base, family.merged)
     if name.kind == REFERENCE:
-        return with_heads(family, _checkpoint(model, family), Path(model).expanduser())
+        return _checkpoint(model, family)
     if name.kind in ("base", "merged"):
         return family.model(model)
     return family.merge(recipe_for(family.suite, model))
@@ -85,7 +86,9 @@ def weights_of(model: str, family: Family) -> Weights:
 
 def _checkpoint(model: str, family: Family) -> Weights:
     try:
-        return family.model(model)
+        located, weights = family.checkpoint(model)
+        # The record of a base is not that of its sum with an adapter.
+        return weights if isinstance(weights, LoraWeights) else with_heads(family, weights, located)
     except InputError as error:
         meant = did_you_mean(model.partition(":")[0], (*NAMED, *method_names()))
         if not meant or Path(model).exists():

@@ -141,7 +141,18 @@ def test_heads_go_where_the_model_goes(tiny: Family, tmp_path: Path) -> None:
     gone.unlink()
     with pytest.raises(InputError, match=r"signs\.safetensors cannot be read"):
         evaluate(tiny, str(tmp_path / "again"))
-    assert with_heads(tiny, tiny.merged, tmp_path) is tiny.merged
+    with pytest.raises(InputError, match=r"without 'heads/signs\.safetensors', which its featcal\.json names"):
+        rewrite(tmp_path / "again", tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+    assert with_heads(tiny, tiny.merged, tiny.origin) is tiny.merged
+
+
+def test_heads_come_from_the_hub_with_the_model(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fit(tiny, React(samples=12))
+    made.save(tmp_path / "out")
+    monkeypatch.setattr("featcal.formats.checkpoint.fetch_model", lambda _: tmp_path / "out")
+    row, again = evaluate(tiny, made.weights), evaluate(tiny, "some/react")
+    assert {task: one.value for task, one in again.tasks.items()} == {t: one.value for t, one in row.tasks.items()}
 
 
 def test_a_task_whose_expert_has_no_head_is_named(tmp_path: Path) -> None:

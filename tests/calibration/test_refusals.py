@@ -172,7 +172,7 @@ BROKEN = {
 READERS: dict[str, Callable[[Path], Any]] = {
     "config.json": lambda folder: checkpoint.read_config(folder, "base"),
     "model.safetensors.index.json": lambda folder: checkpoint.stored_names(folder, "base"),
-    "open_clip_config.json": lambda folder: located_folder(folder, "base"),
+    "open_clip_config.json": lambda folder: located_folder(folder, "base", "clip"),
     "adapter_config.json": lambda folder: read_adapter_config(folder, "base"),
     "preprocessor_config.json": image_processor_settings,
     "processor_config.json": image_processor_settings,

@@ -516,6 +516,8 @@ def test_the_activation_is_written_in_words(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (source / "open_clip_model.safetensors").rename(tmp_path / "files" / "cars.safetensors")
     (tmp_path / "files" / "tokenizer.json").write_text("not this model's")
+    (tmp_path / "files" / "README.md").write_text("---\nlicense: mit\n---\nNot this model's either.\n")
+    (tmp_path / "files" / "featcal.json").write_text('{"heads": {"cars": null}, "written": ["heads/cars.safetensors"]}')
     reference = f"open_clip:{source / 'open_clip_config.json'}:{tmp_path / 'files' / 'cars.safetensors'}"
     document = rewrite(reference, tmp_path / "out")
     assert document["format"] == "open_clip"
@@ -523,7 +525,10 @@ def test_the_activation_is_written_in_words(tmp_path: Path) -> None:
     assert written["model_cfg"] == config | {"quick_gelu": False}
     assert set(written["preprocess_cfg"]) == {"mean", "std", "interpolation", "resize_mode", "fill_color"}
     assert "tokenizer.json" not in document["written"]
-    assert "library_name: open_clip" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: open_clip" in card
+    assert "license" not in card
+    assert "heads" not in json.loads((tmp_path / "out" / "featcal.json").read_text())
 
 
 @pytest.mark.parametrize("layout", ["hf", "open_clip"])

@@ -156,7 +156,11 @@ def test_a_record_is_replayed(llama: Family, written: dict[str, Path]) -> None:
 
 def test_a_packed_folder_is_a_model_and_not_a_part_of_a_suite(llama: Family, written: dict[str, Path]) -> None:
     folder = str(written["int8"])
-    assert isinstance(llama.model(folder), PackedCheckpoint)
+    packed = llama.model(folder)
+    assert isinstance(packed, PackedCheckpoint)
+    name = packed.scales[0]
+    both = packed.read([name.removesuffix("_scale"), name])
+    assert both[name].equal(packed.read([name])[name])
     drift = measure_drift(llama, folder, samples=4).to_json()["tasks"]
     made = measure_drift(llama, calibrate(llama, options(llama, "int8")), samples=4).to_json()["tasks"]
     assert {task: one["final"] for task, one in drift.items()} == {task: one["final"] for task, one in made.items()}

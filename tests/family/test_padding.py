@@ -85,3 +85,12 @@ def test_raised_drift_is_looked_for_on_texts_of_middling_length(unlike: Family, 
         )
         assert found[task]["samples"] == 8
         assert found[task]["merged"] == pytest.approx(float((before - own).norm() / own.norm()), rel=1e-9)
+
+
+def test_what_was_drawn_is_told_whatever_the_batches(unlike: Family) -> None:
+    """A run that is taken up again with smaller batches, for want of memory, is of the same samples."""
+    task = next(iter(unlike.experts))
+    drawn, fewer = (unlike.samples(task, "calibration", count, 0) for count in (None, 7))
+    passes = [unlike.expert_pass(drawn, size, in_order=order) for size in (4, 64) for order in (True, False)]
+    assert len({one.digest for one in passes}) == 1
+    assert unlike.expert_pass(fewer, 4).digest != passes[0].digest

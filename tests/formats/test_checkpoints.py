@@ -201,6 +201,11 @@ def test_what_an_id_of_the_hub_names(ref: str, parts: tuple[str, str, str | None
     assert (None if model is None else (model.repo, model.folder, model.revision)) == parts
 
 
+OF_TASKS = ("featcal.json", "heads/cars.safetensors", "heads/pets/model.safetensors", "heads/pets/config.json",
+            "adapters/cars/adapter_model.safetensors")  # fmt: skip
+"""A record, and files of single tasks beside it."""
+
+
 @pytest.fixture
 def one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of the Hub's client, one that fetches as it does: a repository of several models, into an
@@ -209,13 +214,14 @@ def one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kinds = (*kept, "classifier_head.pt", "training_args.bin")
     folders = ("tuned/a", "tuned/a/checkpoint-5", "tuned/b", "lora")
     names = [f"{folder}/{file}" for folder in folders for file in kinds]
+    names += [f"tuned/b/{name}" for name in OF_TASKS]
 
     def download(repo: str, **options: Any) -> str:
         assert (repo, options["revision"]) == ("some/several", "v1")
-        patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+        patterns = {key: options.get(key) for key in ("allow_patterns", "ignore_patterns")}
         for name in filter_repo_objects(names, **patterns):
             (tmp_path / "cache" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "cache" / name).write_text("{}")
+            (tmp_path / "cache" / name).write_text('{"heads": {"cars": null}}')
         return str(tmp_path / "cache")
 
     answer = SimpleNamespace(list_repo_files=lambda repo, revision: names)
@@ -233,12 +239,25 @@ def test_of_a_folder_on_the_hub_only_its_own_files_are_fetched(one_of_several: P
     assert found == own | {f"tuned/a/checkpoint-5/{name}" for name in beside}
 
 
+def test_what_belongs_to_single_tasks_is_fetched_beside_a_record(one_of_several: Path) -> None:
+    """It was pushed with the model, and nothing else would say that it is not there."""
+    folder = resolve("some/several/tuned/b@v1", Path("/"), "m")
+    found = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    assert found == {"config.json", "vocab.txt", "chat_template.jinja", "model.safetensors", *OF_TASKS}
+
+
+def test_an_id_that_the_hub_refuses_is_said_to_be_none() -> None:
+    with pytest.raises(InputError, match=r"base: no folder .*, and 'models--some--clip/snapshots/abc' is no id that"):
+        resolve("models--some--clip/snapshots/abc", Path("/"), "base")
+
+
 def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:
     with pytest.raises(InputError) as caught:
         resolve("some/several/tuned/aa@v1", Path("/"), "expert 'x'")
     assert str(caught.value) == (
         "expert 'x': no folder /some/several/tuned/aa@v1, and 'some/several' on the Hub has no folder 'tuned/aa'; "
-        "its folders with safetensors are 'lora', 'tuned/a', 'tuned/a/checkpoint-5', 'tuned/b'. Did you mean 'tuned/a'?"
+        "its folders with safetensors are 'lora', 'tuned/a', 'tuned/a/checkpoint-5', 'tuned/b', "
+        "'tuned/b/adapters/cars', 'tuned/b/heads', 'tuned/b/heads/pets'. Did you mean 'tuned/a'?"
     )
 
 

@@ -25,6 +25,7 @@ from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, ope
 from featcal.evaluation.scoring_heads import zero_shot_heads
 from featcal.export.clip_counterparts import to_hf, vision_pairs
 from featcal.family.opening import Family
+from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, open_clip_preprocess
 from featcal.formats.quick_gelu import activation_note
@@ -515,6 +516,30 @@ def test_weights_that_prove_another_activation_are_refused(tmp_path: Path) -> No
     assert "says QuickGELU" in arch_error(tmp_path, "ViT-B-32", "cars_quick-gelu.safetensors", some)
     (tmp_path / "c.json").write_text(json.dumps({"model_cfg": model_cfg(False)}))
     assert '"quick_gelu": true' in arch_error(tmp_path, "c.json", "b.safetensors", openai)
+
+
+@pytest.mark.parametrize("ref", ["clip", "local-dir:clip"])
+def test_a_folder_is_refused_however_it_is_named(ref: str, tmp_path: Path) -> None:
+    config = model_cfg(None)
+    folder = write_folder(tmp_path / "clip", config, random_state(config))
+    weights = folder / "open_clip_model.safetensors"
+    save_file(load_file(weights) | {"input_resolution": torch.tensor(224)}, weights)
+    with pytest.raises(InputError, match="base: the weights are OpenAI's own"):
+        locate(ref, tmp_path, "base")
+
+
+@pytest.mark.parametrize("states", [None, False])
+def test_the_name_of_a_folder_counts_where_its_file_says_nothing(states: bool | None, tmp_path: Path) -> None:
+    """The name of the folder itself: what lies above it is named for other reasons."""
+    config = model_cfg(states)
+    write_folder(tmp_path / "quickgelu-study" / "gelu", config, random_state(config))
+    write_folder(tmp_path / "clip-quickgelu", config, random_state(config))
+    locate("quickgelu-study/gelu", tmp_path, "base")
+    if states is None:
+        with pytest.raises(InputError, match="the name 'clip-quickgelu' says QuickGELU"):
+            locate("clip-quickgelu", tmp_path, "base")
+    else:
+        locate("clip-quickgelu", tmp_path, "base")
 
 
 def test_weight_files_that_open_clip_knows_have_a_known_activation(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from featcal.export.card import Making, model_card
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
-from featcal.export.write import ADAPTERS, HEADS, require_weights_alone, write_model
+from featcal.export.write import require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
+from featcal.formats.hub import ADAPTERS, HEADS
 from featcal.formats.located_model import Located
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights

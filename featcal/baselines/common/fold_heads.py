@@ -28,10 +28,9 @@ from featcal.baselines.react import AffineMap
 from featcal.evaluation.evaluate import scoring_heads
 from featcal.evaluation.heads import ClassificationHead, CosineHead, PooledHead, stored_head
 from featcal.evaluation.scoring_heads import head_of
-from featcal.export.write import HEADS
 from featcal.family.opening import Family
 from featcal.formats.checkpoint import SINGLE_FILE
-from featcal.formats.hub import RECORD_FILE
+from featcal.formats.hub import HEADS, RECORD_FILE
 from featcal.formats.locate import checkpoint_folder, locate
 from featcal.formats.located_model import Located
 from featcal.formats.output import save_tensors, save_text
@@ -186,15 +185,19 @@ def describe_heads(family: Family) -> str:
     )
 
 
-def with_heads(family: Family, model: Weights, folder: Path) -> Weights:
-    """Return a model of a folder with the heads and maps that were written beside it, of tasks of the suite; the model
+def with_heads(family: Family, model: Weights, located: Located) -> Weights:
+    """Return a model with the heads and maps that were written beside its weights, of tasks of the suite; the model
     itself where there are none.
+
+    Args:
+        located: where the model was found.
 
     Raises:
         InputError: files that cannot be read.
     """
+    folder = located.folder
     file = folder / RECORD_FILE
-    if not file.is_file():
+    if not (located.owns_folder and file.is_file()):
         return model
     require_inside(file, "record")
     listed: Any = read_json(file).get(HEADS)

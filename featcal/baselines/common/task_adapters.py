@@ -6,8 +6,8 @@ from pathlib import Path
 
 from featcal.baselines.common.fold_heads import file_name
 from featcal.export.adapter_files import Difference, write_adapter
-from featcal.export.write import ADAPTERS
 from featcal.family.opening import Family
+from featcal.formats.hub import ADAPTERS
 from featcal.formats.located_model import Located
 from featcal.formats.low_rank import Adapted
 from featcal.formats.weights import Weights

@@ -16,9 +16,9 @@ from pathlib import Path
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from featcal.evaluation.heads import CosineHead
+from featcal.formats.contents import inputs_digest
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.model import brings
-from featcal.samples.sources import Samples
 from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.held_out_samples import Contest
 from featcal.suite.calibration_options import IDLE
@@ -129,7 +129,7 @@ def folder_of(contest: Contest) -> Path | None:
         "described": json.dumps(dict(family.origin.config), sort_keys=True, default=str),
         "generation": _read_settings(family.base_folder / "generation_config.json"),
         "lengths": {task: family.suite.task(task).max_target_length for task in drawn},
-        "samples": {task: _inputs(one) for task, one in drawn.items()},
+        "samples": {task: inputs_digest([one.inputs]) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
         "versions": all_versions(),
         # Never the suite's hash: it covers the test split too, which a choice does not read.
@@ -141,15 +141,6 @@ def folder_of(contest: Contest) -> Path | None:
 def _read_settings(file: Path) -> object:
     """Return the content of a JSON file; None without one."""
     return read_json(file) if file.is_file() else None
-
-
-def _inputs(drawn: Samples) -> str:
-    """Return the SHA-256 of what models read of some samples."""
-    digest = hashlib.sha256()
-    for name in sorted(drawn.inputs):
-        digest.update(name.encode())
-        digest.update(raw_bytes(drawn.inputs[name]))
-    return digest.hexdigest()
 
 
 def _digest(model: Weights, names: Iterable[str]) -> str:
