@@ -275,7 +275,7 @@ def _store(
     if limits == MemoryLimits():
         return ActivationStore(None, folder)
     batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
-    working = block_bytes(family.adapter.stages, family.merged, config, batch)
+    working = block_bytes(family.adapter.stages, family.merged, config, batch, len(passes))
     return ActivationStore(
         None if limits.process is None else state_budget(working, limits.process),
         folder,

@@ -30,13 +30,14 @@ class MemoryLimits:
     """Of the device's memory; token states beyond it wait in the process's."""
 
 
-def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int) -> int:
+def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int, tasks: int) -> int:
     """Return the bytes that the largest block takes while it is calibrated, or what stands before the blocks.
 
     Args:
         batch: tokens of the largest batch.
     """
-    blocks = (working_bytes(stage, i, merged.info, config, batch) for stage in stages for i in range(len(stage.blocks)))
+    places = ((stage, i) for stage in stages for i in range(len(stage.blocks)))
+    blocks = (working_bytes(stage, i, merged.info, config, batch, tasks) for stage, i in places)
     return max(*blocks, *(2 * _outer_bytes(stage, merged.info) for stage in stages))
 
 
@@ -75,10 +76,14 @@ def _leave(option: str, used: int, working: int, limit: int) -> int:
 
 
 def working_bytes(
-    stage: Stage, index: int, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int
+    stage: Stage, index: int, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int, tasks: int
 ) -> int:
     """Count the bytes that one block takes while it is calibrated: weights, moments, the solve, one batch's
-    features."""
+    features.
+
+    Args:
+        tokens: of the largest batch.
+    """
     features, block = 4, stage.blocks[index]
     products = product_dtype(torch.float32, config)
     accumulator, summed = sum_dtype(products).itemsize, solve_dtype(products).itemsize
@@ -92,10 +97,24 @@ def working_bytes(
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     # Rounding takes errors and rounded weights beside the solution.
-    solve = 8 * (3 * max(squares) + (7 if config.is_quantized else 5) * max(rectangles) + parameters)
+    solve = 8 * (2 * max(squares) + (7 if config.is_quantized else 5) * max(rectangles) + parameters)
+    if config.decisions:  # every task's own sums, half a matrix and its targets; whole, and again in float32, to solve
+        solve += tasks * (8 * (1.5 * max(squares) + max(rectangles)) + 4 * max(squares)) + 32 * max(squares)
     in_flight = features * tokens * block.features
     # A task is folded into the sums before they are solved, so the two do not add up.
     return int(weights + sums + max(one_task + in_flight, solve))
+
+
+def gradient_bytes(stages: tuple[Stage, ...], tokens: int) -> int:
+    """Count the bytes of one expert's blocks and of what their gradients need of all features, where errors are weighed
+    by decisions.
+
+    Args:
+        tokens: of the samples whose gradients are taken together.
+    """
+    blocks = [block for stage in stages for block in stage.blocks]
+    weights = sum(module.weight.numel() for block in blocks for module in block.maps.values())
+    return int(4 * (weights + tokens * sum(block.features for block in blocks)))
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:

@@ -17,7 +17,13 @@ from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
 from featcal.preflight.handover.folder import Folder
 from featcal.preflight.models import CPU
-from featcal.preflight.tokenizers import read_tokenizer, read_vocabulary, token_text, tokenizer_disagreement
+from featcal.preflight.tokenizers import (
+    read_tokenizer,
+    read_vocabulary,
+    token_text,
+    tokenizer_disagreement,
+    tokenizer_problem,
+)
 from featcal.system.errors import InputError
 from featcal.system.formatting import join_words, shorten
 from featcal.system.json_files import read_json
@@ -186,6 +192,9 @@ class Trio:
         base, merged = self.base, self.merged
         if base.tokenizer_files and not merged.tokenizer_files:
             yield Difference(TOKENIZER, "There is no tokenizer beside the weights.", True, base.tokenizer_files)
+            return
+        if problem := tokenizer_problem(merged.folder):
+            yield Difference(TOKENIZER, f"The tokenizer cannot be read: {problem}.", True, base.tokenizer_files)
             return
         largest, rows = max(merged.vocabulary.values(), default=0), self._rows[1]
         if largest >= rows > 0:

@@ -14,12 +14,13 @@ import torch
 
 from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import calibrated_blocks, calibrated_maps, select_tasks
-from featcal.calibration.memory import working_bytes
+from featcal.calibration.memory import gradient_bytes, working_bytes
 from featcal.calibration.precision import product_dtype, solve_dtype
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import DTYPES, computing
 from featcal.models.linear_maps import widths
+from featcal.models.whole_forward import TOGETHER
 from featcal.preflight.samples import DrawSize
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import SLACK, available_bytes
@@ -82,7 +83,9 @@ def estimate(
     batch = int(widest * config.batch_size)
     states = int(2 * 4 * tokens * _width(blocks))
     inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
-    working = max(working_bytes(stage, i, info, config, batch) for stage, i in _places(adapter))
+    working = max(working_bytes(stage, i, info, config, batch, len(drawn)) for stage, i in _places(adapter))
+    if config.decisions:
+        working = max(working, gradient_bytes(adapter.stages, int(widest * TOGETHER)))
     calibrating = inputs + states + int(SLACK * working)
     # The written model is loaded back beside the one in memory; the token states are gone by then.
     verifying = inputs + 2 * stored

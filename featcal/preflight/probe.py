@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,20 @@ class Diagonal:
 
     accuracy: Mapping[str, Mapping[str, float]]
     """Shares, 0-1, by expert, then by task."""
-    samples: int
+    counts: Mapping[str, int]
+    """Samples of every task."""
     splits: Mapping[str, str] = field(default_factory=dict)
     """Split of every task's samples."""
+
+    @property
+    def samples(self) -> int:
+        """Return the fewest samples of a task."""
+        return min(self.counts.values(), default=0)
+
+    def size_words(self, tasks: Iterable[str]) -> str:
+        """Name how many samples some tasks have each, such as "64", or "12 to 64"."""
+        sizes = [self.counts[task] for task in tasks]
+        return str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
 
     @property
     def test_looks(self) -> int:
@@ -65,7 +76,7 @@ class Diagonal:
             if task not in mixed and self._gain(task, best) > self._clear_margin(1):
                 notes.append(
                     f"{expert_role(task)}: the expert of '{best}' does its task better ({self._compare(task, best)} of "
-                    f"{self.samples} samples right); is it the right file?"
+                    f"{self.counts[task]} samples right); is it the right file?"
                 )
         return problems, notes
 
@@ -74,8 +85,8 @@ class Diagonal:
         if not looked:
             return []
         return [
-            f"experts were scored on {self.samples} test samples of {some(looked)}, for want of labels in validation "
-            "and calibration samples: that is a look at the test split; --no-probe leaves it out"
+            f"experts were scored on {self.size_words(looked)} test samples of {some(looked)}, for want of labels in "
+            "validation and calibration samples: that is a look at the test split; --no-probe leaves it out"
         ]
 
     def _cycles(self) -> list[dict[str, str]]:
@@ -100,7 +111,7 @@ class Diagonal:
         how = "; ".join(f"on '{task}' {self._compare(task, expert)}" for task, expert in cycle.items())
         what = "probably swapped" if len(cycle) == 2 else "probably mixed up"
         order = ", ".join(f"the expert of '{expert}' belongs to '{task}'" for task, expert in cycle.items())
-        return f"experts {' and '.join(names)} are {what}: {order} ({how} of {self.samples} samples right)"
+        return f"experts {' and '.join(names)} are {what}: {order} ({how} of {self.size_words(cycle)} samples right)"
 
     def _compare(self, task: str, expert: str) -> str:
         return f"{self.accuracy[expert][task]:.0%} against its own expert's {self.accuracy[task][task]:.0%}"
@@ -133,7 +144,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
             head = head_of(family, weights, task, shared.get(task))
             right[expert][task] = accuracy(family, weights, samples, head).value
     splits = {task: one.split for task, one in drawn.items()}
-    return Diagonal(right, min(len(one) for one in drawn.values()), splits)
+    return Diagonal(right, {task: len(one) for task, one in drawn.items()}, splits)
 
 
 def _draw_labelled(family: Family, task: str, seed: int) -> Samples | None:

@@ -60,6 +60,16 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
     return None
 
 
+def tokenizer_problem(folder: Path) -> str | None:
+    """Say why the `tokenizer.json` of a folder cannot be read; None if it can, or there is none."""
+    file = folder / "tokenizer.json"
+    try:
+        read_vocabulary(read_json(file) if file.is_file() else {})
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def read_tokenizer(folder: Path) -> dict[str, Any] | None:
     """Read `tokenizer.json`, or make its content of the two files that older tokenizers have in its place."""
     whole = _read(folder / "tokenizer.json")

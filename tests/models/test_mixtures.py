@@ -292,7 +292,7 @@ def test_preflight_names_the_routers_unless_they_are_calibrated(qwen: Trial) -> 
 
 def test_statistics_of_a_router_take_memory(qwen: Trial) -> None:
     (stage,), info = qwen.family.adapter.stages, qwen.family.merged.info
-    off, on = (working_bytes(stage, 0, info, qwen.config(routers=routers), 64) for routers in (False, True))
+    off, on = (working_bytes(stage, 0, info, qwen.config(routers=routers), 64, 2) for routers in (False, True))
     assert on - off >= 8 * (16 * 16 + MEMBERS * 16)  # a Gram matrix and targets in float64
 
 

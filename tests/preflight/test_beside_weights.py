@@ -70,6 +70,11 @@ def remove_tokenizer(root: Path) -> None:
         file.unlink()
 
 
+def cut_tokenizer(root: Path) -> None:
+    file = root / "merge" / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:100])
+
+
 def end_elsewhere(root: Path) -> None:
     edit_json(root / "left" / "generation_config.json", eos_token_id=[1, 7])
 
@@ -86,6 +91,13 @@ CASES: dict[str, tuple[Callable[[Path], None], str, bool, str, tuple[str, ...]]]
     ),
     "no tokenizer": (
         remove_tokenizer, "tokenizer", FAULT, "There is no tokenizer", ("tokenizer.json", "tokenizer_config.json"),
+    ),
+    "cut tokenizer": (
+        cut_tokenizer, "tokenizer", FAULT, "The tokenizer cannot be read", ("tokenizer.json", "tokenizer_config.json"),
+    ),
+    "no tokenizer model": (
+        lambda root: edit_json(root / "merge" / "tokenizer.json", model=None), "tokenizer", FAULT,
+        "The tokenizer cannot be read: the vocabulary", ("tokenizer.json", "tokenizer_config.json"),
     ),
     "base template lost": (
         add_template("base"), "chat template", FAULT, "There is no chat template; the base had one",

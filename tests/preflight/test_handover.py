@@ -23,6 +23,7 @@ from featcal.preflight.handover.folder import Folder
 from featcal.preflight.handover.generation import find_turns
 from featcal.preflight.handover.runtimes import SUPPORT, TARGETS
 from featcal.preflight.handover.sentence_modules import check_modules
+from featcal.preflight.handover.weights import repeats_embedding
 from featcal.system.errors import InputError
 from featcal.system.resources import data_path
 
@@ -67,6 +68,15 @@ def shard_without_the_second(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     places = dict.fromkeys(names, "model-00001-of-00002.safetensors") | {"more": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "transformer.word_embeddings.weight"])
+def test_a_stored_head_may_repeat_the_embedding_whatever_its_name(name: str, tmp_path: Path) -> None:
+    table = torch.arange(12.0).reshape(4, 3)
+    save_file({name: table, "lm_head.weight": table.clone()}, tmp_path / "model.safetensors")
+    assert repeats_embedding(Folder(tmp_path), "lm_head.weight")
+    save_file({name: table, "lm_head.weight": 1 + table}, tmp_path / "model.safetensors")
+    assert not repeats_embedding(Folder(tmp_path), "lm_head.weight")
 
 
 FAULTS: dict[str, tuple[Damage, str]] = {

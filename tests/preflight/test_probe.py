@@ -24,7 +24,7 @@ from featcal.system.formatting import some
 def diagonal(rows: list[list[float]], samples: int = 64) -> tuple[list[str], list[str]]:
     names = "abc"[: len(rows)]
     accuracy = {expert: dict(zip(names, row, strict=True)) for expert, row in zip(names, rows, strict=True)}
-    return Diagonal(accuracy, samples).findings()
+    return Diagonal(accuracy, dict.fromkeys(names, samples)).findings()
 
 
 def test_the_diagonal() -> None:
@@ -68,9 +68,11 @@ def test_a_look_at_the_test_split_is_avoided_said_and_counted(
 
 
 def test_splits_are_named_by_task_where_they_differ() -> None:
-    assert (
-        Diagonal({}, 4, {"a": "validation", "b": "test", "c": "test"}).split_words == "validation (a) and test (b, c)"
-    )
+    found = Diagonal({}, {"a": 4, "b": 12, "c": 64}, {"a": "validation", "b": "test", "c": "test"})
+    assert found.split_words == "validation (a) and test (b, c)"
+    assert (found.size_words("ab"), found.size_words("c"), found.samples) == ("4 to 12", "64", 4)
+    (look,) = [note for note in found.findings()[1] if "a look at the test split" in note]
+    assert look.startswith("experts were scored on 12 to 64 test samples of 'b', 'c'")
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,13 @@ class Folder:
     @property
     def rows(self) -> int:
         """Return the rows of the token embedding; 0 where none is found."""
+        return self.tensors[self.embedding][0][0] if self.embedding else 0
+
+    @property
+    def embedding(self) -> str:
+        """Return the name of the token embedding; "" where none is found."""
         ends = ("embed_tokens.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
-        tables = (shape for name, (shape, _) in self.tensors.items() if name.endswith(ends) and len(shape) == 2)
-        return next((shape[0] for shape in tables), 0)
+        return next((name for name, (shape, _) in self.tensors.items() if name.endswith(ends) and len(shape) == 2), "")
 
     def place(self, name: str) -> Path:
         """Return the weight file that holds a tensor."""

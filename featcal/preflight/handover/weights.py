@@ -109,9 +109,7 @@ def is_tied(folder: Folder) -> bool:
 
 def repeats_embedding(folder: Folder, head: str) -> bool:
     """Say whether a stored head has the values of the token embedding."""
-    embedding = next(
-        (n for n in folder.tensors if n.endswith(("embed_tokens.weight", "wte.weight", "shared.weight"))), ""
-    )
+    embedding = folder.embedding
     if not embedding or folder.tensors[embedding] != folder.tensors[head]:
         return False
     with open_file(folder.place(embedding), LABEL) as a, open_file(folder.place(head), LABEL) as b:
