@@ -90,7 +90,7 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
     path = checkpoint_folder(folder, Path.cwd(), "model to export")
     added, origin = complete(path, targets, out, base)
     document = rewrite(path, out, added)
-    found = check_for(out, targets, origin)
+    found = check_for(Path(document["out"]), targets, origin)
     document |= {"added": sorted(added), **found.to_json()}
     say_notes({"notes": document["notes"]})
     if as_json:

@@ -249,7 +249,7 @@ def _show_more(document: Mapping[str, Any]) -> None:
     if "task_vector_cosines" in document:
         click.echo()
         print_table(list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
-    for name in ("per_sample", "maps", "depth", "course", "tokens"):
+    for name in ("margins", "per_sample", "maps", "depth", "course", "tokens"):
         each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get(name, ())]
         if each:
             click.echo()

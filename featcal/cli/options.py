@@ -38,6 +38,18 @@ class Size(click.ParamType[int]):
         return size
 
 
+class NewPath(click.Path):
+    """Path of what is to be written; `~` is the home folder, which a shell leaves alone in `--out=~/x`."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: Any, context: Any) -> Any:
+        if not str(value):  # it would be the current folder
+            self.fail("it is empty; name a file or folder", param, context)
+        return Path(str(value)).expanduser()
+
+
 def block(*options: Option) -> Callable[[T], T]:
     """Return several options as one decorator, in the order of the help text."""
 
@@ -118,10 +130,10 @@ MAX_DEVICE_MEMORY = click.option(
     help="Stay within this much memory of the GPU, such as 6GiB; token states beyond it wait outside.  [no limit]",
 )
 MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.  [no limit]")
-OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+OUT = click.option("--out", required=True, type=NewPath(), help="Folder to write; must not exist.")
 SPLIT = click.Choice(["calibration", "validation", "test"])
 JSON_FILE = click.option(
-    "--out", type=click.Path(path_type=Path), help="Write the JSON document to this file; must not exist.  [no file]"
+    "--out", type=NewPath(), help="Write the JSON document to this file; must not exist.  [no file]"
 )
 
 DRAWN = block(
@@ -175,4 +187,4 @@ def _calibration_option(name: str, option: CalibrationOption) -> Option:
 
 def file_to_write(what: str) -> Option:
     """Return `--out` of a command that writes one file."""
-    return click.option("--out", required=True, type=click.Path(path_type=Path), help=what)
+    return click.option("--out", required=True, type=NewPath(), help=what)

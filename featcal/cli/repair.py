@@ -25,7 +25,7 @@ from featcal.cli.options import (
     model_option,
     models_option,
 )
-from featcal.cli.terminal import bar, require_new, say, say_notes, say_problems, show, write_new
+from featcal.cli.terminal import bar, require_new_file, say, say_notes, say_problems, show, write_new
 from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, readable
@@ -239,7 +239,7 @@ def select(
     from featcal.studies.selection.candidates import config_asked
     from featcal.studies.selection.choose import select as choose
 
-    require_new(out)
+    require_new_file(out)
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)

@@ -72,8 +72,14 @@ def evaluate(
         _require_unset("split", "eval_samples", "card", "answers", "seed", "device")
         if len(models) > 1:
             raise click.UsageError("lm-eval scores one model; give --model once")
-        _evaluate_with_harness(opening.load(suite), models[0], harness.split(","), shlex.split(lm_eval_args), as_json)
+        try:
+            arguments = shlex.split(lm_eval_args)
+        except ValueError as error:
+            raise click.UsageError(f"--lm-eval-args cannot be read: {error}") from error
+        _evaluate_with_harness(opening.load(suite), models[0], harness.split(","), arguments, as_json)
         return
+    if lm_eval_args:
+        raise click.UsageError("--lm-eval-args are of lm-evaluation-harness; add --lm-eval")
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
     on = EvaluationSamples(eval_samples, split, seed)

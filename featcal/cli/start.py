@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.groups import OF_MEASUREMENTS, Command
-from featcal.cli.options import DRAWN, JSON, MEASURED, Option, block, file_to_write, models_option
+from featcal.cli.options import DRAWN, JSON, MEASURED, NewPath, Option, block, file_to_write, models_option
 from featcal.cli.terminal import bar, print_models_json, say, show
 from featcal.system.progress import keep_memory
 
@@ -108,7 +108,7 @@ def init(
 @MEASURED
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=NewPath(),
     help="With FOLDER: report.html or report.md to write; the suite is written beside it as report.yaml.  [no report]",
 )
 @DRAWN

@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.groups import OF_STUDIES, Command
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
-from featcal.cli.terminal import bar, print_json, print_table, require_new, say, write_new
+from featcal.cli.terminal import bar, print_json, print_table, require_new_file, say, write_new
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run_study(
     if sum(options.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
     # Before the work, which may take hours.
-    require_new(out)
+    require_new_file(out)
     rows = Rows()
     drawn, on = whole_numbers(seeds, "seeds") or USUAL, views(eval_samples, split)
     session = opening.session(suite, device, one_shot=False)

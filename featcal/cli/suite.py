@@ -86,7 +86,12 @@ def show_check(found: Preflight) -> None:
         ]
     if found.diagonal is not None:
         scored = found.diagonal
-        rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.split_words}"))
+        rows.append(
+            (
+                "every expert on every task",
+                f"{scored.size_words(scored.counts)} samples of each, split {scored.split_words}",
+            )
+        )
     if rows:
         print_table(rows, ("", ""))
     if found.downloads:

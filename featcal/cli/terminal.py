@@ -50,9 +50,16 @@ def print_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
 
 
 def require_new(out: Path | None) -> None:
-    """Raise InputError if a document is to be written to a file that exists."""
+    """Raise InputError if what is to be written exists."""
     if out is not None and out.exists():
-        raise InputError(f"{out} exists; name another file")
+        raise InputError(f"{out} exists; name another file or folder")
+
+
+def require_new_file(out: Path | None) -> None:
+    """Raise InputError if a document is to be written to a file that exists, or into a folder that does not."""
+    require_new(out)
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file")
 
 
 def write_new(out: Path | None, text: str) -> None:

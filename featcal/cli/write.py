@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
 from featcal.cli.hand_over import export_folder, say_where_to, target_options
-from featcal.cli.options import JSON, OUT, SUITE, Size, note_folders
+from featcal.cli.options import JSON, OUT, SUITE, NewPath, Size, note_folders
 from featcal.cli.terminal import bar, print_table, require_new, say, say_notes, show
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
@@ -228,9 +228,7 @@ def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: b
 @click.option(
     "--suite", shell_complete=complete_suite, help="The suite, if it does not come with featcal.  [the record's]"
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Keep the model in this folder; must not exist.  [not kept]"
-)
+@click.option("--out", type=NewPath(), help="Keep the model in this folder; must not exist.  [not kept]")
 @click.option("--device", help="cpu, cuda or mps.  [the record's]")
 @JSON
 def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:

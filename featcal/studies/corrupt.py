@@ -29,9 +29,11 @@ def corrupt(
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples are not pictures as people see them, the suite's own are corrupted already, or there is no
-            such kind or severity.
+        InputError: samples are not pictures as people see them, the suite's own are corrupted already, no kind or
+            severity is named, or there is no such one.
     """
+    if not (kinds and severities):
+        raise InputError("no kind or severity of corruption is named; leave the option out for the usual ones")
     sources = {task: one.calibration for task, one in session.family.suite.tasks.items()}
     if spoilt := [task for task, source in sources.items() if source is not None and source.corruption is not None]:
         raise InputError(

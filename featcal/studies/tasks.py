@@ -18,7 +18,7 @@ METHODS = ("merged", "regmean++", "calibrated", *PROPOSED)
 
 
 def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:
-    """Measure every method on the first tasks of a suite, for every number of them from 2 on.
+    """Measure every method on the first tasks of a suite, for several numbers of them.
 
     Args:
         counts: numbers of tasks; left out, doubled from 2 up to all.

@@ -128,6 +128,53 @@ def test_drift(run: Run, tiny_suite_file: Path) -> None:
     assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
 
 
+def test_margins_are_printed_sample_by_sample(run: Run, tiny_suite_file: Path) -> None:
+    code, out, _ = run("drift", tiny_suite_file, "--margins", "--eval-samples", 3)
+    assert code == 0
+    header, *rows = out.split("\n\n")[-1].splitlines()
+    assert "certified" in header
+    assert [row.split()[0] for row in rows] == [task for task in TASKS for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--lm-eval-args", "--limit 8"), "--lm-eval-args are of lm-evaluation-harness; add --lm-eval"),
+        (("--lm-eval", "gsm8k", "--lm-eval-args", "'open"), "--lm-eval-args cannot be read: No closing quotation"),
+    ],
+)
+def test_arguments_of_the_harness_are_not_ignored(
+    arguments: tuple[str, ...], problem: str, run: Run, tiny_suite_file: Path
+) -> None:
+    code, _, err = run("evaluate", tiny_suite_file, *arguments)
+    assert code == 2
+    assert problem in err
+
+
+def test_a_study_of_nothing_is_refused(run: Run, tiny_suite_file: Path) -> None:
+    code, _, err = run("study", "corrupt", tiny_suite_file, "--kinds", ",")
+    assert code == 1
+    assert "no kind or severity of corruption is named" in err
+
+
+def test_the_folder_of_a_document_is_missed_before_the_work(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    for command in (("compare", "--model", "merged"), ("select",)):
+        code, _, err = run(*command, tiny_suite_file, "--out", tmp_path / "nowhere" / "found.json")
+        assert code == 1
+        assert f"there is no folder {tmp_path / 'nowhere'}; make it, or name another file" in err
+
+
+def test_a_path_to_write_may_begin_at_home_and_is_not_empty(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("merge", tiny_suite_file, "--out=~/merged")[0] == 0
+    assert (tmp_path / "merged" / "config.json").is_file()
+    code, _, err = run("merge", tiny_suite_file, "--out", "")
+    assert code == 2
+    assert "it is empty; name a file or folder" in err
+
+
 @pytest.mark.slow
 def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
     options = ("--attribution", "--output", "--margins", "--source", "--maps", "--depth", "--sample", 5)

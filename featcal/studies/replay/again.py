@@ -97,7 +97,7 @@ def replay(
     # Files rather than the record's hashes: of values a difference can be told, of hashes that there is one.
     kept = tensor_digests(files) if files else then.tensors
     with tempfile.TemporaryDirectory(prefix="featcal-replay-") as spare:
-        target = Path(spare) / "model" if out is None else Path(out)
+        target = Path(spare) / "model" if out is None else Path(out).expanduser()
         with use_threads(then.threads):
             _run(then, named, target, device or then.device, progress)
         now = read_record(target / RECORD_FILE)
