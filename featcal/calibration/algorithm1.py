@@ -58,7 +58,7 @@ class Account:
     """Account of a calibration: tokens, drift, starved experts and the cost of storing."""
 
     tokens: Mapping[str, int]
-    """By task: tokens of the first stage, padding left out."""
+    """By task: see `Streams.count_tokens`, in the first stage."""
     drift: Mapping[str, Mapping[str, float]]
     """By block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the block's own
     stage (`Stage.own_state`): of a T5 decoder block those of the decoder."""

@@ -88,8 +88,10 @@ def weight_by_factor(
 ) -> Float[Tensor, "m d"]:
     """Return the solution of Eq. (17), given the `left_factor`."""
     # Eq. (17) multiplies by the inverse from the right: first by that of L^T, then by that of L.
-    half = torch.linalg.solve_triangular(factor.mT, torch.add(target_sum, anchor, alpha=lam), upper=True, left=False)
-    return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
+    right = torch.add(target_sum, anchor, alpha=lam)
+    half = torch.linalg.solve_triangular(factor.mT, right, upper=True, left=False)
+    weight: Tensor = torch.linalg.solve_triangular(factor, half, upper=False, left=False)
+    return weight
 
 
 def _spectrum(left: Float[Tensor, "d d"], lam: float, eps: float) -> str:

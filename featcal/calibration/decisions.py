@@ -69,7 +69,8 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(f"decisions: a {adapter.family} model is a mixture, whose maps see some tokens each; set it 0")
     if run.ranks.several or run.store.is_limited:
-        what = "several processes" if run.ranks.several else "--max-memory"
+        limit = "--max-device-memory" if run.store.budget is None else "--max-memory"
+        what = "several processes" if run.ranks.several else limit
         raise InputError(f"decisions: every expert runs whole, in one process; leave {what} out, or set it 0")
     if torch.is_inference_mode_enabled():
         raise InputError(

@@ -71,21 +71,24 @@ class Pieces:
             for names in part.pieces
         }
         counted = _CountedBlock(self._streams, self._configs[0], stage, block)
-        counted.run_experts(parts, [statistics for every in pieces.values() for statistics in every])
-        placed = run.compute.place(merged)
-        for part in parts:
-            for names in part.pieces:
-                every = pieces.pop((part.name, names))  # what is solved is to leave the memory
-                if not every[0].groups:
-                    continue
-                later = [statistics for waiting in pieces.values() for statistics in waiting]
-                counted.count(part, every, block.local(placed), later)
-                for statistics in every:
-                    self._watch(statistics)
-                found = solve_block(run, every[0], merged)
-                solved |= found
-                placed |= run.compute.place(found.tensors)  # the rest of the block is there already
-            counted.pass_student(part, block.local(placed))
+        try:
+            counted.run_experts(parts, [statistics for every in pieces.values() for statistics in every])
+            placed = run.compute.place(merged)
+            for part in parts:
+                for names in part.pieces:
+                    every = pieces.pop((part.name, names))  # what is solved is to leave the memory
+                    if not every[0].groups:
+                        continue
+                    later = [statistics for waiting in pieces.values() for statistics in waiting]
+                    counted.count(part, every, block.local(placed), later)
+                    for statistics in every:
+                        self._watch(statistics)
+                    found = solve_block(run, every[0], merged)
+                    solved |= found
+                    placed |= run.compute.place(found.tensors)  # the rest of the block is there already
+                counted.pass_student(part, block.local(placed))
+        finally:
+            counted.clear()
         return solved
 
     def _find_parts(self, stage: Stage, block: Block) -> list[Part]:
@@ -193,6 +196,11 @@ class _CountedBlock:
             self._run.store.settle()
         for one, found in zip(every, priors, strict=True):
             self._settle_priors(one, found, effort)
+
+    def clear(self) -> None:
+        """Give back the memory and the files of everything that was kept of the experts."""
+        for traces in self._traces.values():
+            traces.clear()
 
     def _let_go(self, task: str, later: Sequence[BlockStatistics]) -> None:
         """Drop what later pieces do not need of the expert of a task."""

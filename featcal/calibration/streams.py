@@ -72,7 +72,8 @@ class Streams:
         self.rows = shared_rows(self.run.ranks, lane_rows(stage, self.student, self._passes, options))
 
     def count_tokens(self) -> dict[str, int]:
-        """Return how many tokens every task has in this stage, padding left out."""
+        """Return how many tokens every task has in this stage, padding left out; of pictures with a text, those of the
+        text."""
 
         def count(call: Call, batch: Batch) -> int:
             mask = batch.get("attention_mask")

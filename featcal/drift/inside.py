@@ -132,7 +132,9 @@ def _batch_norms(
         )
 
         def norm(output: Tensor, counts: Tensor = counts) -> Tensor:
-            squares = widen(output).square().sum(-1).flatten()
-            return torch.where(counts, squares, 0).reshape(samples, -1).sum(1).sqrt()
+            squares = torch.where(counts, widen(output).square().sum(-1).flatten(), 0)
+            if step.call.hidden_state.ndim == 2:  # a row of pictures, one after the other, each of its own length
+                squares = stage.state(step.call.with_state(squares[:, None]), batch)
+            return squares.reshape(samples, -1).sum(1).sqrt()
 
         yield name, (norm(apart), norm(expert))

@@ -19,6 +19,7 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import linear_groups
+from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve, select_tasks
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.linear_statistics import TaskStatistics
@@ -31,7 +32,7 @@ from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, require_same_compute
 from featcal.models.walk import Walk
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def measure_sources(
     Raises:
         InputError: the passes were made on another device or in another precision than `config` has, or its recipe is
             not the paper's, whose objectives these are.
+        NumericalError: an objective that has no single minimiser; names the maps.
     """
     if config.recipe != PAPER:
         raise InputError(f"feature sources need the recipe '{PAPER}': '{config.recipe}' has other objectives")
@@ -277,7 +279,13 @@ class _Book:
         for label, deployed, source in pairs:
             right, other = (self._objective(deployed, which, anchor) for which in (deployed, source))
             total, weight = self._distance[label]
-            yield SourceExcess(block, names, label, coupling=total / weight, **compare(right, other))
+            try:
+                compared = compare(right, other)
+            except SolveError as error:
+                raise NumericalError(
+                    f"{block}: {names}, source '{label}': {error}; raise lam or use more samples"
+                ) from error
+            yield SourceExcess(block, names, label, coupling=total / weight, **compared)
 
     def _objective(self, deployed: str, source: str, anchor: Tensor) -> Objective:
         gram, target, constant = self._sums[deployed, source]

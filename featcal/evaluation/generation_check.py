@@ -161,8 +161,10 @@ def canary(
             del teacher  # one whole model at a time
             # The merged model checked against itself is run once: both readings are the same.
             models = (model,) if held is model else (held, model)
-            pupils = (Pupil(family.generator(task_weights(one, task)), batches, TOKENS) for one in models)
-            readings += [_reading(pupil, answers, theirs) for pupil in pupils]
+            for one in models:
+                readings.append(
+                    _reading(Pupil(family.generator(task_weights(one, task)), batches, TOKENS), answers, theirs)
+                )
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
         found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])

@@ -20,6 +20,7 @@ from featcal.drift.source import (
     SOURCES,
     Objective,
     SourceExcess,
+    _Book,
     compare,
     excess_frame,
     measure_sources,
@@ -27,9 +28,20 @@ from featcal.drift.source import (
 from featcal.family.opening import Family, ensure_family
 from featcal.models.lane import Kept
 from featcal.session.session import Session
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NumericalError
 
 CONFIG = clip_config(samples=10, batch_size=4, eps=0.0)
+
+
+def test_an_objective_without_one_minimiser_is_named(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ridge alone stands behind it: eps, with which the calibration was solved, is no part of the objective."""
+    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
+    calibrated = calibrate(tiny64, CONFIG, experts=passes).weights
+    singular = torch.zeros(2, 2, dtype=torch.float64)
+    unsolved = Objective(singular, singular, 0.0, singular, 0.0)
+    monkeypatch.setattr(_Book, "_objective", lambda *_: unsolved)
+    with pytest.raises(NumericalError, match=r"block 0: self_attn.*, source 'prefix': not positive .* more samples"):
+        measure_sources(tiny64, calibrated, CONFIG, passes)
 
 
 @pytest.fixture(scope="module")

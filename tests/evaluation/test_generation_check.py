@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,23 @@ def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(f
         assert one.model == one.against
         assert one.model.perplexity > one.expert.perplexity >= 1
     assert not found.is_broken
+
+
+def test_one_whole_model_is_in_memory_at_a_time(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    whole = Family.generator
+
+    def generator(own: Family, weights: Weights) -> Any:
+        gc.collect()
+        assert [one for one in made if one() is not None] == []
+        found = whole(own, weights)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Family, "generator", generator)
+    monkeypatch.setattr(module, "TOKENS", FEW)
+    canary(family, family.base)
+    assert len(made) == 3 * len(TASKS)
 
 
 def test_the_same_model_answers_and_is_shown_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,25 @@ def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "bound" / "featcal.json").read_text())["relative_drift"] == free["relative_drift"]
 
 
+@pytest.mark.parametrize("recipe", ["paper", "refined", "informed"])
+def test_nothing_of_a_block_is_left_in_the_budget(
+    recipe: str, tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the experts gave of a block is held until the block is solved, and counted no longer."""
+    store = ActivationStore(2**30, tmp_path)
+    monkeypatch.setattr("featcal.calibration.calibrate._store", lambda *_: store)
+    left: list[int] = []
+
+    def note(_: str, done: int, total: int) -> None:
+        left.append(store.resident)
+
+    config = config_for(tiny, recipe=recipe, samples=4)
+    calibrate_to_folder(tiny, config, tmp_path / "out", max_memory=2**30, progress=note)
+    *behind, final = left
+    assert len({*behind}) == 1
+    assert 0 < final < behind[0]
+
+
 @pytest.mark.parametrize(("budget", "ahead"), [(None, True), (2**30, False)])
 def test_an_expert_is_read_ahead_where_no_budget_bounds_memory(
     tiny: Family, monkeypatch: pytest.MonkeyPatch, budget: int | None, ahead: bool
@@ -183,7 +202,7 @@ def test_a_limit_of_the_device_is_what_it_leaves_or_a_clear_error(tiny_suite_fil
 def test_the_budget_is_what_the_limit_leaves(tmp_path: Path) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", "llama")), "cpu")
     limits = [rss_bytes() + extra * 2**20 for extra in (264, 392)]
-    working = block_bytes(family.adapter.stages, family.merged, config_for(family), 64)
+    working = block_bytes(family.adapter.stages, family.merged, config_for(family), 64, 2)
     small, large = (state_budget(working, n) for n in limits)
     assert 0 < small < 64 * 2**20
     assert large - small == pytest.approx(128 * 2**20, abs=8 * 2**20)

@@ -24,7 +24,8 @@ from tiny_vision_language import COUNT, MARK, ROWS, TASKS, PicturedTrial, tiny_v
 from torch import Tensor
 
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import config_for, expert_passes
+from featcal.drift.inside import map_mismatches
 from featcal.evaluation.generation_check import canary
 from featcal.family.opening import batches_of
 from featcal.formats.load_pretrained import load_pretrained
@@ -287,6 +288,23 @@ def test_every_tensor_is_that_of_the_second_computation(
     assert max(worst.values()) < 1e-4, sorted(worst.items(), key=lambda one: -one[1])[:5]
     merged = family.merged.read(family.adapter.tower)
     assert all(ours[name].equal(merged[name]) for name in set(merged) - set(found))
+
+
+def test_maps_count_the_rows_of_every_picture_by_itself(qwen: PicturedTrial) -> None:
+    """Pictures of several sizes lie in one row of the tower; together they have what they have alone."""
+    family = qwen.family
+    alone, together = (
+        map_mismatches(
+            family.run(), family.merged, expert_passes(family, options(family, batch_size=size)), family.base
+        )
+        for size in (1, COUNT)
+    )
+    for task in TASKS:
+        assert any(one.layer.startswith("vision") for one in alone[task]), {one.layer for one in alone[task]}
+        for one, other in zip(alone[task], together[task], strict=True):
+            assert (one.layer, one.map) == (other.layer, other.map)
+            torch.testing.assert_close(one.mismatch, other.mismatch, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(one.expert_norm, other.expert_norm, rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_of_pictures_weigh_what_is_asked(qwen: PicturedTrial) -> None:
