@@ -27,7 +27,7 @@ from featcal.system.paths import from_folder
 from featcal.system.sandbox import server_rules, without_places
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
-_WRITTEN = "draft written"
+_WRITTEN, _LAST = "draft written", "draft rows as edited"
 CHECKPOINT = "a checkpoint"
 FIELDS = [field.name for field in fields(DraftTask)]
 HELP = {
@@ -51,7 +51,7 @@ def upload() -> None:
     if given is None or not st.button("Take it over", icon=":material/input:"):
         return
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "uploaded.yaml"
+        file = Path(folder) / (Path(given.name).name or "uploaded.yaml")  # drafts are called by it
         file.write_bytes(given.getvalue())
         try:
             _put(*import_file(file))
@@ -72,9 +72,12 @@ def form() -> None:
         merged = {"method": how, "scale": _field(right.number_input, f"scale {how}", scale[0].default, "Scale")}
     columns: dict[str, Any] = {name: st.column_config.TextColumn(help=HELP.get(name)) for name in FIELDS}
     columns["kind"] = st.column_config.SelectboxColumn(options=list(KINDS), help=HELP["kind"], default=KINDS[0])
+    if _EDITOR not in st.session_state and _LAST in st.session_state:  # back from another page, which drops the editor
+        st.session_state[_ROWS] = st.session_state[_LAST]
     kept: list[dict[str, str]] = st.session_state.get(_ROWS) or [asdict(DraftTask("", ""))]
     table = pd.DataFrame(kept, columns=FIELDS)
     edited = st.data_editor(table, num_rows="dynamic", hide_index=True, column_config=columns, key=_EDITOR)
+    st.session_state[_LAST] = rows_of(edited)
     known = ", ".join(task_catalogue())
     st.caption(f"One line per task. Entries of the catalogue: {plain(known)}.")
     if st.button("Make the suite file", icon=":material/edit_document:"):

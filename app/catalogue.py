@@ -11,10 +11,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
+from featcal.evaluation.evaluate import TaskScore
 from featcal.figures.names import plain, plain_lines
 from featcal.figures.tables import how_many
 from featcal.preflight.check import Preflight, check
 from featcal.samples.sources import Samples
+from featcal.server.lengths import is_long, seconds_to_score
 from featcal.session.fingerprint import Stamp
 from featcal.session.session import Session
 from featcal.suite.recipe import MergeRecipe
@@ -107,7 +109,7 @@ def expectations(found: Preflight) -> None:
             frame = 100 * pd.DataFrame(found.diagonal.accuracy).T
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
-                f"Right first answers in %, {found.diagonal.samples} samples per task, split "
+                f"Right first answers in %, {found.diagonal.size_words(found.diagonal.counts)} samples per task, split "
                 f"{found.diagonal.split_words}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )
@@ -142,11 +144,16 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
 
 def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
     """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
+    scores: Mapping[str, TaskScore] = {}
     try:
-        with state.progress() as report:
-            scores, missing = session.measure.scores("expert", on, report).tasks, ""
+        seconds = seconds_to_score(session, on)
+        if is_long(session, seconds) and not session.measure.has_scores("expert", on):
+            missing = f"that takes about {duration(seconds)}; the page Accuracy does it as a job, on the test split"
+        else:
+            with state.progress() as report:
+                scores, missing = session.measure.scores("expert", on, report).tasks, ""
     except FeatcalError as error:
-        scores, missing = {}, str(error)
+        missing = str(error)
     samples = {task: session.viewable_samples(task, on) for task in session.tasks}
     rows = []
     for task, spec in session.family.suite.tasks.items():

@@ -59,6 +59,21 @@ class ComparedFeatures(FeatureMaps):
         """Return the layers of the page's map."""
         return self.map_layers(self.layer)
 
+    @property
+    def own_key(self) -> Hashable:
+        """Return what tells the task's map from others."""
+        return self.key(self.task, len(self.layers))
+
+    @property
+    def every_key(self) -> Hashable:
+        """Return what tells the small maps of all tasks from others."""
+        return self.key("every task", self.layer)
+
+    def forget_umaps(self) -> None:
+        """Let the UMAPs be made once more, which a process that died left undone."""
+        for key in (self.own_key, self.every_key):
+            self.session.forget(_UMAP, key)
+
 
 def layer_slider(session: Session) -> str:
     """Return the layer chosen on its slider; a part of a block that was chosen elsewhere is that block here."""
@@ -91,8 +106,7 @@ def say_which(session: Session, layer: str) -> None:
 def map_section(shown: ComparedFeatures, origin: Origin) -> None:
     """Draw PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
-    key = shown.key(shown.task, len(shown.layers))
-    job: Job = shown.session.get_or_make(_UMAP, key, lambda: state.map_worker().submit([cloud]))
+    job: Job = shown.session.get_or_make(_UMAP, shown.own_key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
     row = st.container(horizontal=True)
@@ -116,7 +130,7 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
             kind="features" if axes == "PCA" else "UMAP",
             layer=shown.layer if axes == "PCA" or len(shown.layers) == 1 else None,  # a UMAP is made of all its layers
         )
-        _say_which_map(job, axes)
+        _say_which_map(job, axes, shown.forget_umaps)
         picking.scatter(
             cloud_charts.feature_map(points, dots, axes, shown.moved, depth),
             "feature-map",
@@ -136,9 +150,8 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
 def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
     """Draw one small map per task, each fitted by itself."""
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
-    key = shown.key("every task", shown.layer)
     job: Job = shown.session.get_or_make(
-        _UMAP, key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
+        _UMAP, shown.every_key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
     )
     wanted = _wanted_axes()
 
@@ -164,6 +177,8 @@ def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
             config=view.plotly(numbers.name),
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
         )
+        if axes != wanted:
+            _offer_again(job, shown.forget_umaps, "small-umaps-again")
         trust_text = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
         st.caption(
             f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {trust_text}. "
@@ -292,15 +307,26 @@ def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answe
     )
 
 
-def _say_which_map(job: Job, axes: str) -> None:
-    """Say which map stands here, and why it is not the other one. One line in any case, so that nothing below moves
-    when a UMAP takes the place of the PCA."""
+def _say_which_map(job: Job, axes: str, forget: Callable[[], None]) -> None:
+    """Say which map stands here, and why it is not the other one. One line in any case but that of a failure, so that
+    nothing below moves when a UMAP takes the place of the PCA.
+
+    Args:
+        forget: lets a UMAP that failed be made once more.
+    """
     if axes == _wanted_axes():
         st.caption(f"This is the {axes}.")
     elif job.done():
         st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")
+        _offer_again(job, forget, "umap-again")
     else:
         st.caption("This is PCA. The UMAP is being made: some seconds, about ten the first time; then it stands here.")
+
+
+def _offer_again(job: Job, forget: Callable[[], None], key: str) -> None:
+    """Offer to make a UMAP once more that failed."""
+    if job.done() and job.exception() is not None:
+        st.button("Make the UMAP again", key, on_click=forget, icon=":material/refresh:")
 
 
 def _say_how_far(shown: ComparedFeatures, made: tuple[str, maps.Points, maps.Points]) -> None:

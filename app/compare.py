@@ -129,8 +129,8 @@ def _make(session: Session, texts: list[str]) -> Compared:
         found = _label(session, texts)
         with state.progress() as report:
             for model in found.values():
-                if model.calibration is not None:
-                    jobs.ensure_calibrated(session, model.calibration, report)
+                if model.config is not None:
+                    jobs.ensure_calibrated(session, model, report)
                 else:
                     session.fit.weights(model)
     except InputError as error:

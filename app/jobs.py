@@ -18,7 +18,7 @@ from featcal.calibration.calibrate import CalibrationResult
 from featcal.evaluation.evaluate import Scores
 from featcal.figures.names import plain, plain_lines
 from featcal.server import kinds
-from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
+from featcal.server.lengths import is_long, seconds_to_make, seconds_to_score
 from featcal.server.manager import ensure_manager
 from featcal.server.orders import order, submit
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
@@ -44,6 +44,8 @@ NAMES = {
     "select": "Find good options",
 }
 """Names of kinds of jobs for people; other kinds go by their own."""
+PIECEWISE = ("sweep", "compare", "select")
+"""Kinds of jobs whose finished pieces are found again."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
     RUNNING: ":material/progress_activity:",
@@ -118,21 +120,30 @@ def _ask(wanted: Order, seconds: float, again: bool) -> bool:
     return pressed
 
 
-def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Progress) -> None:
+def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> None:
     """Make sure that the session has this calibrated model when this returns. Where it takes long a job makes it, and
     the page ends with that job's progress meanwhile."""
+    config, start = model.config, model.of
+    assert config is not None
+    assert start is not None
 
     def make() -> CalibrationResult:
-        document = ensure("calibrate", {"options": kinds.options_of(config)}, seconds)
+        document = ensure("calibrate", _calibrate_args(config, start), seconds)
         if document is None:
             page_end.end_page()
-        return kinds.calibration_from(session.family, config, document)
+        return kinds.calibration_from(session.fit.family_with(start), config, document)
 
-    seconds = seconds_to_calibrate(session, config)
+    seconds = seconds_to_make(session, model)
     if is_long(session, seconds):
-        session.fit.adopt_calibration(config, make, kinds.is_gone)
+        session.fit.adopt_calibration(model, make, kinds.is_gone)
     else:
-        session.fit.calibrate(config, progress)
+        session.fit.calibrate(model, progress)
+
+
+def _calibrate_args(config: CalibrationConfig, start: ModelRef) -> dict[str, Any]:
+    """Return the arguments of a job that calibrates the suite's merged model, or another start."""
+    named = {} if start.kind == "merged" else {"model": start.name}
+    return {"options": kinds.options_of(config), **named}
 
 
 def scores(
@@ -184,10 +195,9 @@ def _order(kind: str, args: Mapping[str, Any]) -> Order:
 
 def _model_argument(model: ModelRef) -> str:
     """Return a model as a job takes it; for one that a job has calibrated, the folder that it left."""
-    if model.calibration is None:
+    if model.config is None or model.of is None:
         return model.name
-    options = {"options": kinds.options_of(model.calibration)}
-    made = Queue().result(_order("calibrate", options))
+    made = Queue().result(_order("calibrate", _calibrate_args(model.config, model.of)))
     return model.name if made is None else str(made["out"])
 
 
@@ -257,7 +267,8 @@ def _show_end(job: Job) -> None:
     """Show how a job ended that left no result, in the library's own words, and its log."""
     words = plain_lines(job.message)
     if job.state == CANCELLED:
-        st.info("This was cancelled; nothing of it was kept.", icon=ICONS[CANCELLED])
+        kept = "what was finished is kept, and it goes on there" if job.order.kind in PIECEWISE else "nothing is kept"
+        st.info(f"This was cancelled; {kept}.", icon=ICONS[CANCELLED])
     elif job.state == DIED:
         st.warning(f"This died: {words}", icon=ICONS[DIED])
     else:

@@ -22,7 +22,7 @@ from featcal.studies.library import TABLE
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
-from featcal.suite.methods import NEEDS
+from featcal.suite.methods import EXPERT, NEEDS
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import duration
 
@@ -81,14 +81,16 @@ def _choose(studies: Sequence[Study]) -> Study:
 
 def _table(study: Study) -> None:
     """Show the table of one study; a click on a row looks at its model."""
-    frame = study_tables.method_table(study.summaries())
+    summaries = study.summaries()
+    frame = study_tables.method_table(summaries)
     st.caption(plain(_describe(study)))
     if study.kind == "corrupt":
         _show_corrupted(study)
     ranked = _rank(frame)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
-    st.session_state[_LISTED] = order["method"].tolist()
+    listed = [summaries[place].model for place in order.index]
+    st.session_state[_LISTED] = listed
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("Click a row to look at its model on every page; one that is fitted is fitted there.")
         st.segmented_control(
@@ -109,7 +111,7 @@ def _table(study: Study) -> None:
         st.caption(plain(f"{row['method']}: {row['failure']}"))
     for field, label in (("a", "Model A"), ("b", "Model B")):
         chosen = getattr(state.selection(), field)
-        if chosen in order["method"].tolist() and chosen != getattr(HOME, field):
+        if chosen in listed and chosen != getattr(HOME, field):
             st.info(f"{label} on every page: {plain(str(chosen))}", icon=":material/compare_arrows:")
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
@@ -117,9 +119,9 @@ def _table(study: Study) -> None:
 
 def _choose_row() -> None:
     rows = st.session_state[_ROWS].selection.rows
-    method = st.session_state[_LISTED][rows[0]] if rows else "expert"
-    if method != "expert":  # every page has them beside its models already
-        state.select(**{"a" if st.session_state[_AS] == "Model A" else "b": method})
+    model = st.session_state[_LISTED][rows[0]] if rows else EXPERT
+    if model != EXPERT:  # every page has them beside its models already
+        state.select(**{"a" if st.session_state[_AS] == "Model A" else "b": model})
 
 
 def _rank(frame: pd.DataFrame) -> pd.DataFrame:

@@ -140,7 +140,7 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], origin: Ori
         figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     numbers = Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions")
-    view.tools(numbers, text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
+    view.tools(numbers, text.BY_SCORES[session.family.adapter.scores_with].outputs)
 
 
 def _every_sample(

@@ -88,11 +88,13 @@ def confirm(
 ) -> None:
     """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
     says = f"{plain(shown.layer)} answers first, as a point in the chart; then the exact run takes its place."
-    (shown.words or words).caption(
-        "With δ above 0 there is no preview: the exact run answers a slider."
-        if config.decisions
-        else f"Move a slider of the recipe: {says}"
-    )
+    if config.decisions:
+        how = "With δ above 0 there is no preview: the exact run answers a slider."
+    elif not _is_quick(session, config):
+        how = f"An exact run of more than {QUICK:g} s has no preview before it: it answers a slider itself."
+    else:
+        how = f"Move a slider of the recipe: {says}"
+    (shown.words or words).caption(how)
     if shown.found is None:
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
@@ -115,7 +117,7 @@ def rest(
 
 def keep(layer: str, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
     """Keep what the next preview of the block needs, for the next move of a slider."""
-    if session.fit.calibrate(config).record["seconds"]["total"] > QUICK:
+    if not _is_quick(session, config):
         return
     place = st.empty()
 
@@ -125,6 +127,11 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: Evaluation
     with suppress(InputError):  # these options leave the block as merged
         session.fit.preview(config, layer, on, ends_if_moved)
     st.session_state[_EXACT] = state.reference(), config
+
+
+def _is_quick(session: Session, config: CalibrationConfig) -> bool:
+    """Say whether an exact run is quick enough for a preview to be kept beside it."""
+    return float(session.fit.calibrate(config).record["seconds"]["total"]) <= QUICK
 
 
 def where_it_helps(
@@ -185,12 +192,12 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
     if not wanted:
         return
-    seeds = {config.seed + more: replace(config, seed=config.seed + more) for more in range(SEEDS)}
+    seeds = {config.seed + more: session.resolve(replace(config, seed=config.seed + more)) for more in range(SEEDS)}
     with state.progress() as report:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
             session.measure.features(one, on, report)
-    scores, missing = state.answer_scores(session, {str(n): session.resolve(one) for n, one in seeds.items()}, on)
+    scores, missing = state.answer_scores(session, {str(n): one for n, one in seeds.items()}, on)
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
         return

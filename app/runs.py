@@ -21,6 +21,7 @@ from featcal.studies import recording
 from featcal.studies.history import History, HistoryEntry, Mark, Measured
 from featcal.studies.recording import hash_of, record
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.sandbox import server_rules
@@ -67,7 +68,7 @@ def choose(run_id: str) -> None:
 
 def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     """Return the selection that makes a run model B: its options on the sliders if they can show it, else its name."""
-    if run.model == "expert":  # every page has them beside its models already
+    if run.model == EXPERT:  # every page has them beside its models already
         return {}
     if not run.options:
         return {"b": run.model}
@@ -181,12 +182,13 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     if not server_rules():
         _keep_buttons(run, *buttons[1:])
     if second != _NOTHING:
-        st.button(
-            "Both on every page, as A and B",
-            on_click=_choose_both,
-            args=(run.id, second),
-            icon=":material/compare_arrows:",
-        )
+        if EXPERT not in (run.model, known[second].model):  # every page has them beside its models already
+            st.button(
+                "Both on every page, as A and B",
+                on_click=_choose_both,
+                args=(run.id, second),
+                icon=":material/compare_arrows:",
+            )
         _compare(session, run, known[second])
 
 

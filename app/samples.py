@@ -27,6 +27,7 @@ from featcal.session.model_ref import BASE, EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NoScores
+from featcal.system.formatting import duration
 
 MOST_PICTURES, MOST_TEXTS, MOST_THUMBNAILS = 24, 6, 16
 _TABLE = "table of samples"
@@ -194,7 +195,13 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
         st.rerun()
     if not session.is_text or all(session.measure.has_scores(model, on) for model in everyone.values()):
         return
-    if st.button("Let all models answer in full", icon=":material/chat:"):
+    seconds = seconds_to_score(session, on) * sum(not session.measure.has_scores(one, on) for one in everyone.values())
+    if is_long(session, seconds):
+        st.caption(
+            f"Whole answers of all models take about {duration(seconds)}; `featcal evaluate SUITE --split "
+            f"{on.split or session.split} --model MODEL` gives them."
+        )
+    elif st.button("Let all models answer in full", icon=":material/chat:"):
         with state.progress() as report:
             for model in everyone.values():
                 session.measure.scores(model, on, report)

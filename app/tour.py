@@ -10,7 +10,7 @@ import streamlit as st
 
 from app import state
 
-_STEP = "step of the tour"
+_STEP, _SUITE = "step of the tour", "suite of the tour"
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,10 @@ def box(page: str, opened_at: str) -> None:
     """
     if _STEP not in st.session_state:
         st.session_state[_STEP] = None if st.query_params.to_dict() or page != opened_at else 0
+        st.session_state[_SUITE] = state.reference()
     number: int | None = st.session_state[_STEP]
-    if number is None or STEPS[number].page != page:
+    # Its words are of the suite that it began on.
+    if number is None or STEPS[number].page != page or state.reference() != st.session_state[_SUITE]:
         return
     last = number == len(STEPS) - 1
     with st.container(border=True, key="tour"):

@@ -93,7 +93,8 @@ def _examine(
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
         if is_long(session, seconds):
-            repair, unmeasured = None, f"it takes about {duration(seconds)}; the page Calibrate does it as a job."
+            where = f"the page {'Calibrate' if model.kind == 'merged' else 'Accuracy'} does it as a job"
+            repair, unmeasured = None, f"it takes about {duration(seconds)}; {where}."
     if session.is_text and is_long(session, seconds := seconds_to_score(session, on)):
         unscored = f"scoring takes about {duration(seconds)}; the page Accuracy does it as a job."
     for found in examine(session, model, on, repair, report, unscored):

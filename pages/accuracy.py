@@ -32,10 +32,11 @@ except FeatcalError as error:
     page_end.end_page()
 
 scores = {shown: one for shown, one in found.items() if one is not None}
-# A job still scores one of them; the page is drawn again when it is done.
-if len(scores) < len(known):
+# A job scores the others, or did not end well; what is drawn without them is drawn again when it is done.
+if any(model.name in USUAL for shown, model in known.items() if shown not in scores):
     page_end.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
+known = {shown: known[shown] for shown in scores}
 if compared.b is None:
     options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
 if unscored and st.button(
@@ -50,7 +51,7 @@ if unscored and st.button(
     # The bars above are drawn with all models then.
     st.rerun()
 
-pair = compared.pair if compared.pair and not unscored else None
+pair = compared.pair if compared.pair and {*compared.pair} <= {*scores} else None
 frame = tables.score_table(scores, pair)
 between = None if pair is None else flips.comparison(session, compared.models, WHOLE)
 if between is not None:
@@ -79,7 +80,7 @@ st.caption(
 runs.say_looks(session)
 every_task, certain, changed = st.tabs(["Every task", "How certain is it?", "Which answers changed?"])
 with every_task:
-    view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
+    view.explain(text.BY_SCORES[session.family.adapter.scores_with].accuracy)
     view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if pair is not None and between is not None:
     with certain:

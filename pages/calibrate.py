@@ -46,7 +46,8 @@ with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 # Once the exact run is done, the preview is held against it.
 repair.confirm(previewed, session, config, after, more, words)
-scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
+shown = {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}
+scores, missing = state.answer_scores(session, shown, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
 measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
@@ -64,7 +65,7 @@ with drift_place:
     view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 with score_place:
     if scores:
-        metric = tables.metric_name(scores)
+        metric, kind = tables.metric_name(scores), state.kind_of_chart(session, on, "decisions")
         st.header(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
         ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
@@ -76,9 +77,10 @@ with score_place:
                 "scores before and after",
                 frame,
                 f"{metric} in %; difference in points",
-                origin,
+                # `featcal drift --output` gives the experts' scores by itself, `featcal evaluate` when they are named.
+                downloads.sample_origin(session, on, shown) if kind == "scores" else origin,
                 1,
-                state.kind_of_chart(session, on, "decisions"),
+                kind,
             ),
         )
     else:

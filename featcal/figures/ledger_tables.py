@@ -50,7 +50,10 @@ def _attribution(task: TaskDrift) -> pd.DataFrame:
             "telescoped share": booked.telescoped_shares.tolist(),
         }
     )
-    return frame.assign(contribution=frame["share"] * final, telescoped=frame["telescoped share"] * final, final=final)
+    booked_parts = {"contribution": frame["share"] * final, "telescoped": frame["telescoped share"] * final}
+    if not bool(booked.final_square.sum() > 0):  # shares divide by the final drift: without any, nothing is booked
+        booked_parts = dict.fromkeys(booked_parts, 0.0)
+    return frame.assign(**booked_parts, final=final)
 
 
 def _choose(ledger: DriftLedger, task: str) -> list[TaskDrift]:

@@ -66,13 +66,10 @@ def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
 
 def _book(ledger: DriftLedger, task: str) -> dict[str, float]:
     """Return, by layer, the share of the final drift times the final relative drift; 0 where nothing drifted."""
-    one = ledger.tasks[task]
-    assert one.attribution is not None
-    # Shares divide by the final drift: without any, they are not numbers.
-    if not bool(one.attribution.final_square.sum() > 0):
-        return {layer.layer: 0.0 for layer in one.layers}
-    final, shares = one.layers[-1].relative_drift, one.attribution.shares.tolist()
-    return {layer.layer: share * final for layer, share in zip(one.layers, shares, strict=True)}
+    from featcal.figures import ledger_tables  # not above: it imports torch, which most tables here do without
+
+    frame = ledger_tables.attribution(ledger, task)
+    return dict(zip(frame["layer"], frame["contribution"], strict=True))
 
 
 def _change_frame(rows: list[tuple[str, str, float, float]]) -> pd.DataFrame:

@@ -3,6 +3,11 @@
 A displayed formula stands between two lines of `$$` alone: Streamlit takes all after text on the line for a formula.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 PAPER = "https://arxiv.org/abs/2605.13030"
 SOURCE = (
     f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
@@ -122,6 +127,16 @@ that is right in other words. Choose options on validation samples; the gap clos
 model are close, and left out where the expert is not better.
 """
 
+ACCURACY_OF_HEADS = r"""
+**What this shows.** How good every model's answers on the whole **test** split are, behind the head that each expert
+brings for its task: accuracy of classes, Spearman's rank correlation of the likeness of two texts. *gap closed*
+$= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** Choose options on validation samples (page Calibrate): a test split that was looked at for
+every slider position is a validation split. The gap closed is unstable where expert and merged model are close,
+and left out where the expert is not better.
+"""
+
 DIFFERENCES = r"""
 **What this shows.** How much better the second model scores than the first, per task and on average over tasks, with
 the interval in which the difference lies for 95 of 100 draws of such samples. Grey and open: within noise.
@@ -190,6 +205,34 @@ margin (Eq. 44).
 **When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. Later
 tokens of the answer are not looked at. The expert is not always right.
 """
+
+OUTPUTS_OF_HEADS = r"""
+**What this shows.** Scores of the classes behind the head that the expert brings. Left: how far those of expert and
+model are apart, and the bound that the final drift sets. Right: for how many samples the model decides as the expert
+(full symbols), and for how many the margin *proves* it (open symbols); hover for the accuracy.
+
+**Formula.** $\|\Delta z\| \le B\,\|e^L\|$, $B = \sigma_\text{max}$ of the head, of both maps where there are two
+(Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's margin (Eq. 44).
+
+**When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. The
+expert is not always right.
+"""
+
+
+@dataclass(frozen=True)
+class ScoreTexts:
+    """Texts about scores and decisions, for models that score alike."""
+
+    accuracy: str
+    outputs: str
+
+
+BY_SCORES: Mapping[str, ScoreTexts] = {
+    "prompts": ScoreTexts(ACCURACY, OUTPUTS),
+    "vocabulary": ScoreTexts(ACCURACY_OF_TEXT, OUTPUTS_OF_TEXT),
+    "own": ScoreTexts(ACCURACY_OF_HEADS, OUTPUTS_OF_HEADS),
+}
+"""By what a model scores with (`Adapter.scores_with`)."""
 
 SOURCES = r"""
 **What this shows.** What the calibration objective of each block loses if its linear maps are fitted on other

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from math import sqrt
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -45,11 +46,11 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
         form: format of a number under the pointer.
     """
     rows, columns = grid
-    values = [frame[name].to_numpy().reshape(grid).tolist() for name in (column, "share")]
+    shares = np.array([_describe_share(one) for one in frame["share"]]).reshape(grid).tolist()
     figure = go.Figure(
         go.Heatmap(
-            z=values[0],
-            customdata=values[1],
+            z=frame[column].to_numpy().reshape(grid).tolist(),
+            customdata=shares,
             zmin=0,
             zmax=top,
             colorscale=[[0, _shade(0)], [1, _shade(_MOST["picture"])]],
@@ -59,8 +60,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
             # Black is read on the light picture and on every shade over it; more columns leave no room for numbers.
             texttemplate="%{z:" + form + "}" if columns <= _NUMBERED else None,
             textfont={"color": "black", "size": 11},
-            hovertemplate="row %{y}, column %{x}: %{z:" + form + "}<br>%{customdata:.1%} of the layer's squared drift"
-            "<extra></extra>",
+            hovertemplate="row %{y}, column %{x}: %{z:" + form + "}%{customdata}<extra></extra>",
         )
     )
     # The bar of the heat map itself would show the theme's ground through little drift, not the picture's.
@@ -110,11 +110,16 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
     spans = []
     for word, number, share in frame[["token", column, "share"]].itertuples(index=False, name=None):
         depth = 0.0 if not top or number != number else _MOST["text"] * min(1.0, number / top)
-        sentence = f"{column} {number:.{digits}f}, {share:.1%} of the layer's squared drift"
+        sentence = f"{column} {number:.{digits}f}{_describe_share(share)}"
         spans.append(
             f'<span style="background-color: {_shade(depth)}" title="{escape(sentence)}">{escape(str(word))}</span>'
         )
     return f'<div class="marked-tokens">{" ".join(spans)}</div>'
+
+
+def _describe_share(share: float) -> str:
+    """Say how much of the layer's squared drift a token has; nothing where there is no drift to share."""
+    return "" if share != share else f", {share:.1%} of the layer's squared drift"
 
 
 def _shade(opacity: float) -> str:

@@ -63,17 +63,18 @@ class Fits:
 
     def adopt_calibration(
         self,
-        config: CalibrationConfig,
+        model: ModelId,
         make: Callable[[], CalibrationResult],
         is_stale: Callable[[CalibrationResult], bool],
     ) -> CalibrationResult:
         """Keep what another process has calibrated as this calibration, which `calibrate` gives from then on.
 
         Args:
+            model: as in `calibrate`.
             make: gives it, where none is kept.
             is_stale: says that a kept one can no longer be read; it is made again then.
         """
-        key = self.suite.resolve(config).key
+        key = self.suite.resolve(model).key
         if is_stale(self.suite.get_or_make(_CALIBRATED, key, make)):
             self.suite.forget(_CALIBRATED, key)
         return self.suite.get_or_make(_CALIBRATED, key, make)

@@ -28,6 +28,8 @@ class Summary:
     """One method at one place of a study; numbers are means over seeds."""
 
     method: str
+    model: str
+    """The whole name of the model, of the first seed."""
     at: Mapping[str, str | int | float]
     seeds: tuple[int, ...]
     """Of the rows that did not fail; empty where none has a part in it."""
@@ -124,6 +126,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
     whole = bool(tasks) and all(expert.get(task, 0) > 0 for task in tasks)
     return Summary(
         method=first.method,
+        model=first.point.model,
         at=first.point.at,
         seeds=tuple(row.point.seed for row in done if row.point.seed is not None),
         average=spread([row.mean for row in done]) if tasks else None,

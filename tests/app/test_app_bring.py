@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import streamlit as st
-from app_pages import button, opened
+from app_pages import button, go, opened
 
 from app import bring
 
@@ -27,6 +27,28 @@ def test_an_empty_form_says_what_to_fill_in() -> None:
     app.selectbox(key="draft-merge").set_value("ties").run()
     button(app, "Make the suite file").click().run()
     assert app.error[0].value.startswith("No task has a name")
+
+
+def test_lines_of_tasks_outlive_a_visit_to_another_page() -> None:
+    app = opened("clip-mini", "bring")
+    line = {**dict.fromkeys(bring.FIELDS, ""), "task": "cars", "expert": "some/expert"}
+    app.session_state[bring._LAST] = [line]  # as the editor had it, which no test can type into
+    go(app, "jobs")
+    go(app, "bring")
+    (table,) = [one.value for one in app.dataframe if "expert" in one.value]
+    assert (table["task"].tolist(), table["expert"].tolist()) == (["cars"], ["some/expert"])
+
+
+def test_a_draft_is_called_by_the_file_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+    content = b"merge_method: task_arithmetic\nbase_model: base\nmodels: [{model: cars, parameters: {weight: 0.3}}]\n"
+    given = SimpleNamespace(name="mine.yaml", getvalue=lambda: content)
+    monkeypatch.setattr(st, "file_uploader", lambda *_, **__: given)
+    monkeypatch.setattr(st, "button", lambda *_, **__: True)
+    monkeypatch.setattr(bring, "_put", lambda *given: taken.extend(given))
+    bring.upload()
+    assert "name: mine\n" in str(taken[0])
+    assert "uploaded" not in str(taken[0])
 
 
 def test_what_is_wrong_with_an_uploaded_file_is_said_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

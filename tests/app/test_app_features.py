@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streamlit as st
-from app_pages import charts, control, go, healthy, name_of, opened
+from app_pages import InstantMaps, charts, control, go, healthy, name_of, opened
 from streamlit.testing.v1 import AppTest
 from tiny_clip import BLOCKS
 from tiny_text import write_text_suite
@@ -222,15 +222,36 @@ def test_a_map_says_what_it_is_before_it_is_drawn(future: str, said: str, monkey
     spoken: list[str] = []
     for name in ("caption", "warning"):
         monkeypatch.setattr(st, name, lambda text, **_: spoken.append(text))
+    monkeypatch.setattr(st, "button", lambda *_, on_click, **__: on_click())
     monkeypatch.setattr(state, "selection", Selection)
+    forgotten: list[str] = []
     job: Future[list[maps.Points]] = Future()
     if future == "made":
         job.set_result([])
     elif future == "failed":
         job.set_exception(ValueError())
-    cloud._say_which_map(job, cloud._axes(job, "UMAP"))
+    cloud._say_which_map(job, cloud._axes(job, "UMAP"), lambda: forgotten.append(future))
     assert len(spoken) == 1
     assert spoken[0].startswith(said)
+    assert forgotten == ["failed"] * (future == "failed")
+
+
+def test_a_umap_that_failed_is_made_again_when_asked(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the task's map and the small ones, once the process that died has a successor."""
+    failed: Future[list[maps.Points]] = Future()
+    failed.set_exception(RuntimeError("the map process ended"))
+    with monkeypatch.context() as patched:
+        patched.setattr(InstantMaps, "submit", lambda *_: failed)
+        app = opened(tiny_suite_file, "features", n="7", **BOTH)  # whose maps no other test has made
+        control(app, "every").set_value(True).run()
+        assert [one.value for one in app.warning] == ["UMAP failed on these features; this is PCA."]
+        assert not said(app, "UMAP 1 across")
+        assert [one.label for one in app.button].count("Make the UMAP again") == 2
+    app.button(key="umap-again").click().run()
+    assert healthy(app)
+    assert not app.warning
+    assert said(app, "This is the UMAP.")
+    assert said(app, "UMAP 1 across")
 
 
 def test_only_a_wanted_map_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

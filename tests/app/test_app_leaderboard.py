@@ -137,6 +137,15 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 3
 
 
+def test_a_row_is_the_model_that_it_measured(tiny: Family) -> None:
+    """With its samples and seed: the bare name of a method would be the page's own options."""
+    study = study_of_tiny(tiny, "merged", "calibrated")
+    named = {one.method: one.model for one in study.summaries()}
+    assert named == {"expert": "expert", "merged": "merged", "calibrated": "calibrated:samples=8,seed=42"}
+    named = {one.method: one.model for one in read_study(data_path("clip-mini", "compare.json")).summaries()}
+    assert named["calibrated:recipe=refined"] == "calibrated:recipe=refined,samples=64,seed=42"
+
+
 @pytest.mark.slow
 def test_lists_of_models_know_scores_and_models_change_places(tiny_suite_file: Path, tiny: Family) -> None:
     study = study_of_tiny(tiny, "merged", "ties", "tsv-m")

@@ -49,6 +49,11 @@ def test_it_can_be_left_at_once(newcomer: AppTest) -> None:
     assert not said(go(newcomer, "drift"))
 
 
+def test_its_words_are_of_the_suite_that_it_began_on(newcomer: AppTest) -> None:
+    newcomer.session_state["selection"] = replace(newcomer.session_state["selection"], suite="t5-mini")
+    assert not said(newcomer.run())
+
+
 def test_who_comes_by_a_link_is_spared_it(tiny_suite_file: Path) -> None:
     assert not said(opened(tiny_suite_file, "verdict"))
 

@@ -37,6 +37,8 @@ def test_words_are_text_with_their_drift_as_colour() -> None:
         {"token": ["<b>", 'x" onclick="y', "last"], "drift": [0.0, 1.0, 4.0], "share": [0, 1 / 17, 16 / 17]}
     )
     html = token_charts.mark_words(frame, "drift", 4.0, 2)
+    unmoved = token_charts.mark_words(frame.assign(drift=0.0, share=float("nan")), "drift", 0.0, 2)
+    assert 'title="drift 0.00"' in unmoved
     assert "&lt;b&gt;" in html
     assert "onclick=&quot;" in html
     assert 'onclick="' not in html

@@ -222,6 +222,21 @@ def test_nothing_is_said_of_what_is_not_measured() -> None:
     late = judge(replace(HURT, repaired=None, repaired_final=None, no_repair="it takes about 2 h."))
     assert said(late)["repair"] == "What calibration would bring is not measured: it takes about 2 h."
     assert late.next == sentences.REPAIR
+    other = judge(replace(HURT, repaired=None, repaired_final=None, repairable=False))
+    assert (other.next, said(other)["next"]) == (
+        sentences.NOTHING, "Next: nothing; only a merge that is not calibrated yet is repaired."
+    )  # fmt: skip
+
+
+def test_what_is_booked_adds_up_where_a_task_does_not_drift(tiny_session: Session) -> None:
+    """An expert on its own task: nothing there has a share of nothing."""
+    task = tiny_session.tasks[0]
+    ledger = tiny_session.measure.drift(f"expert:{task}", DriftOptions(8, attribution=True))
+    frame = ledger_tables.attribution(ledger, tables.ALL_TASKS)
+    assert float(frame["final"][0]) > 0
+    for column in ("contribution", "telescoped"):
+        assert float(frame[column].sum()) == pytest.approx(float(frame["final"][0]), rel=1e-4)
+    assert not ledger_tables.attribution(ledger, task)["contribution"].any()
 
 
 def test_sentences_need_no_torch() -> None:

@@ -695,6 +695,48 @@ def test_the_jobs_page_lists_cancels_and_removes(tiny_suite_file: Path, slow: Qu
     assert [job.id for job in slow.jobs()] == [second.id]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_another_merge_is_calibrated_by_a_job(tiny_suite_file: Path, tiny: Family, slow: Queue) -> None:
+    app = opened(tiny_suite_file, "drift", b="calibrated:samples=8@ties", n="8")
+    assert charts(app) == 0
+    button(app, "Start").click().run()
+    (job,) = slow.jobs()
+    assert (job.order.args["model"], job.order.args["options"]["samples"]) == ("ties", 8)
+    done(slow, job)
+    app.run()
+    assert healthy(app)
+    assert charts(app) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_scores_that_are_there_stay_where_another_job_was_cancelled(tiny_suite_file: Path, slow: Queue) -> None:
+    app = opened(tiny_suite_file, "accuracy", b="ties")
+    while starts := [one for one in app.button if one.label == "Start"]:
+        starts[0].click().run()
+    for job in slow.jobs():
+        done(slow, job)
+    app.run()
+    assert charts(app) == 1
+    button(app, "Score the ties model").click().run()
+    button(app, "Cancel").click().run()
+    app.run()
+    assert healthy(app)
+    assert [one.value for one in app.info if "cancelled" in one.value]
+    assert charts(app) == 1
+
+
+@pytest.mark.parametrize(("kind", "words"), [("sweep", "what was finished is kept"), ("scores", "nothing is kept")])
+def test_what_is_left_of_a_cancelled_job(kind: str, words: str, line: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(app_jobs.st, "info", lambda text, **_: shown.append(text))
+    monkeypatch.setattr(app_jobs, "_log", lambda _: None)
+    job = line.submit(Order(kind, "no suite", {}, str(Path.cwd()), kind.ljust(40)), "ann")
+    app_jobs._show_end(replace(job, state="cancelled"))
+    assert words in shown[0]
+
+
 def test_where_a_job_is_in_one_line(line: Queue) -> None:
     job = line.submit(steps(), "ann")
     line.submit(steps("b"), "ann")

@@ -35,6 +35,8 @@ class Findings:
         repaired: from the model to the calibrated one.
         repaired_final: `final` of the calibrated model.
         repair_samples: that calibration saw per task, in words: "64", "40 to 64".
+        repairable: False for a model that nobody would calibrate: base, expert, anchor, or one that is
+            calibrated already.
         no_repair: why there is no calibrated model, where that is known.
         whole: nothing more is going to be measured, so it can be said what to do next.
     """
@@ -51,5 +53,6 @@ class Findings:
     repaired: Comparison | None = None
     repaired_final: float | None = None
     repair_samples: str = ""
+    repairable: bool = True
     no_repair: str = ""
     whole: bool = True

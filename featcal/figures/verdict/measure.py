@@ -62,7 +62,8 @@ def examine(
         unscored: why no model is to be scored; "" to score them.
     """
     one = session.resolve(model)
-    found = Findings("The merge" if one.kind == "merged" else one.label, no_scores=unscored, whole=False)
+    named = "The merge" if one.kind == "merged" else one.label
+    found = Findings(named, no_scores=unscored, repairable=one.kind not in _LEFT, whole=False)
     if not unscored:
         found = _score(session, one, on, found, progress)
     yield found

@@ -180,6 +180,8 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
 def _choose_step(found: Findings) -> str:
     if _find_doubtful(found):
         return CHECK
+    if not found.repairable:
+        return NOTHING
     if found.lost is None:
         return _choose_by_drift(found)
     if found.lost.average.is_within_noise or found.lost.average.difference > 0:
@@ -201,6 +203,8 @@ def _choose_by_drift(found: Findings) -> str:
 
 
 def _say_next(found: Findings, step: str) -> str:
+    if step == NOTHING and not found.repairable:
+        return "Next: nothing; only a merge that is not calibrated yet is repaired."
     if step == NOTHING:
         worst = None if found.lost is None else min(found.lost.tasks.items(), key=lambda item: item[1].difference)
         if worst is not None and _is_worse(worst[1]):
