@@ -198,7 +198,8 @@ class CalibrationConfig:
     eps: float = _option(1e-8, "Numerical stabiliser of Eqs. (14), (17) and (59).", least=0)
     recipe: str = _option(
         PAPER, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
-        "refined, with what the experts' weights know as a prior (docs/theory.md).", label="Recipe", choices=RECIPES,
+        "refined, with what the experts' weights know as a prior (docs/theory/recipes.md).", label="Recipe",
+        choices=RECIPES,
     )
     beta: float = _number(
         "beta", "Share of the residual stream's gap to the expert that output maps are to close; above 0 it needs "
