@@ -12,7 +12,7 @@ task = view.task_selector(session)
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
 if compared.b is None:
-    options.offer(session, f"The expert's and {compared.a} are shown; a second model adds its own points.")
+    options.offer(session, f"The expert and {compared.a} are shown; a second model adds its own points.")
 layer = cloud.layer_slider(session)
 cloud.say_which(session, layer)
 models = {compare.SHOWN_EXPERT: EVERY_EXPERT, **compared.models}

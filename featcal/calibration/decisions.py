@@ -224,8 +224,12 @@ def weight_in_metrics(
         SolveError: a left matrix is not positive definite.
     """
     # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
-    right = right + torch.stack([one @ own - own for one, own in zip(metrics, targets, strict=True)]).sum(0)
-    left = factor @ factor.mT - torch.stack([one.share * own for one, own in zip(metrics, grams, strict=True)]).sum(0)
+    right, left = right.clone(), factor @ factor.mT
+    for one, gram, target in zip(
+        metrics, grams, targets, strict=True
+    ):  # in place: all tasks' at once would be gigabytes
+        right += one @ target - target
+        left.sub_(gram, alpha=one.share)
     reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))
     wanted = reached.mT @ right
     beside = torch.cholesky_solve((right - reached @ wanted).mT, left_factor(left.clone, 0.0, 0.0)).mT

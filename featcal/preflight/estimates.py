@@ -85,7 +85,8 @@ def estimate(
     inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
     working = max(working_bytes(stage, i, info, config, batch, len(drawn)) for stage, i in _places(adapter))
     if config.decisions:
-        working = max(working, gradient_bytes(adapter.stages, int(widest * TOGETHER)))
+        together = max((one.tokens * min(one.samples, TOGETHER) for one in drawn.values()), default=0.0)
+        working = max(working, gradient_bytes(adapter.stages, int(together)))
     calibrating = inputs + states + int(SLACK * working)
     # The written model is loaded back beside the one in memory; the token states are gone by then.
     verifying = inputs + 2 * stored
