@@ -225,9 +225,8 @@ def weight_in_metrics(
     """
     # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
     right, left = right.clone(), factor @ factor.mT
-    for one, gram, target in zip(
-        metrics, grams, targets, strict=True
-    ):  # in place: all tasks' at once would be gigabytes
+    # One task at a time: what all of them change would be gigabytes.
+    for one, gram, target in zip(metrics, grams, targets, strict=True):
         right += one @ target - target
         left.sub_(gram, alpha=one.share)
     reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))

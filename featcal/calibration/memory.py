@@ -97,9 +97,8 @@ def working_bytes(
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     # A prior has sums of its own beside the matrix; rounding takes errors and rounded weights beside the solution.
-    solve = 8 * (
-        (3 if config.mu else 2) * max(squares) + (7 if config.is_quantized else 5) * max(rectangles) + parameters
-    )
+    matrices, maps = 3 if config.mu else 2, 7 if config.is_quantized else 5
+    solve = 8 * (matrices * max(squares) + maps * max(rectangles) + parameters)
     if config.decisions:  # every task's own sums, half a matrix and its targets; whole, and again in float32, to solve
         solve += tasks * (8 * (1.5 * max(squares) + max(rectangles)) + 4 * max(squares)) + 32 * max(squares)
     in_flight = features * tokens * block.features
