@@ -256,7 +256,7 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
 def title(order: Order) -> str:
     """Name what is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
-    options = order.args.get("options", order.args)
+    options = {**order.args.get("options", order.args), "model": order.args.get("model")}
     symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol}
     numbers = {"recipe": "recipe", **symbols, "model": "model", "split": "split"}
     settings = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]

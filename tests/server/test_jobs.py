@@ -703,6 +703,7 @@ def test_another_merge_is_calibrated_by_a_job(tiny_suite_file: Path, tiny: Famil
     button(app, "Start").click().run()
     (job,) = slow.jobs()
     assert (job.order.args["model"], job.order.args["options"]["samples"]) == ("ties", 8)
+    assert "model ties" in app_jobs.title(job.order)
     done(slow, job)
     app.run()
     assert healthy(app)
