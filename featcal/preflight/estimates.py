@@ -37,6 +37,8 @@ DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
 FORWARDS = 3
 """Passes of every batch through every block: expert, student counted, student calibrated."""
+WITH_DECISIONS = 2.5
+"""Times as long as a calibration takes where errors are weighed by decisions: 2.1 of MiniLM, 3 of B/32, measured."""
 SLOW = 1.25
 """Ratio of the speeds of float32 and bfloat16 products from which "fast" is said to be slow; less is chance."""
 
@@ -159,7 +161,7 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], config:
         counts[products] += in_products
         counts[solve] += in_solve
     arithmetic = math.fsum(count / (EFFICIENCY * gemm_rate(dtype)) for dtype, count in counts.items())
-    return arithmetic + passes * batches * CALL
+    return (arithmetic + passes * batches * CALL) * (WITH_DECISIONS if config.decisions else 1)
 
 
 def note_slow_precision(config: CalibrationConfig, device: torch.device) -> list[str]:

@@ -72,7 +72,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
     counted = config.samples, config.augment, config.batch_size
-    alike = *counted, config.precision, product_dtype(torch.float32, config), parts
+    alike = *counted, config.precision, product_dtype(torch.float32, config), bool(config.decisions), parts
     return session.get_or_make(_CALIBRATING, alike, make)
 
 

@@ -16,6 +16,8 @@ from clip_config import clip_config
 from command_line import Run
 from suite_edits import Edit
 
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.memory import gradient_bytes, working_bytes
 from featcal.family.opening import Family
 from featcal.preflight import estimates
 from featcal.preflight.check import check
@@ -81,6 +83,28 @@ def test_tasks_that_take_no_part_cost_nothing(tiny: Family, monkeypatch: pytest.
     )
     assert chosen.memory_bytes == alone.memory_bytes
     assert (chosen.seconds, chosen.samples) == (alone.seconds, 8)
+
+
+def test_errors_weighed_by_decisions_take_longer_and_more_memory(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every task's own matrices wait for the solve, and gradients go through a whole expert before it."""
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e9)
+    monkeypatch.setattr(estimates, "DISK_SPEED", 1e30)
+    drawn = {task: DrawSize(4, 17.0, 1) for task in tiny.experts}
+    plain, weighed = (config_for(tiny, recipe="informed", decisions=one, samples=4) for one in (0.0, 0.7))
+    before, after = (
+        estimates.estimate(tiny.adapter, tiny.merged.info, drawn, one, 3, tmp_path).seconds - estimates.START
+        for one in (plain, weighed)
+    )
+    assert after == pytest.approx(estimates.WITH_DECISIONS * before, rel=1e-6)
+    (stage,), info = tiny.adapter.stages, tiny.merged.info
+    hidden, width = stage.blocks[0].maps["mlp.fc1"].weight.shape
+    grown = [working_bytes(stage, 0, info, weighed, 1, tasks) for tasks in (100, 200)]
+    assert grown[1] - grown[0] == 100 * (8 * (1.5 * hidden**2 + hidden * width) + 4 * hidden**2)
+    same = [working_bytes(stage, 0, info, plain, 1, tasks) for tasks in (100, 200)]
+    assert same[0] == same[1]
+    assert gradient_bytes(tiny.adapter.stages, 2) > gradient_bytes(tiny.adapter.stages, 1)
 
 
 @pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (1.4e11, False), (2e11, False)])
