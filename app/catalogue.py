@@ -13,7 +13,6 @@ from streamlit.delta_generator import DeltaGenerator
 from app import state
 from featcal.evaluation.evaluate import TaskScore
 from featcal.figures.names import plain, plain_lines
-from featcal.figures.tables import how_many
 from featcal.preflight.check import Preflight, check
 from featcal.samples.sources import Samples
 from featcal.server.lengths import is_long, seconds_to_score
@@ -23,7 +22,7 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
-from featcal.system.formatting import duration, readable
+from featcal.system.formatting import duration, how_many, readable
 from featcal.system.resources import embedded_suites
 from featcal.system.sandbox import without_places
 
@@ -109,7 +108,7 @@ def expectations(found: Preflight) -> None:
             frame = 100 * pd.DataFrame(found.diagonal.accuracy).T
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
-                f"Right first answers in %, {found.diagonal.size_words(found.diagonal.counts)} samples per task, split "
+                f"Right first answers in %, {how_many(found.diagonal.counts.values())} samples per task, split "
                 f"{found.diagonal.split_words}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )

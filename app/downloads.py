@@ -16,6 +16,7 @@ from featcal.figures.commands import ChartSource
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.formatting import how_many
 
 USUAL = ("merged", "base", "expert")
 """Models that every suite has, which a file's name leaves out."""
@@ -44,7 +45,7 @@ class Origin:
     @property
     def samples(self) -> str:
         """Return the samples per task, as "64" or "40 to 64"; "" where none were needed."""
-        return tables.how_many(self.counts.values()) if self.counts else ""
+        return how_many(self.counts.values()) if self.counts else ""
 
     def with_task(self, task: str) -> Origin:
         """Return the origin of numbers of one task alone."""

@@ -8,7 +8,7 @@ from featcal.figures import charts, sample_tables, tables, text
 from featcal.session.model_ref import BASE, EVERY_EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
-from featcal.system.formatting import percent
+from featcal.system.formatting import how_many, percent
 
 WHOLE = EvaluationSamples(None, "test")
 
@@ -72,7 +72,7 @@ bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {summary}"
 view.picture(bars, "test-scores", alt, measured.name)
-size = tables.how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
+size = how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."

@@ -11,7 +11,7 @@ from featcal.cli import opening
 from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
 from featcal.cli.terminal import print_json, print_table, say, show
-from featcal.system.formatting import readable
+from featcal.system.formatting import how_many, readable
 from featcal.system.libraries import load_libraries
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def show_check(found: Preflight) -> None:
         rows.append(
             (
                 "every expert on every task",
-                f"{scored.size_words(scored.counts)} samples of each, split {scored.split_words}",
+                f"{how_many(scored.counts.values())} samples of each, split {scored.split_words}",
             )
         )
     if rows:

@@ -15,7 +15,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.figures import selection_table, tables
 from featcal.figures.names import shorten
 from featcal.studies.selection.outcome import Selection
-from featcal.system.formatting import percent, points
+from featcal.system.formatting import how_many, percent, points
 
 _LONGEST = 36
 """Characters of a model's name."""
@@ -57,7 +57,7 @@ def _(ledger: DriftLedger) -> pd.DataFrame:
 
 @describe.register
 def _(result: CalibrationResult) -> str:
-    counts = tables.how_many(one["samples"] for one in result.record["tasks"].values())
+    counts = how_many(one["samples"] for one in result.record["tasks"].values())
     where = "of the final features" if result.record.get("final_drift") else "behind every block, mean over tasks"
     return (
         f"{result.record['suite']} calibrated by the recipe {result.config.recipe}, {counts} samples per task: "
@@ -73,7 +73,7 @@ def _(result: CalibrationResult) -> pd.DataFrame:
 @describe.register
 def _(scores: Scores) -> str:
     metric = tables.metric_name({"": scores})
-    count = tables.how_many(one.n for one in scores.tasks.values())
+    count = how_many(one.n for one in scores.tasks.values())
     return f"{scores.model} on {scores.suite}: {metric} in %, {count} {scores.split} samples per task"
 
 

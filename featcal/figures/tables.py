@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from featcal.system.formatting import how_many
+
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.ledger import DriftLedger, Features
     from featcal.evaluation.evaluate import Scores
@@ -95,12 +97,6 @@ def metric_words(metrics: Iterable[str]) -> str:
     """
     names = {_METRICS[metric] for metric in metrics}
     return names.pop() if len(names) == 1 else "score"
-
-
-def how_many(counts: Iterable[int]) -> str:
-    """Return "64", or "40 to 64" where tasks have different numbers of samples."""
-    least, most = min(found := list(counts)), max(found)
-    return str(most) if least == most else f"{least} to {most}"
 
 
 def describe_samples(features: Features) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from featcal.samples.sources import Samples
 from featcal.suite.schema import expert_role
 from featcal.system.assignment import assign_columns
 from featcal.system.errors import InputError
-from featcal.system.formatting import some
+from featcal.system.formatting import how_many, some
 
 PROBE_SAMPLES = 64
 DEVIATIONS = 3.0
@@ -37,11 +37,6 @@ class Diagonal:
     def samples(self) -> int:
         """Return the fewest samples of a task."""
         return min(self.counts.values(), default=0)
-
-    def size_words(self, tasks: Iterable[str]) -> str:
-        """Name how many samples some tasks have each, such as "64", or "12 to 64"."""
-        sizes = [self.counts[task] for task in tasks]
-        return str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
 
     @property
     def test_looks(self) -> int:
@@ -84,8 +79,9 @@ class Diagonal:
         looked = [task for task, split in self.splits.items() if split == "test"]
         if not looked:
             return []
+        size = how_many(self.counts[task] for task in looked)
         return [
-            f"experts were scored on {self.size_words(looked)} test samples of {some(looked)}, for want of labels in "
+            f"experts were scored on {size} test samples of {some(looked)}, for want of labels in "
             "validation and calibration samples: that is a look at the test split; --no-probe leaves it out"
         ]
 
@@ -111,7 +107,8 @@ class Diagonal:
         how = "; ".join(f"on '{task}' {self._compare(task, expert)}" for task, expert in cycle.items())
         what = "probably swapped" if len(cycle) == 2 else "probably mixed up"
         order = ", ".join(f"the expert of '{expert}' belongs to '{task}'" for task, expert in cycle.items())
-        return f"experts {' and '.join(names)} are {what}: {order} ({how} of {self.size_words(cycle)} samples right)"
+        size = how_many(self.counts[task] for task in cycle)
+        return f"experts {' and '.join(names)} are {what}: {order} ({how} of {size} samples right)"
 
     def _compare(self, task: str, expert: str) -> str:
         return f"{self.accuracy[expert][task]:.0%} against its own expert's {self.accuracy[task][task]:.0%}"

@@ -20,6 +20,12 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def how_many(counts: Iterable[int]) -> str:
+    """Return "64", or "40 to 64" where tasks have different numbers of samples."""
+    least, most = min(found := list(counts)), max(found)
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def join_words(words: Sequence[str]) -> str:
     """Return words as a sentence lists them.
 

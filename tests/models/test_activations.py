@@ -111,7 +111,7 @@ def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeyp
 def test_nothing_of_a_block_is_left_in_the_budget(
     recipe: str, tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the experts gave of a block is held until the block is solved, and counted no longer."""
+    """Traces of the experts are held until their block is solved, and counted no longer."""
     store = ActivationStore(2**30, tmp_path)
     monkeypatch.setattr("featcal.calibration.calibrate._store", lambda *_: store)
     left: list[int] = []

@@ -30,6 +30,7 @@ from featcal.studies.history import History
 from featcal.studies.recording import count_looks
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
+from featcal.system.formatting import how_many
 from featcal.system.progress import Progress
 from featcal.system.versions import versions
 
@@ -130,7 +131,7 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
     frame, metric = tables.score_table(scores)[["task", *scores]], tables.metric_name(scores)
     for one in others:
         frame[tables.difference((first, one))] = frame[one] - frame[first]
-    split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
+    split = f"{how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
     chart = charts.score_bars(frame, list(scores), f"{metric}, %")

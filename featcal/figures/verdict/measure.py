@@ -15,6 +15,7 @@ from featcal.session.model_ref import BASE, EVERY_EXPERT, MERGED, ModelId, Model
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NoScores
+from featcal.system.formatting import how_many
 from featcal.system.progress import Progress, silent
 
 _LEFT = ("base", "expert", "calibrated", "anchor")
@@ -115,7 +116,7 @@ def _repair(
     return replace(
         found,
         repaired=None if found.lost is None else compare_scores(answers(one, on), answers(repair, on, progress)),
-        repair_samples=tables.how_many(task["samples"] for task in record["tasks"].values()),
+        repair_samples=how_many(task["samples"] for task in record["tasks"].values()),
         repaired_final=float(tables.relative_drift(after).iloc[-1]),
     )
 

@@ -19,6 +19,7 @@ from featcal.session.model_ref import BASE, MERGED
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NumericalError
+from featcal.system.formatting import how_many
 from featcal.system.progress import Progress, silent
 
 WRITTEN = "texts that experts wrote have no right answers"
@@ -118,7 +119,7 @@ def examine_merge(
     except NumericalError as error:
         return replace(found, failure=str(error))
     if unscored:
-        count = tables.how_many(len(task.indices) for task in ledger.tasks.values())
+        count = how_many(len(task.indices) for task in ledger.tasks.values())
         features = replace(features, on=f"{count} texts per task that its expert wrote, since no samples were given")
     return replace(
         found,
