@@ -1,11 +1,9 @@
-"""Read a checkpoint folder in the Hub's layout one tensor at a time from its safetensors files."""
+"""Read a checkpoint folder in the Hub's layout one tensor at a time, from safetensors files or from pickles."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from featcal.formats.hub import fetch_model, hub_model
-from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite
+from featcal.formats.pickles import PICKLED_FILE, PICKLED_INDEX, convert_once, select_pickled
+from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite, dtype_of
 from featcal.system.errors import InputError
+from featcal.system.formatting import some
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path, require_plain
 from featcal.system.sandbox import require_links_inside, require_no_hub
@@ -27,23 +27,19 @@ MOST_DIMENSIONS = 8
 """Dimensions that a tensor may have; weights have at most four."""
 Header = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype code of every tensor of a file, by stored name."""
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
 
 
 class Checkpoint:
     """Tensors of one folder by canonical name; only headers are read until `read` is called.
 
     Args:
-        folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`, and `config.json`.
+        folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`, or the same of
+            `pytorch_model.bin`, and `config.json`.
         label: name of the model in messages.
         canonical: maps a tensor's stored name to its canonical name; None leaves the tensor out.
 
     Raises:
-        InputError: there are no safetensors, a header cannot be read, a shard that the index names is missing, or two
+        InputError: there are no weights, a header cannot be read, a shard that the index names is missing, or two
             tensors have one canonical name.
     """
 
@@ -56,7 +52,7 @@ class Checkpoint:
         """Stored names without a canonical name, and their files."""
         headers = _headers(folder, label)
         self.files = list(headers)
-        for file, header in headers.items():
+        for file, header in headers.values():
             for stored, (shape, code) in header.items():
                 name = canonical(stored)
                 if name is None:
@@ -135,19 +131,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
 
 def stored_names(folder: Path, label: str) -> list[str]:
     """Return the stored names of all tensors in a checkpoint folder."""
-    return [name for header in _headers(folder, label).values() for name in header]
-
-
-def dtype_of(code: str, what: str) -> torch.dtype:
-    """Return the dtype of a safetensors code; raise InputError with `what` in front if featcal does not read it."""
-    if code not in _DTYPES:
-        raise InputError(f"{what} has dtype {code}, which featcal does not read")
-    return _DTYPES[code]
-
-
-def code_of(dtype: torch.dtype) -> str:
-    """Return the safetensors code of a dtype that featcal reads."""
-    return next(code for code, known in _DTYPES.items() if known is dtype)
+    return [name for _, header in _headers(folder, label).values() for name in header]
 
 
 def read_config(folder: Path, label: str) -> dict[str, Any]:
@@ -158,22 +142,27 @@ def read_config(folder: Path, label: str) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path, label: str) -> list[Path]:
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    index = folder / INDEX_FILE
-    if index.is_file():
-        names = shards(read_json(index, f"{label}: {index}"), f"{label}: {index}")
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
-        return [folder / name for name in names]
+    """Return the files that hold a folder's weights: safetensors, else pickles by transformers' names, else the only
+    pickle that there is."""
+    for single, index_name in ((SINGLE_FILE, INDEX_FILE), (PICKLED_FILE, PICKLED_INDEX)):
+        if (folder / single).is_file():
+            return [folder / single]
+        index = folder / index_name
+        if index.is_file():
+            names = shards(read_json(index, f"{label}: {index}"), f"{label}: {index}")
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
+                raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
+            return [folder / name for name in names]
     pickles = select_pickled([path.name for path in folder.iterdir()])
-    if pickles:
+    if len(pickles) > 1:
         raise InputError(
-            f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}), which can run code; "
-            f"{unpickling(folder, pickles)}"
+            f"{label}: {folder} has several pickled files and no index ({some(pickles)}); name the one that holds the "
+            f"weights {PICKLED_FILE}"
         )
-    raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
+    if not pickles:
+        raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
+    return [folder / pickles[0]]
 
 
 def shards(index: Any, what: str) -> list[str]:
@@ -188,41 +177,25 @@ def shards(index: Any, what: str) -> list[str]:
     return names
 
 
-def select_pickled(names: Iterable[str]) -> list[str]:
-    """Return the file names that are pickled weights: those that begin with "pytorch_model" if any do, since the others
-    are then states of a training run."""
-    found = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
-    return [name for name in found if name.startswith("pytorch_model")] or found
-
-
-def unpickling(folder: str | Path, pickles: Sequence[str]) -> str:
-    """Return a command that converts pickled state dicts to safetensors without running their code."""
-    steps = [
-        "import torch",
-        "from safetensors.torch import save_file",
-        f"d = {json.dumps(f'{Path(folder).as_posix()}/')}",
-        f'parts = [torch.load(d + n, map_location="cpu", weights_only=True) for n in {json.dumps(pickles)}]',
-        "tensors = {k: v.clone().contiguous() for part in parts for k, v in part.items()}",
-        f'save_file(tensors, d + "{SINGLE_FILE}", {{"format": "pt"}})',
-    ]
-    return (
-        f"convert them, reading tensors only:\n    {shlex.join(['python', '-c', '; '.join(steps)])}\n"
-        "or get a copy that was saved with safe_serialization=True"
-    )
-
-
-def _headers(folder: Path, label: str) -> dict[Path, Header]:
-    """Return the header of every weight file; raise one InputError that lists every unreadable file."""
-    headers: dict[Path, Header] = {}
+def _headers(folder: Path, label: str) -> dict[Path, tuple[Path, Header]]:
+    """Return for every weight file the safetensors file to read it from, and its header; raise one InputError that
+    lists every unreadable file."""
+    headers: dict[Path, tuple[Path, Header]] = {}
     problems: list[str] = []
     for file in _weight_files(folder, label):
         try:
-            headers[file] = read_header(file, label)
+            read_from = make_safetensors(file, label)
+            headers[file] = read_from, read_header(read_from, label)
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems)
     return headers
+
+
+def make_safetensors(file: Path, label: str) -> Path:
+    """Return the file itself, or that with the tensors of a pickle; raise InputError if it cannot be converted."""
+    return file if file.suffix == ".safetensors" else convert_once(file, label)
 
 
 def read_header(file: Path, label: str) -> Header:

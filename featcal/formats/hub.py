@@ -14,7 +14,9 @@ from featcal.system.formatting import did_you_mean, some
 from featcal.system.json_files import read_json
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
-"""Patterns of the files that a model on the Hub is made of."""
+"""Patterns of the files that a model on the Hub is made of, where its weights are safetensors."""
+PICKLES = ["pytorch_model*.bin", "adapter_model.bin", "open_clip_pytorch_model.bin"]
+"""Patterns of the weights of a model that has no safetensors."""
 CARD_FILE = "README.md"
 """A model's card, which is fetched too: it states the licence."""
 RECIPE_FILE = "mergekit_config.yml"
@@ -57,6 +59,14 @@ class HubModel:
     def task_patterns(self) -> list[str]:
         """Return the files of single tasks to fetch, beside a record of featcal's."""
         return [self.path(f"{part}/*.safetensors") for part in (HEADS, ADAPTERS)]
+
+    @property
+    def pickle_patterns(self) -> dict[str, list[str]]:
+        """Return the weights to fetch where there are no safetensors, as arguments of the Hub's client."""
+        return {
+            "allow_patterns": [self.path(pattern) for pattern in PICKLES],
+            "ignore_patterns": [self.path("*/*")],
+        }
 
     def path(self, name: str) -> str:
         """Return the name of one of the model's files in its repository."""
@@ -107,6 +117,8 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
 
     fetch = partial(snapshot_download, model.repo, revision=model.revision, local_files_only=local_files_only)
     folder = Path(fetch(**model.patterns)) / model.folder
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        fetch(**model.pickle_patterns)
     if _has_tasks(folder / RECORD_FILE):
         fetch(allow_patterns=model.task_patterns)
     return folder

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from featcal.formats.checkpoint import dtype_of, open_file, read_header
+from featcal.formats.checkpoint import make_safetensors, open_file, read_header
 from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
-from featcal.formats.weights import ANOTHER_FILE, Canonical, Stored, TensorInfo, check_finite
+from featcal.formats.weights import ANOTHER_FILE, Canonical, Stored, TensorInfo, check_finite, dtype_of
 from featcal.system.errors import InputError
 from featcal.system.paths import local_path
 
@@ -31,7 +31,7 @@ class LoraWeights:
 
     Args:
         base: the model that the adapter was trained on.
-        folder: holds `adapter_config.json` and `adapter_model.safetensors` as peft saves them.
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`, or `.bin`, as peft saves them.
         label: name of the model in messages.
         canonical: maps a tensor's name in the adapted model to its canonical name; None for one without a place.
         aliases: other names of tensors that several modules share → those tensors.
@@ -49,13 +49,14 @@ class LoraWeights:
         self._base = base
         self.adapter = read_adapter_config(folder, label)
         self._file = weight_file(folder, label)
-        plan = Plan(read_header(self._file, label), self.adapter, base.info, canonical, frozenset(aliases.values()))
+        self._read_from = make_safetensors(self._file, label)
+        header = read_header(self._read_from, label)
+        plan = Plan(header, self.adapter, base.info, canonical, frozenset(aliases.values()))
         if problems := plan.fill():
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
         """The adapter's changes by canonical name."""
         self._added = plan.added
-        header = read_header(self._file, label)
         dtypes = {name: dtype_of(header[key][1], f"{label}: tensor '{key}'") for name, key in plan.added.items()}
         self._added_info = {name: TensorInfo(header[key][0], dtypes[name]) for name, key in plan.added.items()}
 
@@ -98,7 +99,7 @@ class LoraWeights:
         changed = {name: self.changes[name] for name in wanted if name in self.changes}
         if not changed:
             return tensors
-        with open_file(self._file, self.label) as handle:
+        with open_file(self._read_from, self.label) as handle:
             for name, change in changed.items():
                 dtype = self.info[name].dtype
                 # To float32 before the product, not after: in half precision B A itself would be rounded.
@@ -113,7 +114,7 @@ class LoraWeights:
         alone, in the adapter's dtype."""
         changed = {name: change for name, change in self.changes.items() if change.is_product}
         found: dict[str, tuple[Tensor, Tensor]] = {}
-        with open_file(self._file, self.label) as handle:
+        with open_file(self._read_from, self.label) as handle:
             for name in (name for name in names if name in changed):
                 right, left = (handle.get_tensor(key) for key in changed[name].factors)
                 if right.ndim == left.ndim == 2:
@@ -125,7 +126,7 @@ class LoraWeights:
         own = {name: self._added[name] for name in wanted if name in self._added}
         if not own:
             return {}
-        with open_file(self._file, self.label) as handle:
+        with open_file(self._read_from, self.label) as handle:
             tensors: dict[str, Tensor] = {name: handle.get_tensor(key) for name, key in own.items()}
         for name, tensor in tensors.items():
             check_finite(tensor, f"{self.label}: tensor '{own[name]}' of {self._file}", ANOTHER_FILE)

@@ -35,7 +35,7 @@ FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
 PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
 """Prefixes of references to open_clip models; the first means a file of weights alone."""
 WEIGHT_FILE = "open_clip_model.safetensors"
-_WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors")
+_WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from featcal.formats.checkpoint import code_of
-from featcal.formats.weights import TensorInfo, group_by_size, raw_bytes
+from featcal.formats.weights import TensorInfo, code_of, group_by_size, raw_bytes
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256

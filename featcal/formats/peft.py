@@ -23,6 +23,7 @@ from featcal.system.json_files import read_json
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILE = "adapter_model.safetensors"
+PICKLED_WEIGHTS = "adapter_model.bin"
 _REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
 MODEL_PREFIX = "base_model.model."
@@ -166,13 +167,11 @@ def task_type(folder: Path) -> str:
 
 
 def weight_file(folder: Path, label: str) -> Path:
-    """Return the adapter's safetensors file; raise InputError if there is none, or only a pickle."""
-    if (folder / WEIGHT_FILE).is_file():
-        return folder / WEIGHT_FILE
-    pickled = (folder / "adapter_model.bin").is_file()
-    what = "only adapter_model.bin, a pickle, which can run code" if pickled else f"no {WEIGHT_FILE}"
-    remedy = "load it with peft where you trust it and save it with safe_serialization=True"
-    raise InputError(f"{label}: {folder} has {what}; {remedy if pickled else 'give a folder that peft saved'}")
+    """Return the adapter's safetensors file, else its pickle; raise InputError if there is neither."""
+    for name in (WEIGHT_FILE, PICKLED_WEIGHTS):
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{label}: {folder} has no {WEIGHT_FILE}; give a folder that peft saved")
 
 
 @dataclass

@@ -18,6 +18,11 @@ from featcal.system.errors import InputError
 
 Canonical = Callable[[str], str | None]
 """Maps a stored name to a canonical name; None for a tensor that has none, such as a second copy."""
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,23 @@ class OnDemand(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def dtype_of(code: str, what: str) -> torch.dtype:
+    """Return the dtype of a safetensors code; raise InputError with `what` in front if featcal does not read it."""
+    if code not in _DTYPES:
+        raise InputError(f"{what} has dtype {code}, which featcal does not read")
+    return _DTYPES[code]
+
+
+def knows_dtype(dtype: torch.dtype) -> bool:
+    """Say whether safetensors files have a dtype and featcal reads it."""
+    return dtype in _DTYPES.values()
+
+
+def code_of(dtype: torch.dtype) -> str:
+    """Return the safetensors code of a dtype that featcal reads."""
+    return next(code for code, known in _DTYPES.items() if known is dtype)
 
 
 def factors_of(weights: Weights, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:

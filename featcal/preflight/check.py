@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
 from featcal.system.errors import FeatcalError, InputError, NoScores
 from featcal.system.extras import say_missing
-from featcal.system.formatting import readable
+from featcal.system.formatting import readable, some
 
 ASSUMED_TOKENS = 128.0
 """Tokens of a text sample whose data set was not fetched yet."""
@@ -106,6 +106,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
     if diagonal is None:
         general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))
+    general.notes += _note_pickles(places.downloads.values())
     general.problems += _unreachable_problems(places)
     if suite.unpinned_data():
         general.notes.append(
@@ -273,6 +274,17 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
             "cache"
         )
     return notes
+
+
+def _note_pickles(downloads: Iterable[Download]) -> list[str]:
+    """Return a note on models that will be converted once they are fetched, and what that takes of the disk."""
+    pickled = {one.ref: one.pickled_bytes for one in downloads if one.pickled_bytes}
+    if not pickled:
+        return []
+    return [
+        f"weights of {some(list(pickled))} are pickles, of which tensors alone are read; converted once, they take "
+        f"{readable(sum(pickled.values()))} more in featcal's cache folder"
+    ]
 
 
 def _unreachable_problems(places: Places) -> list[str]:

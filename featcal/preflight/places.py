@@ -17,6 +17,7 @@ from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX, OpenClipModel
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
+from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
@@ -165,11 +166,14 @@ def cached_folder(model: HubModel) -> Path | None:
         folder = snapshot(model, local_files_only=True)
     except (OSError, ValueError):
         return None
+    # A snapshot may be half fetched; only the index says which shards make it whole. That of pickles lies beside whole
+    # safetensors too, and says nothing then.
+    safe = any(folder.glob("*.safetensors"))
+    index = INDEX_FILE if safe or (folder / INDEX_FILE).is_file() else PICKLED_INDEX
     try:
-        # A snapshot may be half fetched; only the index says which shards make it whole.
-        shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError):
-        return folder if any(folder.glob("*.safetensors")) else None
+        return folder if safe or select_pickled([one.name for one in folder.iterdir()]) else None
     return folder if all((folder / shard).is_file() for shard in shards) else None
 
 

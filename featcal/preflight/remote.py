@@ -15,14 +15,11 @@ from featcal.formats.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
     Header,
-    dtype_of,
-    select_pickled,
     shards,
-    unpickling,
 )
 from featcal.formats.hub import RECORD_FILE, HubModel, ask, no_such_folder
 from featcal.formats.located_model import Located
-from featcal.formats.weights import Canonical, TensorInfo
+from featcal.formats.weights import Canonical, TensorInfo, dtype_of
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 
@@ -36,6 +33,8 @@ class Download:
     """"model" or "data set"."""
     files: int
     bytes: int
+    pickled_bytes: int = 0
+    """Bytes of pickled weights among them, which are written once more as safetensors."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,13 +111,19 @@ def remote_model(model: HubModel) -> RemoteModel:
     wanted = list(filter_repo_objects(list(sizes), **model.patterns))
     if model.path(RECORD_FILE) in sizes:
         wanted += filter_repo_objects(list(sizes), allow_patterns=model.task_patterns)
-    download = Download(ref, "model", len(wanted), sum(sizes[name] for name in wanted))
     own = [name for name in model.select_files(sizes) if "/" not in name]
+    pickles: list[str] = []
     if not any(name.endswith(".safetensors") for name in own):
-        pickles = select_pickled(own)
-        what = f"only pickled weights ({', '.join(pickles)})" if pickles else "no safetensors"
-        remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
-        raise InputError(f"'{ref}' on the Hub has {what}{remedy or model.other_folders(sizes)}")
+        pickles = list(filter_repo_objects(list(sizes), **model.pickle_patterns))
+        if not pickles:
+            raise InputError(f"'{ref}' on the Hub has no weights that featcal reads{model.other_folders(sizes)}")
+    download = Download(
+        ref,
+        "model",
+        len(wanted) + len(pickles),
+        sum(sizes[name] for name in (*wanted, *pickles)),
+        sum(sizes[name] for name in pickles),
+    )
     config, adapter = (
         _fetch_json(model, name) if name in own else None for name in ("config.json", "adapter_config.json")
     )

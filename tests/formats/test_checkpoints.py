@@ -105,14 +105,6 @@ def test_damaged_files_are_named(own_suite_file: Path, bad: bytes | None) -> Non
     assert f"{file} is not a whole safetensors file" in open_error(own_suite_file)
 
 
-def test_pickles_are_refused(own_suite_file: Path) -> None:
-    folder = own_suite_file.parent / "experts" / "pets"
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    message = open_error(own_suite_file)
-    assert "pickled weights (pytorch_model.bin)" in message
-    assert "safe_serialization" in message
-
-
 def test_missing_shard_is_named(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 from fake_hub import FakeHub
@@ -49,7 +45,7 @@ def plant(root: Path) -> Path:
     shard.rename(shard.with_name("one.safetensors"))
     shard.with_name("model.safetensors.index.json").write_text(json.dumps(index))
     pickled = experts / "pickle" / "model.safetensors"
-    torch.save(load_file(pickled), pickled.with_name("pytorch_model.bin"))
+    torch.save({**load_file(pickled), "args": Path()}, pickled.with_name("pytorch_model.bin"))
     pickled.unlink()
     (experts / "empty" / "model.safetensors").unlink()
     config = experts / "gptq" / "config.json"
@@ -115,7 +111,7 @@ TENSORS: dict[str, tuple[Callable[[State], State], str]] = {
 FOUND = {task: message for task, (_, message) in TENSORS.items() if message} | {
     "cut": "is not a whole safetensors file",
     "shards": "names shards that are not there: two.safetensors",
-    "pickle": "only pickled weights (pytorch_model.bin), which can run code",
+    "pickle": "is damaged or not a plain state dict (it holds pathlib.PosixPath)",
     "empty": "no model.safetensors in",
     "gptq": "quantised weights (quantization_config in config.json, method gptq)",
     "words": "its tokenizer differs in 2 of the base's 32 tokens ('yes' is 3 in the base and 4 here, "
@@ -230,17 +226,3 @@ def test_every_damaged_shard_is_named(own_suite_file: Path) -> None:
     assert len(problems) == 2
     for shard, problem in zip(("1.safetensors", "2.safetensors"), problems, strict=True):
         assert f"{folder / shard} is not a whole safetensors file" in problem
-
-
-@pytest.mark.slow
-def test_the_conversion_command_of_a_pickle_works(own_suite_file: Path) -> None:
-    file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
-    before = load_file(file)
-    torch.save(before, file.with_name("pytorch_model.bin"))
-    torch.save({"step": 3}, file.with_name("optimizer.pt"))
-    file.unlink()
-    (problem,) = check(load_suite(own_suite_file)).problems
-    command = next(line for line in problem.splitlines() if "python -c" in line)
-    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
-    assert check(load_suite(own_suite_file)).problems == ()
-    assert all(tensor.equal(before[name]) for name, tensor in load_file(file).items())

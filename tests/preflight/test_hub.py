@@ -158,8 +158,8 @@ def test_shards_of_a_model_on_the_hub(several: Path, hub: Callable[..., FakeHub]
             "some/several/tuned/pats",
             r"'some/several' on the Hub has no folder 'tuned/pats'; .* Did you mean 'tuned/pets'",
         ),
-        ("some/several/tuned", "'some/several/tuned' on the Hub has no safetensors; "),
-        ("some/several", "'some/several' on the Hub has no safetensors; "),
+        ("some/several/tuned", "'some/several/tuned' on the Hub has no weights that featcal reads; "),
+        ("some/several", "'some/several' on the Hub has no weights that featcal reads; "),
     ],
 )
 def test_folders_of_a_repository_are_listed(several: Path, hub: Callable[..., FakeHub], ref: str, said: str) -> None:

@@ -11,10 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE, Header, read_header, select_pickled, shards
+from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE, Header, read_header, shards
 from featcal.formats.open_clip import is_open_clip_folder
 from featcal.formats.output import PARTIAL
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
+from featcal.formats.pickles import select_pickled
 from featcal.preflight.handover.runtimes import SUPPORT, Support
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
