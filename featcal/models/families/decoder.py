@@ -20,6 +20,7 @@ from featcal.models.adapter import Batch, Block, Call, TokenOptions, check_buffe
 from featcal.models.attention import choose_attention
 from featcal.models.families.decoder_facts import SETTINGS, DecoderFacts
 from featcal.models.families.facts import class_of, named_class
+from featcal.models.families.forward_options import forward_options
 from featcal.models.families.language import (
     LanguageModel,
     answer_position,
@@ -332,8 +333,7 @@ def forward_settings(config: Any, more: Sequence[str]) -> dict[str, Any]:
     `more`."""
     # Rotary angles of these kinds are scaled by the longest text that the model takes.
     scaled = any(one.get("rope_type") in ("longrope", "dynamic") for one in ropes(config))
-    names = (*SETTINGS, *more, *(["max_position_embeddings"] if scaled else []))
-    return {name: getattr(config, name, None) for name in names}
+    return forward_options(config, (*SETTINGS, *more, *(["max_position_embeddings"] if scaled else [])))
 
 
 def ropes(config: Any) -> list[Mapping[str, Any]]:

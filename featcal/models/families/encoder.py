@@ -35,6 +35,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import fill_buffers
 from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.families.facts import class_of, named_class
+from featcal.models.families.forward_options import forward_options
 from featcal.models.families.language import (
     mask_to_weights,
     random_tokens,
@@ -109,8 +110,7 @@ class Encoder(Adapter):
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts = _pooling(self.facts, config.get(POOLING))
         self.model, checked = self.build({name: value for name, value in config.items() if name != POOLING}, device)
-        self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
-        self.settings = {**self.settings, "pooling": facts.pooling}
+        self.settings = {**forward_options(checked, (*SETTINGS, *facts.settings)), "pooling": facts.pooling}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
         if facts.pooler and not hasattr(self.model.get_submodule(facts.stack), facts.pooler):
             raise InputError(

@@ -37,6 +37,7 @@ from featcal.models.families.decoder_facts import DecoderPart
 from featcal.models.families.encoder import Encoder
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.models.families.facts import class_of
+from featcal.models.families.forward_options import forward_options
 from featcal.models.families.language import mask_to_weights, random_tokens, unpadded_ids, unreadable, zero_masked
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
@@ -136,7 +137,8 @@ class TwoTowers(Adapter):
         self._both = {**self._seeing.shapes(), **own}
         self.tower = (*self.tower, *own)
         options = self._whole.config.text_config
-        self.settings = {**self.settings, **{f"text {name}": getattr(options, name, None) for name in _SETTINGS}}
+        read = forward_options(options, _SETTINGS)
+        self.settings = {**self.settings, **{f"text {name}": value for name, value in read.items()}}
         self._longest: int = options.max_position_embeddings
         self.vocabulary = (*self.vocabulary, f"{_TOWER}.embeddings.token_embedding.weight")
 

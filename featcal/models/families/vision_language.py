@@ -23,6 +23,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.compute import find_place, widen
 from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers, forward_settings
 from featcal.models.families.facts import class_of
+from featcal.models.families.forward_options import forward_options
 from featcal.models.families.language import library_logits, random_tokens, require_no_cache
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
@@ -223,7 +224,8 @@ class VisionLanguage(Decoder):
         choose_attention(self.model)
         check_buffers(self.model)
         self.settings = forward_settings(self._config, facts.settings)
-        self.settings |= {f"vision {name}": getattr(vision, name, None) for name in facts.vision_settings}
+        seen = forward_options(vision, facts.vision_settings)
+        self.settings |= {f"vision {name}": value for name, value in seen.items()}
         self.image_token, self._merged = self._all.image_token_id, vision.spatial_merge_size**2
         self._video_token = self._all.video_token_id
         self._channels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2

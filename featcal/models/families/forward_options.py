@@ -1,0 +1,38 @@
+"""Say what an option of a configuration means to the library's class, also where the file does not state it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+_DEFAULTS = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "use_bidirectional_attention": False,
+}
+"""Options that classes of transformers 5 no longer have, or read with a default, and what transformers 4 wrote for it.
+
+Another value would need code that the installed version does not have, so it still counts as a difference.
+"""
+_ACTIVATIONS = ("hidden_act", "hidden_activation")
+"""Two names of one option; a class reads the one that is a field of its configuration."""
+
+
+def forward_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return options of a configuration by name: as stated, else the default of the class that reads them; None for one
+    that it does not read."""
+    return {name: _forward_option(config, name) for name in names}
+
+
+def _forward_option(config: Any, name: str) -> Any:
+    declared = {field.name for field in fields(config)} | set(config.attribute_map)
+    if name in _ACTIVATIONS and name not in declared and declared.intersection(_ACTIVATIONS):
+        return None
+    value = getattr(config, name, None)
+    if value is None and name == "head_dim" and getattr(config, "num_attention_heads", None):
+        return config.hidden_size // config.num_attention_heads
+    return _DEFAULTS.get(name) if value is None else value
