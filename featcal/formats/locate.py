@@ -14,7 +14,7 @@ from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import pooling_option
-from featcal.formats.weights import Canonical
+from featcal.formats.weights import Canonical, name_shared
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.in_memory import is_held
@@ -72,7 +72,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
         return _locate_packed(folder, label, config, names)
 
     def open_tensors(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:
-        whole = Checkpoint(folder, label, canonical)
+        whole = Checkpoint(folder, label, name_shared(names, canonical, aliases))
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
     return Located(label, folder, config, names, open_tensors, "" if lora is None else task_type(lora))

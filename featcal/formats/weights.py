@@ -194,6 +194,22 @@ class OnDemand(Mapping[str, Tensor]):
         return len(self._names)
 
 
+def name_shared(names: Iterable[str], canonical: Canonical, aliases: Mapping[str, str]) -> Canonical:
+    """Return `canonical`, changed for a file that holds a shared tensor under another of its names alone, as converters
+    leave T5's embedding: that name means the tensor then.
+
+    Args:
+        names: stored names of all tensors of the model.
+        aliases: other names of tensors that several modules share → those tensors.
+    """
+    stored = list(names)
+    there = {canonical(name) for name in stored}
+    # Of several such names the first in the file counts; the others are compared with it, as repeated tensors are.
+    taken = {aliases[name]: name for name in reversed(stored) if aliases.get(name) not in {None, *there}}
+    shared = {name: tensor for tensor, name in taken.items()}
+    return lambda name: shared.get(name) or canonical(name)
+
+
 def dtype_of(code: str, what: str) -> torch.dtype:
     """Return the dtype of a safetensors code; raise InputError with `what` in front if featcal does not read it."""
     if code not in _DTYPES:

@@ -19,7 +19,7 @@ from featcal.formats.checkpoint import (
 )
 from featcal.formats.hub import RECORD_FILE, HubModel, ask, no_such_folder
 from featcal.formats.located_model import Located
-from featcal.formats.weights import Canonical, TensorInfo, dtype_of
+from featcal.formats.weights import Canonical, TensorInfo, dtype_of, name_shared
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 
@@ -62,7 +62,9 @@ class RemoteModel:
             Path(self.ref),
             self.config,
             list(self.header),
-            lambda canonical, _: RemoteWeights(label, self.ref, self.header, canonical),
+            lambda canonical, aliases: RemoteWeights(
+                label, self.ref, self.header, name_shared(self.header, canonical, aliases)
+            ),
         )
 
 

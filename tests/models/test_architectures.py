@@ -248,6 +248,15 @@ def test_a_repeated_tensor_must_repeat(tmp_path: Path) -> None:
         open_family(load_suite(file), "cpu")
 
 
+def test_a_shared_tensor_is_read_under_another_of_its_names(tmp_path: Path) -> None:
+    file = write_text_suite(tmp_path / "s", "t5")
+    path = tmp_path / "s" / "base" / "model.safetensors"
+    tensors = load_file(path)
+    shared = tensors.pop("shared.weight")
+    save_file(tensors | {"decoder.embed_tokens.weight": shared}, path, {"format": "pt"})
+    assert open_family(load_suite(file), "cpu").base.read(["shared.weight"])["shared.weight"].equal(shared)
+
+
 def test_defaults_are_the_papers_for_the_architecture(family: Family) -> None:
     config = config_for(family)
     assert (config.lam, config.rho, config.alpha) == {"t5": (1e-5, 2.0, 0.6), "llama": (1e-5, 0.5, 0.15)}[
