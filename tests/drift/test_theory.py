@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, growth
-from featcal.drift.ledger import TaskDrift
+from featcal.drift.ledger import LayerDrift, TaskDrift
 from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drift
 from featcal.drift.propagation import propagate
 from featcal.evaluation.heads import CosineHead
@@ -150,6 +150,18 @@ def test_corollary_1_on_chains_that_grow() -> None:
     product, whole = certified_run(layers), e[4].norm(dim=1) / e[2].norm(dim=1)
     torch.testing.assert_close(product, torch.full_like(product, 1.3**2))
     assert bool((product <= whole * (1 + 1e-9)).all())
+
+
+def test_the_document_certifies_the_run_that_ends_at_the_last_block() -> None:
+    """Block 0 halves the drift and block 1 trebles it: the run that ends at block 0 would certify nothing."""
+    nothing, features = torch.zeros(1, dtype=torch.float64), torch.ones(1, 2)
+
+    def layer(name: str, drift: float, response: Tensor | None = None) -> LayerDrift:
+        norm = torch.tensor([drift], dtype=torch.float64)
+        return LayerDrift(name, norm, norm, nothing, norm, nothing, nothing, response, None)
+
+    layers = layer("embeddings", 2), layer("block 0", 1, nothing), layer("block 1", 3, nothing), layer("head", 3)
+    assert TaskDrift("pets", layers, features, features, (0,)).to_json()["certified_growth"] == 3.0
 
 
 @given(seed=SEEDS, size=st.floats(0.01, 10))
