@@ -1,8 +1,9 @@
 """Measure what it costs to fit a module on another feature source than the deployed one (Prop. 8).
 
-For each calibrated linear map the local objective is J(W) = sum_i omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2 with
-omega fixed to the deployed source. A source that is not what the finished model exposes gives another minimiser; the
-excess is what that minimiser loses under the deployed objective.
+For each calibrated linear map the local objective is the one that Eq. (17) minimises, with its stabiliser, J(W) = sum_i
+omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2 + eps ||W||^2, with omega fixed to the deployed source. A source that
+is not what the finished model exposes gives another minimiser; the excess is what that minimiser loses under the
+deployed objective.
 """
 
 from __future__ import annotations
@@ -73,20 +74,22 @@ class SourceExcess:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective J(W) = tr(W G W^T) - 2 tr(W Y^T) + k + lam ||W - W_anc||^2, with sums over tasks taken."""
+    """The objective J(W) = tr(W G W^T) - 2 tr(W Y^T) + k + lam ||W - W_anc||^2 + eps ||W||^2, with sums over tasks
+    taken."""
 
     gram: Float[Tensor, "d d"]
     target: Float[Tensor, "m d"]
     constant: float
     anchor: Float[Tensor, "m d"]
     lam: float
+    eps: float
 
     def __call__(self, weight: Float[Tensor, "m d"]) -> float:
         fit = torch.sum(weight @ self.gram * weight) - 2 * torch.sum(weight * self.target) + self.constant
-        return float(fit + self.lam * (weight - self.anchor).square().sum())
+        return float(fit + self.lam * (weight - self.anchor).square().sum() + self.eps * weight.square().sum())
 
     def minimiser(self) -> Float[Tensor, "m d"]:
-        return closed_form.linear_weight(self.gram, self.target, self.anchor, self.lam, 0.0)
+        return closed_form.linear_weight(self.gram, self.target, self.anchor, self.lam, self.eps)
 
 
 def compare(deployed: Objective, source: Objective) -> dict[str, float]:
@@ -99,7 +102,7 @@ def compare(deployed: Objective, source: Objective) -> dict[str, float]:
     excess = deployed(other) - minimum
     return {
         "excess": excess,
-        "excess_norm": float(torch.sum(apart @ (deployed.gram + deployed.lam * eye) * apart)),
+        "excess_norm": float(torch.sum(apart @ (deployed.gram + (deployed.lam + deployed.eps) * eye) * apart)),
         "middle": gaps[0] - gaps[1],
         "supremum": 2 * max(abs(gap) for gap in gaps),
         "minimum": minimum,
@@ -289,4 +292,4 @@ class _Book:
 
     def _objective(self, deployed: str, source: str, anchor: Tensor) -> Objective:
         gram, target, constant = self._sums[deployed, source]
-        return Objective(gram, target, constant, anchor, self._config.lam)
+        return Objective(gram, target, constant, anchor, self._config.lam, self._config.eps)

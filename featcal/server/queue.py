@@ -226,8 +226,12 @@ class Queue:
                 shutil.rmtree(self._folder(found["key"]), ignore_errors=True)
 
     def tidy(self) -> None:
-        """Forget what ended long ago, and the oldest results where all together take more than `KEPT_BYTES`."""
-        ended = [job for job in self.jobs() if job.is_over]  # the last one first
+        """Forget what ended long ago, and the oldest results where all together take more than `KEPT_BYTES`; none that
+        an unfinished job reads."""
+        jobs = self.jobs()
+        ended = [job for job in jobs if job.is_over]  # the last one first
+        # The model of a job can be the checkpoint that another one left.
+        read = json.dumps([dict(job.order.args) for job in jobs if not job.is_over])
         sizes = {job.folder: 0 for job in ended}
         for folder in sizes:
             with suppress(OSError):  # somebody removes it just now
@@ -236,7 +240,7 @@ class Queue:
         for place, job in enumerate(ended):
             taken += sizes.pop(job.folder, 0)  # tries of one order share a folder
             old = time.time() - (job.ended or 0.0) > 86400 * KEPT_DAYS
-            if old or (taken > KEPT_BYTES and place):
+            if job.folder.name not in read and (old or (taken > KEPT_BYTES and place)):
                 self.forget(job.id)
 
     def _folder(self, key: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,32 @@ def test_samples_that_are_picked_are_lit_on_every_page_and_counted(tiny_suite_fi
         assert not [one for one in app.markdown if " selected" in one.value]
         assert all("selectedpoints" not in one for traces in scatters(app) for one in traces.values())
         assert all("selected" not in traces for traces in scatters(app))
+
+
+def test_a_widget_that_was_replaced_meanwhile_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that has not seen yet what a button changed sends the old slider's value with its next request."""
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(st, "session_state", kept)
+    monkeypatch.setattr(st, "query_params", SimpleNamespace(to_dict=dict))
+    moves: list[Callable[[int], None]] = []
+
+    def draw(label: str, value: int, *, key: str, on_change: Callable[..., None], args: tuple[Any, ...]) -> int:
+        def move(to: int) -> None:
+            kept[key] = to
+            on_change(*args)
+
+        moves.append(move)
+        return value
+
+    state.begin("drift")
+    for n in (64, 16):  # drawn, then changed by something else and drawn again
+        state.select(n=n)
+        state.control(draw, "n", n, 64, "Samples")
+    old, new = moves
+    old(32)
+    assert state.selection().n == 16
+    new(32)
+    assert state.selection().n == 32
 
 
 @pytest.mark.parametrize(("page", "chart"), [("cosines", "b"), ("drift", "margins"), ("features", "feature-map")])

@@ -10,7 +10,7 @@ from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
 from featcal.drift.decomposition import decompose, follow
-from featcal.drift.ledger import TaskDrift
+from featcal.drift.ledger import FeatureDrift, TaskDrift
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.family.opening import Family
 from featcal.models.lane import ExpertPass
@@ -85,6 +85,12 @@ def test_mismatch_and_propagation_against_single_layers_of_the_library(tiny64: F
             propagation = (ours[index + 1] - on_expert).flatten(1).norm(dim=1)
             torch.testing.assert_close(layer.mismatch, mismatch, rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(layer.propagation, propagation, rtol=1e-10, atol=1e-12)
+
+
+def test_relative_drift_is_the_mean_drift_over_the_mean_norm() -> None:
+    """The mean of the samples' own ratios would be 0.7: a sample with small features would count as much as any."""
+    layer = FeatureDrift("block 0", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
+    assert layer.relative_drift == 0.5
 
 
 def test_first_layer_has_no_propagation(tiny: Family) -> None:

@@ -10,6 +10,7 @@ from tiny_clip import in_float64
 from tiny_text import library, write_text_suite
 from torch import Tensor, nn
 
+from featcal.drift.inside import MapMismatch
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.session.session import Session
@@ -55,6 +56,12 @@ def test_mismatch_is_that_of_the_librarys_own_maps(tiny64: Family) -> None:
             apart = given @ own.weight.mT + own.bias - returned
             torch.testing.assert_close(one.mismatch, apart.flatten(1).norm(dim=1).detach(), rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(one.expert_norm, returned.flatten(1).norm(dim=1).detach(), rtol=1e-10, atol=0)
+
+
+def test_relative_mismatch_is_the_mean_mismatch_over_the_mean_norm() -> None:
+    """The mean of the samples' own ratios would be 0.7, as for the drift of a layer."""
+    one = MapMismatch("block 0", "mlp.fc1", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]), None)
+    assert one.to_json()["relative_mismatch"] == 0.5
 
 
 def test_padding_counts_nowhere(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, growth
-from featcal.drift.ledger import TaskDrift
-from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drift
+from featcal.drift.ledger import LayerDrift, TaskDrift
+from featcal.drift.output import OutputDrift, gauss_legendre, mean_loss_gradient, output_drift
 from featcal.drift.propagation import propagate
 from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family
@@ -150,6 +150,32 @@ def test_corollary_1_on_chains_that_grow() -> None:
     product, whole = certified_run(layers), e[4].norm(dim=1) / e[2].norm(dim=1)
     torch.testing.assert_close(product, torch.full_like(product, 1.3**2))
     assert bool((product <= whole * (1 + 1e-9)).all())
+
+
+def layer_of(name: str, drift: float, response: Tensor | None = None) -> LayerDrift:
+    """A layer of one sample, whose drift is all propagation."""
+    norm, nothing = torch.tensor([drift], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    return LayerDrift(name, norm, norm, nothing, norm, nothing, nothing, response, None)
+
+
+def test_the_document_certifies_the_run_that_ends_at_the_last_block() -> None:
+    """Block 0 halves the drift and block 1 trebles it: the run that ends at block 0 would certify nothing."""
+    skip, features = torch.zeros(1, dtype=torch.float64), torch.ones(1, 2)
+    blocks = layer_of("block 0", 1, skip), layer_of("block 1", 3, skip)
+    layers = layer_of("embeddings", 2), *blocks, layer_of("head", 3)
+    assert TaskDrift("pets", layers, features, features, (0,)).to_json()["certified_growth"] == 3.0
+
+
+def test_the_documents_tightness_is_the_mean_of_the_samples_own() -> None:
+    """Of scores that moved by 1 and 4 where 2 and 5 are the bounds; the ratio of the means would be 0.71."""
+    still, ones = torch.zeros(2, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    output = OutputDrift(
+        expert_scores=still, model_scores=torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)),
+        feature_drift=torch.tensor([2.0, 5.0], dtype=torch.float64), lipschitz=ones, head_mismatch=still[0],
+        loss_change=ones, gradient_norm=ones, labels=torch.tensor([0, 1]),
+    )  # fmt: skip
+    task = TaskDrift("pets", (layer_of("head", 1),), torch.ones(2, 2), torch.ones(2, 2), (0, 1), output=output)
+    assert task.to_json()["output"]["tightness"] == pytest.approx(0.65, rel=1e-12)
 
 
 @given(seed=SEEDS, size=st.floats(0.01, 10))

@@ -287,6 +287,23 @@ def test_old_and_large_results_go_first(line: Queue, monkeypatch: pytest.MonkeyP
     assert list((line.folder / "results").iterdir()) == []
 
 
+def test_a_result_that_an_unfinished_job_reads_stays(line: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of a job can be the checkpoint that another one left."""
+    monkeypatch.setattr(queue, "KEPT_BYTES", 0)
+    made, newer = line.submit(steps("made"), "ann"), line.submit(steps("newer"), "ann")
+    for job in (made, newer):
+        assert line.claim() is not None
+        job.folder.mkdir(parents=True)
+        (job.folder / "result.json").write_text("{}")
+        line.end(job.id, "done")
+    reads = line.submit(steps("reads", models=["merged", str(made.folder / kinds.CHECKPOINT)]), "bob")
+    line.tidy()
+    assert line.result(made.order) == {}
+    line.cancel(reads.id)
+    line.tidy()
+    assert line.result(made.order) is None
+
+
 def test_a_job_is_forgotten_once_it_has_ended_and_its_result_with_the_last_of_its_order(line: Queue) -> None:
     first = line.submit(steps(), "ann")
     line.forget(first.id)  # in line
