@@ -67,10 +67,11 @@ def test_lines_of_drift_are_of_the_same_samples_and_the_same_first_model(
     assert drawn[-1][1] is None
     control(app, "rho").set_value(2.0).run()
     assert drawn[-1][1] not in (None, before)
-    control(app, "a").set_value("base").run()
+    control(app, "a").set_value("ties").run()
+    assert drawn[-1][1] is None  # another merge's drift is no ghost of this one's
     drawn.clear()
     control(app, "rho").set_value(1.5).run()
-    assert all("base" in models and "merged" not in models for models, _ in drawn)
+    assert all("ties" in models and "merged" not in models for models, _ in drawn)
     assert healthy(app)
 
 
