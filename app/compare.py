@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import streamlit as st
@@ -14,12 +14,13 @@ from featcal.figures.names import plain, shorten
 from featcal.figures.report.models import label_models
 from featcal.figures.run_tables import title
 from featcal.figures.theme import Shown
-from featcal.session.model_ref import ModelRef
+from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
 from featcal.studies import library
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.suite.methods import EXPERT, merger_names
+from featcal.suite.name_grammar import name_on
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, percent
 
@@ -168,7 +169,11 @@ def _end_explained() -> Iterator[None]:
 def offered_models(session: Session) -> dict[str, str]:
     """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers
     with the score of the suite's table of methods, the best first, experts."""
-    first = ["merged", CALIBRATED, "base", f"anchor:rho={exactly(opening.defaults(session).rho)}"]
+    merge = MERGED.name
+    with suppress(InputError):  # a name that stands for nothing is said where the models are made
+        merge = on_table.find_merge(session).name
+    anchor = name_on(f"anchor:rho={exactly(opening.defaults(session).rho)}", merge)
+    first = ["merged", CALIBRATED, "base", anchor]
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
     runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
     scored = _scores_of_methods(state.reference(), hash_of(session))

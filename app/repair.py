@@ -20,6 +20,7 @@ from featcal.figures.names import plain
 from featcal.figures.theme import Shown
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.suite.name_grammar import name_on
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent, points
@@ -160,7 +161,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     """Show the anchor without any samples beside the result, so that nobody takes its effect for the method's."""
     (a, first), (b, second) = compared.models.items()
     rho = exactly(second.require_calibration()[0].rho)
-    name = f"anchor:rho={rho}" if first.kind == "merged" else f"anchor:rho={rho}@{first.name}"
+    name = name_on(f"anchor:rho={rho}", first.name)
     shown = Shown(f"anchor only, rho {rho}", "merged", True)
     models = {a: first, shown: session.resolve(name), b: second}
     with state.progress() as report:

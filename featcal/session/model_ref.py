@@ -15,7 +15,7 @@ from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import config_of, name_calibration
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT, is_baseline
-from featcal.suite.name_grammar import model_name, reference_in
+from featcal.suite.name_grammar import model_name, name_on, reference_in
 from featcal.system.errors import InputError
 
 OBJECT = "object"
@@ -112,21 +112,18 @@ def resolve_model(given: ModelId, family: Family, of: ModelId = MERGED) -> Model
         return _calibration(config_of(name, family), resolve_model(name.of or MERGED, family), family)
     if is_baseline(name.kind):
         options, start = baseline_options(name, family), resolve_model(name.of or MERGED, family)
-        whole = options.name + ("" if start.kind == "merged" else f"@{start.name}")
+        whole = name_on(options.name, start.name)
         return ModelRef(name.kind, whole, whole, baseline=options, of=start)
     if name.kind == "anchor" and name.of not in (None, MERGED.name):
         start = resolve_model(name.of, family)
-        whole = f"{given.partition('@')[0]}@{start.name}"
+        whole = name_on(given.partition("@")[0], start.name)
         return ModelRef(name.kind, whole, whole, of=start)
     return ModelRef(name.kind, given, given)
 
 
 def _calibration(config: CalibrationConfig, start: ModelRef, family: Family) -> ModelRef:
-    name = name_calibration(config, family)
-    if start.kind == "merged":
-        return ModelRef("calibrated", name, "calibrated", config=config, of=start)
-    whole = f"{name}@{start.name}"
-    return ModelRef("calibrated", whole, whole, config=config, of=start)
+    whole = name_on(name_calibration(config, family), start.name)
+    return ModelRef("calibrated", whole, "calibrated" if start.kind == "merged" else whole, config=config, of=start)
 
 
 class Same:

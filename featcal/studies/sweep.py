@@ -15,7 +15,7 @@ from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT
-from featcal.suite.name_grammar import model_name
+from featcal.suite.name_grammar import model_name, name_on
 from featcal.suite.schema import Suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
@@ -152,8 +152,8 @@ def baselines(grid: Grid) -> list[str]:
     """Return what the sweep is held against: base, merged model and experts, the model that is calibrated where that is
     another one, the mean of the experts, Task Arithmetic at other scales, and the calibration's anchors without any
     data."""
-    of = "" if grid.of == MERGED.name else f"@{grid.of}"
-    anchors = [f"anchor:rho={exactly(rho)}{of}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
+    rhos = [rho for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is what is calibrated
+    anchors = [name_on(f"anchor:rho={exactly(rho)}", grid.of) for rho in rhos]
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
     return list(dict.fromkeys(["base", "merged", EXPERT, grid.of, "simple-averaging", *scales, *anchors]))
 

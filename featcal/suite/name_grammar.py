@@ -118,6 +118,15 @@ def model_name(text: str) -> ModelName:
     return ModelName(kind, tuple(options.items()), of=of)
 
 
+def name_on(text: str, of: str) -> str:
+    """Return the name of a model that acts on another one; the suite's own merge is left out.
+
+    >>> name_on("anchor:rho=2", "ties"), name_on("anchor:rho=2", "merged")
+    ('anchor:rho=2@ties', 'anchor:rho=2')
+    """
+    return text if of == "merged" else f"{text}@{of}"
+
+
 def reference_in(text: str) -> str | None:
     """Return the folder or Hub id that a model is, or is made of; None where it is the suite's own.
 

@@ -135,7 +135,7 @@ def test_a_calibrated_folder_is_calibrated_already(tiny_suite_file: Path, tmp_pa
         (("merged", "calibrated"), "merged"),
         (("ties", "calibrated"), "ties"),
         (("calibrated", "ties"), "ties"),  # swapped
-        (("svc@ties", "calibrated"), "svc@ties"),
+        (("svc@ties", "calibrated"), "svc"),
         (("surgery@ties", "calibrated"), "ties"),
         (("calibrated:lam=1@tsv-m", "calibrated"), "tsv-m"),
         (("polished:steps=1@calibrated@ties", "calibrated"), "ties"),

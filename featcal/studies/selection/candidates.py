@@ -21,7 +21,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
 )
 from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merger_names, method
-from featcal.suite.name_grammar import model_name
+from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
@@ -45,7 +45,7 @@ class Tried:
         """Return the name that every command knows it by."""
         if self.config is None:
             return self.start
-        return name_calibration(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
+        return name_on(name_calibration(self.config, family), self.start)
 
 
 def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:

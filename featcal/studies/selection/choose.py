@@ -85,7 +85,7 @@ def select(
     started = time.perf_counter()
     calibrated = None
     if chosen.config is not None:
-        calibrated = session.fit.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
+        calibrated = session.fit.calibrate(session.resolve(chosen.config, chosen.start), progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
     notes = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
