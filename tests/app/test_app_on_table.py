@@ -75,13 +75,13 @@ def test_what_is_shown_and_written_is_the_calibration_of_model_a(
     before, after, expert = (recording.score(session, one, ON, state.kind_of_scores(session, ON))
                              for one in (a, calibrated, "expert"))  # fmt: skip
     gain = compare_scores(before, after).average
-    assert f"{percent(before.average)} → {percent(after.average)} % ({points(gain.difference)} points" in result_line(
-        app
-    )
+    scores = f"{percent(before.average)} → {percent(after.average)} % ({points(gain.difference)} points"
+    assert scores in result_line(app)
     assert f" of {percent(expert.average)} · cosine" in result_line(app)
     app.text_input(key="folder").set_value(str(tmp_path / "page")).run()
     button(app, "Write the checkpoint").click().run()
-    assert healthy(app)
+    assert not app.exception
+    assert all(one.value.startswith("Warning: ") for one in app.error)  # of the record: so few samples may do harm
     words = [*shlex.split(export_command(app))[1:-1], str(tmp_path / "command")]
     assert (words[2:4] == ["--model", a]) == (kind != "merged")
     code, _, err = run(*words)
