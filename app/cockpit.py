@@ -16,6 +16,7 @@ from featcal.drift.ledger import Features
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, sample_tables, tables
 from featcal.figures.names import plain
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of, run_of
@@ -37,20 +38,20 @@ class _Drawn:
     """Drift by model and layer, as it was drawn."""
 
     of: Hashable
-    """Files, samples and first model of the drawing (`_drawing_key`)."""
+    """Files, samples and merge of the drawing (`_drawing_key`)."""
     config: CalibrationConfig
     drifts: Mapping[str, pd.Series]
 
 
-def _drawing_key(on: EvaluationSamples) -> Hashable:
-    """Return what tells lines of drift apart beside the options: files, samples and the first model."""
-    return state.stamp(), on, state.selection().a
+def _drawing_key(on: EvaluationSamples, merge: ModelRef) -> Hashable:
+    """Return what tells lines of drift apart beside the options: files, samples and the merge."""
+    return state.stamp(), on, merge.key
 
 
 def result(
     place: DeltaGenerator,
     session: Session,
-    config: CalibrationConfig,
+    model: ModelRef,
     features: Mapping[str, Features],
     scores: Mapping[str, Scores],
 ) -> DeltaGenerator:
@@ -58,13 +59,14 @@ def result(
     good options.
 
     Args:
+        model: the calibrated one.
         features: of both models, the calibrated one second.
         scores: of both models and the experts; empty where there are none.
     """
     row = place.container(horizontal=True, vertical_alignment="center", key=KEY)
     row.markdown(result_line(features, scores), width="stretch", help=_MEANING + (f" {view.NOISE}" if scores else ""))
     good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
-    export.button(session, config, row, place)
+    export.button(session, model, row, place)
     return good
 
 
@@ -73,12 +75,19 @@ def score_of(features: Features, scores: Scores | None) -> str:
     return f"{features.macro_cosine:.3f}" if scores is None else percent(scores.average)
 
 
-def recipe_scores(place: DeltaGenerator, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
-    """Say what every recipe has given on the same samples at its defaults, as far as that is in the history."""
+def recipe_scores(place: DeltaGenerator, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
+    """Say what every recipe has given of the same merge on the same samples at its defaults, as far as that is in the
+    history.
+
+    Args:
+        model: a calibration of that merge.
+    """
+    config, of = model.require_calibration()
     known = {run.id: run for run in History().runs(hash_of(session))}
     how, given = state.kind_of_scores(session, on), []
     for recipe in RECIPES:
-        run = known.get(run_of(session, opening.defaults(session, recipe, config.samples)).id)
+        other = session.resolve(opening.defaults(session, recipe, config.samples), of)
+        run = known.get(run_of(session, other).id)
         found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)
         if found and found.scores:
             given.append(f"{recipe} {percent(found.mean)} %")
@@ -100,16 +109,17 @@ def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) 
 
 
 def preview_chart(
-    place: DeltaGenerator, on: EvaluationSamples, last: CalibrationConfig, layer: str, drift: float
+    place: DeltaGenerator, on: EvaluationSamples, last: ModelRef, layer: str, drift: float
 ) -> DeltaGenerator | None:
     """Draw the last result again, with the drift behind one block as other options would leave it; return the chart,
     to be drawn anew by them. None where another result was shown.
 
     Args:
-        last: options of the result that the preview begins from.
+        last: the calibration that the preview begins from.
     """
+    config, of = last.require_calibration()
     shown: list[_Drawn] = st.session_state.get(_SHOWN, [])
-    if not shown or (shown[-1].of, shown[-1].config) != (_drawing_key(on), last):
+    if not shown or (shown[-1].of, shown[-1].config) != (_drawing_key(on, of), config):
         return None
     return place.plotly_chart(
         charts.compare_drift(shown[-1].drifts, preview=(layer, drift)).update_layout(height=HEIGHT),
@@ -122,7 +132,7 @@ def preview_chart(
 def drift_chart(
     place: DeltaGenerator,
     on: EvaluationSamples,
-    config: CalibrationConfig,
+    model: ModelRef,
     drifts: Mapping[str, pd.Series],
     numbers: Numbers,
 ) -> None:
@@ -131,10 +141,12 @@ def drift_chart(
 
     Args:
         place: of the chart, or the chart that the preview was drawn into.
+        model: the calibrated one.
         drifts: by model and layer, the calibrated model's second.
     """
+    config, of = model.require_calibration()
     shown: list[_Drawn] = st.session_state.setdefault(_SHOWN, [])
-    now = _Drawn(_drawing_key(on), config, drifts)
+    now = _Drawn(_drawing_key(on, of), config, drifts)
     if not shown or shown[-1].of != now.of:
         shown[:] = [now]
     elif shown[-1].config != config:

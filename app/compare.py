@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import streamlit as st
 
-from app import jobs, opening, options, page_end, state, view
+from app import jobs, on_table, opening, options, page_end, state, view
 from app.selection import CALIBRATED, HOME
 from featcal.figures.names import plain, shorten
 from featcal.figures.report.models import label_models
 from featcal.figures.run_tables import title
 from featcal.figures.theme import Shown
-from featcal.session.model_ref import ModelRef
+from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
 from featcal.studies import library
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT, merger_names
+from featcal.suite.name_grammar import name_on
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, percent
 
@@ -50,9 +51,9 @@ class Compared:
         return None if self.b is None else (self.a, self.b)
 
     @property
-    def calibration(self) -> CalibrationConfig | None:
-        """Return the options of the second model, else of the first, where they are calibrated here."""
-        found = [model.calibration for model in self.models.values() if model.calibration is not None]
+    def calibration(self) -> ModelRef | None:
+        """Return the second model, else the first, where it is calibrated here."""
+        found = [model for model in self.models.values() if model.config is not None]
         return found[-1] if found else None
 
 
@@ -75,15 +76,28 @@ def choose_in_sidebar(session: Session) -> Compared:
     return make_chosen(session)
 
 
-def with_calibrated(session: Session) -> Compared:
-    """Return model A (the merged one where that is the calibrated one), and the one of the controls, whatever B is."""
-    a = state.selection().a
-    with st.sidebar:
-        now = HOME.a if a == CALIBRATED else a
+def choose_merge(session: Session) -> str:
+    """Let the merge that is calibrated be chosen in the sidebar, as model A, and return its name; where model A cannot
+    be calibrated say why, offer the merge on the table and end the page."""
+    with _end_explained(), st.sidebar:
+        a = state.selection().a
+        now = on_table.find_merge(session).name if a == CALIBRATED else a
         offered = offered_models(session)
         del offered[CALIBRATED]
         _choose("a", "Model A", now, HOME.a, offered)
-    return _make(session, [now, CALIBRATED])
+    with _end_explained():
+        why, merge = on_table.why_not(session, session.resolve(now)), on_table.find_merge(session).name
+    if why:
+        st.info(f"{plain(now)} {why}: this page calibrates merges.", icon=":material/info:")
+        chosen = {"a": merge, "b": CALIBRATED}
+        st.button(f"Calibrate {plain(merge)}", type="primary", on_click=state.select, kwargs=chosen)
+        page_end.end_page()
+    return now
+
+
+def with_calibrated(session: Session, merge: str) -> Compared:
+    """Return a merge that `choose_merge` gave, and its calibration, whatever B is."""
+    return _make(session, [merge, CALIBRATED])
 
 
 def _choose(field: str, label: str, now: str, home: str, offered: Mapping[str, str]) -> None:
@@ -125,7 +139,7 @@ def _chosen_names() -> list[str]:
 
 
 def _make(session: Session, texts: list[str]) -> Compared:
-    try:
+    with _end_explained():
         found = _label(session, texts)
         with state.progress() as report:
             for model in found.values():
@@ -133,6 +147,16 @@ def _make(session: Session, texts: list[str]) -> Compared:
                     jobs.ensure_calibrated(session, model, report)
                 else:
                     session.fit.weights(model)
+    compared = Compared(found)
+    _show_settings(session, compared)
+    return compared
+
+
+@contextmanager
+def _end_explained() -> Iterator[None]:
+    """End the page with one button back to the merged model where a name stands for nothing, or cannot be made."""
+    try:
+        yield
     except InputError as error:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
@@ -140,15 +164,16 @@ def _make(session: Session, texts: list[str]) -> Compared:
             back |= {"b": None, **dict.fromkeys(state.selection().options())}  # the options are what fails
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
         page_end.end_page()
-    compared = Compared(found)
-    _show_settings(session, compared)
-    return compared
 
 
 def offered_models(session: Session) -> dict[str, str]:
     """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers
     with the score of the suite's table of methods, the best first, experts."""
-    first = ["merged", CALIBRATED, "base", f"anchor:rho={exactly(opening.defaults(session).rho)}"]
+    merge = MERGED.name
+    with suppress(InputError):  # a name that stands for nothing is said where the models are made
+        merge = on_table.find_merge(session).name
+    anchor = name_on(f"anchor:rho={exactly(opening.defaults(session).rho)}", merge)
+    first = ["merged", CALIBRATED, "base", anchor]
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
     runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
     scored = _scores_of_methods(state.reference(), hash_of(session))
@@ -171,13 +196,13 @@ def _show_settings(session: Session, compared: Compared) -> None:
     """Draw one line for every model whose name does not say all of it."""
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
-            if model.calibration is not None:
-                st.caption(f"{shown}: {options.describe(model.calibration, session)}")
+            if model.config is not None:
+                st.caption(f"{shown}: {options.describe(model, session)}")
             elif model.name != shown:
                 st.caption(f"{shown}: {plain(model.name)}")
 
 
 def _label(session: Session, texts: list[str]) -> dict[str, ModelRef]:
     return label_models(
-        (text, session.resolve(options.chosen_config(session) if text == CALIBRATED else text)) for text in texts
+        (text, on_table.find_calibration(session) if text == CALIBRATED else session.resolve(text)) for text in texts
     )

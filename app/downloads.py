@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pandas as pd
 
@@ -18,6 +19,8 @@ from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.formatting import how_many
 
+LONGEST = 40
+"""Characters of what was calibrated in the name of a file."""
 USUAL = ("merged", "base", "expert")
 """Models that every suite has, which a file's name leaves out."""
 
@@ -142,9 +145,20 @@ def _origin(
     session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> Origin:
     names = {str(shown): model.name for shown, model in models.items()}
-    made = "-".join(_model_words(shown, model, session) for shown, model in models.items() if model.name not in USUAL)
+    made = "-".join(model_words(shown, model, session) for shown, model in models.items() if model.name not in USUAL)
     return Origin(session.family.suite.name, split, counts, names, made, on)
 
 
-def _model_words(shown: str, model: ModelRef, session: Session) -> str:
-    return shown if model.calibration is None else file_words(model.calibration, opening.defaults(session))
+def calibration_samples(model: ModelRef) -> EvaluationSamples:
+    """Return the samples that a calibrated model was made of."""
+    config, _ = model.require_calibration()
+    return EvaluationSamples(config.samples, "calibration", config.seed)
+
+
+def model_words(shown: str, model: ModelRef, session: Session) -> str:
+    """Return words for a model in the name of a file: of a calibration its options, and what was calibrated where that
+    is not the suite's own merge."""
+    if model.config is None or model.of is None:
+        return shown
+    words = file_words(model.config, opening.defaults(session))
+    return words if model.of.kind == "merged" else f"{Path(model.of.name).name[:LONGEST]}-{words}"

@@ -14,6 +14,7 @@ from app.selection import OPTIONS
 from featcal.figures import selection_table
 from featcal.figures.names import plain, plain_lines
 from featcal.server.lengths import seconds_to_select
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import config_asked
 from featcal.suite.calibration_options import OWN, CalibrationConfig
@@ -28,15 +29,20 @@ _WHAT = (
 )
 
 
-def section(session: Session, config: CalibrationConfig) -> None:
-    """Show a job that chooses recipe and options for the chosen samples, switches and parts; when it is done, what it
-    found, and one button that takes it over."""
+def section(session: Session, model: ModelRef) -> None:
+    """Show a job that chooses recipe and options for the merge on the table with the chosen samples, switches and
+    parts; when it is done, what it found, and one button that takes it over.
+
+    Args:
+        model: the calibration on the table.
+    """
+    config, of = model.require_calibration()
     asked = shared_options(config, opening.defaults(session))
     st.markdown(_WHAT)
-    st.code(select_command(state.reference(), asked), language="bash", wrap_lines=True)
+    st.code(select_command(state.reference(), asked, of.name), language="bash", wrap_lines=True)
     try:
         seconds = seconds_to_select(session, config_asked(session.family, **asked))
-        document = jobs.ensure("select", {"options": asked}, seconds)
+        document = jobs.ensure("select", {"options": asked, **jobs.model_argument(of)}, seconds)
     except InputError as error:  # of jobs that cannot be kept here, say
         st.warning(plain_lines(str(error)), icon=":material/error:")
         return
@@ -55,7 +61,7 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
     for line in selection_table.describe_selection(document):
         st.caption(plain(line))
     if document["chosen"] is None:
-        st.info("The merged model is best left as it is: there is nothing to take over.", icon=":material/info:")
+        st.info("The merge is best left as it is: there is nothing to take over.", icon=":material/info:")
         return
     chosen = chosen_options(config, document["chosen"])
     st.button(

@@ -123,9 +123,7 @@ def _ask(wanted: Order, seconds: float, again: bool) -> bool:
 def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> None:
     """Make sure that the session has this calibrated model when this returns. Where it takes long a job makes it, and
     the page ends with that job's progress meanwhile."""
-    config, start = model.config, model.of
-    assert config is not None
-    assert start is not None
+    config, start = model.require_calibration()
 
     def make() -> CalibrationResult:
         document = ensure("calibrate", _calibrate_args(config, start), seconds)
@@ -142,8 +140,12 @@ def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> 
 
 def _calibrate_args(config: CalibrationConfig, start: ModelRef) -> dict[str, Any]:
     """Return the arguments of a job that calibrates the suite's merged model, or another start."""
-    named = {} if start.kind == "merged" else {"model": start.name}
-    return {"options": kinds.options_of(config), **named}
+    return {"options": kinds.options_of(config), **model_argument(start)}
+
+
+def model_argument(start: ModelRef) -> dict[str, str]:
+    """Return the argument of a job that calibrates another start than the suite's merged model."""
+    return {} if start.kind == "merged" else {"model": start.name}
 
 
 def scores(

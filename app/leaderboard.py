@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import jobs, state, view
+from app import jobs, on_table, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
 from featcal.figures import study_charts, study_tables, text
@@ -121,7 +121,7 @@ def _choose_row() -> None:
     rows = st.session_state[_ROWS].selection.rows
     model = st.session_state[_LISTED][rows[0]] if rows else EXPERT
     if model != EXPERT:  # every page has them beside its models already
-        state.select(**{"a" if st.session_state[_AS] == "Model A" else "b": model})
+        state.select(**({"a": model} if st.session_state[_AS] == "Model A" else on_table.beside_its_merge(model)))
 
 
 def _rank(frame: pd.DataFrame) -> pd.DataFrame:

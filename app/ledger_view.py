@@ -17,7 +17,7 @@ from featcal.figures.names import plain
 from featcal.figures.verdict.measure import attribution_options
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import PAPER, CalibrationConfig
+from featcal.suite.calibration_options import PAPER
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NoScores
 from featcal.system.progress import Progress
@@ -172,8 +172,9 @@ def say_needs_of_scores(session: Session) -> None:
     st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
-def sources(session: Session, config: CalibrationConfig) -> None:
+def sources(session: Session, model: ModelRef) -> None:
     """Show what other feature sources would have cost the calibration, measured when asked for."""
+    config, _ = model.require_calibration()
     if config.recipe != PAPER:
         st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")
         return
@@ -182,11 +183,10 @@ def sources(session: Session, config: CalibrationConfig) -> None:
     if not wanted:
         return
     with state.progress() as report:
-        found = session.fit.sources(config, report)
+        found = session.fit.sources(model, report)
     frame = ledger_tables.sources(found)
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    calibrated = {"calibrated": session.resolve(config)}
-    origin = downloads.sample_origin(session, EvaluationSamples(config.samples, "calibration", config.seed), calibrated)
+    origin = downloads.sample_origin(session, downloads.calibration_samples(model), {"calibrated": model})
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",

@@ -14,6 +14,7 @@ from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS, chosen_parts, turned_switches
 from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import (
     CAUTIOUS,
@@ -55,10 +56,13 @@ def controls_in_sidebar(session: Session) -> None:
     _controls(session, [st.sidebar] * (len(_sliders(session)) + len(_switches(session))))
 
 
-def describe(config: CalibrationConfig, session: Session) -> str:
-    """Return λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+def describe(model: ModelRef, session: Session) -> str:
+    """Return λ, ρ, α, samples and whatever else differs from the suite's default, and what is calibrated where that is
+    not the suite's own merge, in one line."""
+    config, of = model.require_calibration()
     recipe = [] if config.recipe == PAPER else [config.recipe]
-    return " · ".join([*recipe, *_numbers(config, (*NUMBERS[config.recipe], "samples")), *_rest(config, session)])
+    numbers, merge = _numbers(config, (*NUMBERS[config.recipe], "samples")), plain(f"of {of.name}")
+    return " · ".join([*recipe, *numbers, *_rest(config, session), *([] if of.kind == "merged" else [merge])])
 
 
 def describe_difference(config: CalibrationConfig, session: Session) -> str:

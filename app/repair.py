@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cockpit, downloads, jobs, options, state, view
+from app import cockpit, downloads, jobs, on_table, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from featcal.calibration.block_preview import BlockPreview
@@ -18,8 +18,9 @@ from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.theme import Shown
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.name_grammar import name_on
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent, points
@@ -58,15 +59,16 @@ def preview(
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
     state.control(more.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, config = Previewed(layer), options.chosen_config(session)
-    suite, last = st.session_state.get(_EXACT, ("", config))
-    if suite != state.reference() or last == config:
+    shown, model = Previewed(layer), on_table.find_calibration(session)
+    suite, last = st.session_state.get(_EXACT, ("", model))
+    # Blocks in front are those of the last exact run, which says nothing of another merge.
+    if suite != state.reference() or last.config == model.config or last.of.key != model.of.key:
         return shown
     try:
         if not session.fit.has_preview(last, layer, on):
             return shown
         held = session.fit.preview(last, layer, on)
-        found = held.solve(config)
+        found = held.solve(model.config)
     except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
     before, now = _mean(held.reached), _mean(found.drift)
@@ -81,16 +83,17 @@ def preview(
 def confirm(
     shown: Previewed,
     session: Session,
-    config: CalibrationConfig,
+    model: ModelRef,
     after: Features,
     more: DeltaGenerator,
     words: DeltaGenerator,
 ) -> None:
     """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
+    config, _ = model.require_calibration()
     says = f"{plain(shown.layer)} answers first, as a point in the chart; then the exact run takes its place."
     if config.decisions:
         how = "With δ above 0 there is no preview: the exact run answers a slider."
-    elif not _is_quick(session, config):
+    elif not _is_quick(session, model):
         how = f"An exact run of more than {QUICK:g} s has no preview before it: it answers a slider itself."
     else:
         how = f"Move a slider of the recipe: {says}"
@@ -99,7 +102,7 @@ def confirm(
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)
-    off = shown.found.relative_error(session.fit.calibrate(config).weights)
+    off = shown.found.relative_error(session.fit.calibrate(model).weights)
     more.caption(
         f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
         f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %."
@@ -115,9 +118,9 @@ def rest(
     keep(layer, session, compared.calibration, on)
 
 
-def keep(layer: str, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
+def keep(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     """Keep what the next preview of the block needs, for the next move of a slider."""
-    if not _is_quick(session, config):
+    if not _is_quick(session, model):
         return
     place = st.empty()
 
@@ -125,13 +128,13 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: Evaluation
         place.empty()  # drawing is where streamlit raises its signal to end a run, so a move ends this within a block
 
     with suppress(InputError):  # these options leave the block as merged
-        session.fit.preview(config, layer, on, ends_if_moved)
-    st.session_state[_EXACT] = state.reference(), config
+        session.fit.preview(model, layer, on, ends_if_moved)
+    st.session_state[_EXACT] = state.reference(), model
 
 
-def _is_quick(session: Session, config: CalibrationConfig) -> bool:
+def _is_quick(session: Session, model: ModelRef) -> bool:
     """Say whether an exact run is quick enough for a preview to be kept beside it."""
-    return float(session.fit.calibrate(config).record["seconds"]["total"]) <= QUICK
+    return float(session.fit.calibrate(model).record["seconds"]["total"]) <= QUICK
 
 
 def where_it_helps(
@@ -156,13 +159,10 @@ def where_it_helps(
 
 def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples) -> None:
     """Show the anchor without any samples beside the result, so that nobody takes its effect for the method's."""
-    config = compared.calibration
-    assert config is not None
-    name = f"anchor:rho={exactly(config.rho)}"
-    if any(model.name == name for model in compared.models.values()):
-        return
     (a, first), (b, second) = compared.models.items()
-    shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
+    rho = exactly(second.require_calibration()[0].rho)
+    name = name_on(f"anchor:rho={rho}", first.name)
+    shown = Shown(f"anchor only, rho {rho}", "merged", True)
     models = {a: first, shown: session.resolve(name), b: second}
     with state.progress() as report:
         measured = {a: features[a], shown: session.measure.features(name, on, report), b: features[b]}
@@ -184,15 +184,15 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     view.explain(text.ANCHOR_ONLY)
 
 
-def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
+def spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     """Show mean and range of every score over calibrations that differ in their seed alone, when asked for."""
-    config = compared.calibration
-    assert config is not None
+    config, of = model.require_calibration()
     wanted = state.selection().spread
     state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
     if not wanted:
         return
-    seeds = {config.seed + more: session.resolve(replace(config, seed=config.seed + more)) for more in range(SEEDS)}
+    drawn = [config.seed + more for more in range(SEEDS)]
+    seeds = {seed: session.resolve(replace(config, seed=seed), of) for seed in drawn}
     with state.progress() as report:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
@@ -204,7 +204,7 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     frame = repair_tables.spread({int(seed): one for seed, one in scores.items()})
     metric = tables.metric_name(scores)
     average = frame.set_index("task").loc["average"]
-    models = {f"seed {seed}": session.resolve(one) for seed, one in seeds.items()}
+    models = {f"seed {seed}": one for seed, one in seeds.items()}
     view.chart(
         repair_charts.spread_bars(frame, f"{metric}, %"),
         "spread-chart",
@@ -221,21 +221,20 @@ def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     )
 
 
-def conditioning(session: Session, config: CalibrationConfig) -> None:
+def conditioning(session: Session, model: ModelRef) -> None:
     """Show how well every linear system is posed, folded and measured when asked for."""
     wanted = state.selection().conditioning
     state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
     if not wanted:
         return
     with state.progress() as report:
-        found = session.fit.conditioning(config, report)
+        found = session.fit.conditioning(model, report)
     frame = repair_tables.conditioning(found)
     worst = frame.loc[frame["condition"].idxmax()]
     st.caption(
         f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
     )
-    on, model = EvaluationSamples(config.samples, "calibration", config.seed), session.resolve(config)
-    origin = downloads.sample_origin(session, on, {"calibrated": model})
+    origin = downloads.sample_origin(session, downloads.calibration_samples(model), {"calibrated": model})
     view.table(Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning"))
     st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, options, state, view
+from app import on_table, opening, options, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import run_tables
@@ -33,9 +33,9 @@ _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", 
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        if model.calibration is None:
+        if model.config is None:
             continue
-        if problem := record(session, model.calibration, on, History(), state.kind_of_scores(session, on)):
+        if problem := record(session, model, on, History(), state.kind_of_scores(session, on)):
             view.say_problems([problem])
 
 
@@ -56,12 +56,10 @@ def say_looks(session: Session) -> None:
 
 
 def choose(run_id: str) -> None:
-    """Look at a run: on the Runs page, and as model B on every other."""
+    """Look at a run: on the Runs page, and as model B on every other, a calibration beside what it calibrates."""
     state.select(run=run_id)
     try:
-        run = History().get(run_id)
-        a = state.selection().a
-        state.select(a=HOME.a if a == CALIBRATED else a, **_select_as_b(run))
+        state.select(**_select_as_b(History().get(run_id)))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
@@ -70,8 +68,10 @@ def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     """Return the selection that makes a run model B: its options on the sliders if they can show it, else its name."""
     if run.model == EXPERT:  # every page has them beside its models already
         return {}
+    a = state.selection().a
+    beside = {"a": HOME.a if a == CALIBRATED else a, **on_table.beside_its_merge(run.model)}
     if not run.options:
-        return {"b": run.model}
+        return beside
     defaults = opening.defaults(state.session())
     try:
         config = CalibrationConfig(**run.options)
@@ -79,15 +79,18 @@ def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
         raise InputError(f"run {run.id} has options of another version of featcal") from None
     fixed = set(run.options) - {*OPTIONS}
     if any(getattr(config, name) != getattr(defaults, name) for name in fixed):
-        return {"b": run.model}
-    return {"b": CALIBRATED, **options.fields_of(state.session(), config)}
+        return beside
+    return {**beside, "b": CALIBRATED, **options.fields_of(state.session(), config)}
 
 
 def _choose_both(run_a: str, run_b: str) -> None:
     """Look at two runs as models A and B on every page."""
     choose(run_b)
     try:
-        state.select(run=run_a, against=run_b, a=History().get(run_a).model)
+        a, b = History().get(run_a).model, History().get(run_b).model
+        # The sliders show a calibration of the merge on the table alone.
+        same = on_table.merge_of(state.session(), a).name == on_table.merge_of(state.session(), b).name
+        state.select(run=run_a, against=run_b, a=a, **({} if same else {"b": b}))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 

@@ -14,7 +14,7 @@ from featcal.suite.calibration_options import CAUTIOUS, OWN, PARTIAL, SWITCHES, 
 from featcal.system.formatting import exactly, shorten
 
 CALIBRATED = "calibrated"
-"""Name of the model that is calibrated with the selection's own options."""
+"""Name of the merge on the table (`app.on_table`), calibrated with the selection's own options."""
 OPTIONS: Mapping[str, Option] = {name: one for name, one in calibration_options.OPTIONS.items() if one.label}
 """Options of a calibration that can be chosen here: those with a label."""
 MOST_PICKED = 200
@@ -51,8 +51,8 @@ class Selection(_Chosen):  # type: ignore[misc]
     n: int = SAMPLES
     """Samples per task that models are measured on."""
     a: str = "merged"
-    """The first model that is looked at, by its name (`featcal.suite.name_grammar`); "calibrated" alone is the one of
-    the options below."""
+    """The first model that is looked at, by its name (`featcal.suite.name_grammar`); "calibrated" alone is the
+    calibration of the merge on the table (`app.on_table`) with the options below."""
     b: str | None = None
     """The model that it is compared with, by its name."""
     picked: tuple[int, ...] = ()

@@ -8,17 +8,28 @@ from typing import Any
 
 import streamlit as st
 
-from app import downloads, jobs, options, runs, state, view
+from app import downloads, jobs, on_table, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.figures.commands import ChartSource
+from featcal.figures.names import plain
 from featcal.server.kinds import options_of
 from featcal.server.lengths import is_long, seconds_to_calibrate
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry
 from featcal.studies.recording import hash_of, run_of
-from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable_points, front, missing, numbers, run_sweep
+from featcal.studies.sweep import (
+    Grid,
+    SweepPoint,
+    baselines,
+    calibrations,
+    comparable_points,
+    front,
+    missing,
+    numbers,
+    run_sweep,
+)
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
@@ -80,7 +91,7 @@ def _grid(session: Session) -> Grid | None:
         state.control(place.text_input, field, typed[name], offer[name], f"{symbol}, {meaning}", help=help_)
     try:
         lam, rho, alpha = (numbers(typed[name], symbol) for name, symbol, _ in AXES)
-        return Grid(lam, rho, alpha, config)
+        return Grid(lam, rho, alpha, config, on_table.find_merge(session).name)
     except InputError as error:
         view.problem(error)
         return None
@@ -91,14 +102,15 @@ def _start(
 ) -> list[SweepPoint]:
     """Draw the button and what it would compute, and do the work; return the points if it was done now."""
     new, count = missing(session, grid, on, known), len(grid.configs())
+    of = "" if grid.of == "merged" else f" of {plain(grid.of)}"
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
     right.caption(
-        f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
+        f"{count} calibrations{of}, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.popover("Command and Python", icon=":material/terminal:"):
-        names = tuple(session.resolve(config).name for config in grid.configs())
+        names = tuple(model.name for model in calibrations(session, grid))
         view.show_commands(ChartSource("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
@@ -123,7 +135,8 @@ def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
     """Return the arguments of a job that sweeps (`featcal.server.kinds.sweep`)."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
     options = {name: value for name, value in options_of(grid.options).items() if name not in values}
-    return {**values, "options": options, "n": on.samples}
+    named = {} if grid.of == "merged" else {"model": grid.of}
+    return {**values, "options": options, **named, "n": on.samples}
 
 
 def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], models: Mapping[str, ModelRef]) -> None:

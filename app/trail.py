@@ -14,7 +14,7 @@ RECENT = 5
 
 @dataclass
 class Trail:
-    """The options of one suite in the order in which they were chosen, and where on it the visitor stands."""
+    """The options of one merge in the order in which they were chosen, and where on it the visitor stands."""
 
     _steps: list[CalibrationConfig] = field(default_factory=list)
     _at: int = -1

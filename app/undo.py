@@ -7,11 +7,11 @@ from collections.abc import Hashable
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import options, state
+from app import on_table, options, state
 from app.trail import Trail
 from featcal.figures.names import plain, shorten
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 
 _TRAILS = "trails"
 _LONGEST = 30
@@ -37,10 +37,10 @@ export default function () {
 )
 
 
-def buttons(row: DeltaGenerator, session: Session, config: CalibrationConfig) -> None:
+def buttons(row: DeltaGenerator, session: Session) -> None:
     """Note the options that are looked at now, and draw undo and redo."""
-    trail = _trail()
-    trail.visit(config)
+    trail = _trail(on_table.find_merge(session))
+    trail.visit(options.chosen_config(session))
     for label, by, key in _BUTTONS:
         row.button(
             label,
@@ -50,18 +50,20 @@ def buttons(row: DeltaGenerator, session: Session, config: CalibrationConfig) ->
             help=f"{label} the last move of an option ({key})",
             disabled=trail.find_step(by) is None,
             on_click=_move,
-            args=(session, by),
+            args=(session, trail, by),
         )
 
 
-def chips(row: DeltaGenerator, session: Session, config: CalibrationConfig, on: Hashable, score: str) -> None:
+def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, score: str) -> None:
     """Note what the options reached, and draw the last models as buttons that go back to them.
 
     Args:
+        model: the calibration that they give.
         on: tells apart what scores were measured on.
         score: of the options, as it is shown.
     """
-    trail = _trail()
+    config, of = model.require_calibration()
+    trail = _trail(of)
     trail.note(on, config, score)
     for number, (other, reached) in enumerate(trail.recent(on).items()):
         words = shorten(options.describe_difference(other, session), _LONGEST)
@@ -80,15 +82,14 @@ def listen() -> None:
     _keys(key="undo-keys", height=1)
 
 
-def _move(session: Session, by: int) -> None:
-    trail = _trail()
+def _move(session: Session, trail: Trail, by: int) -> None:
     config = trail.find_step(by)
     if config is not None:
         trail.move(by)
         state.select(**options.fields_of(session, config))
 
 
-def _trail() -> Trail:
-    """Return the trail of the suite that is looked at."""
-    trails: dict[str, Trail] = st.session_state.setdefault(_TRAILS, {})
-    return trails.setdefault(state.reference(), Trail())
+def _trail(merge: ModelRef) -> Trail:
+    """Return the trail of a merge of the suite that is looked at."""
+    trails: dict[Hashable, Trail] = st.session_state.setdefault(_TRAILS, {})
+    return trails.setdefault((state.reference(), merge.key), Trail())

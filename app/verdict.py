@@ -18,7 +18,7 @@ from featcal.figures import ledger_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
-from featcal.figures.verdict.measure import attribution_options, examine, repair_of
+from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
 from featcal.figures.verdict.sentences import Verdict, judge
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
@@ -54,7 +54,7 @@ def draw(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     else:
         verdict = _measure(session, compared, on, lines, step, below)
     with step.container(key="next-step"):
-        _draw_step(verdict, compared)
+        _draw_step(verdict)
 
 
 def _measure(
@@ -93,8 +93,7 @@ def _examine(
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
         if is_long(session, seconds):
-            where = f"the page {'Calibrate' if model.kind == 'merged' else 'Accuracy'} does it as a job"
-            repair, unmeasured = None, f"it takes about {duration(seconds)}; {where}."
+            repair, unmeasured = None, f"it takes about {duration(seconds)}; the page Calibrate does it as a job."
     if session.is_text and is_long(session, seconds := seconds_to_score(session, on)):
         unscored = f"scoring takes about {duration(seconds)}; the page Accuracy does it as a job."
     for found in examine(session, model, on, repair, report, unscored):
@@ -102,8 +101,8 @@ def _examine(
 
 
 def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return the calibrated model that model A is held against; of the suite's own merge, with the chosen options."""
-    return session.resolve(options.chosen_config(session)) if model.kind == "merged" else repair_of(session, model)
+    """Return model A calibrated with the chosen options; None where it cannot be calibrated."""
+    return session.resolve(options.chosen_config(session), model) if is_repairable(model) else None
 
 
 def _tables(session: Session, compared: Compared, on: EvaluationSamples, report: Progress) -> Charts:
@@ -144,7 +143,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, sh
         )
 
 
-def _draw_step(verdict: Verdict, compared: Compared) -> None:
+def _draw_step(verdict: Verdict) -> None:
     """Draw the last lines of a verdict, with one button for what is to be done."""
     texts = {one.about: plain(one.text) for one in verdict.sentences}
     label, page, icon = STEPS.get(verdict.next, ("", "", ""))
@@ -156,17 +155,8 @@ def _draw_step(verdict: Verdict, compared: Compared) -> None:
             pressed = st.button(label, type="primary", icon=icon, key="next-step-button")
             st.markdown(texts["next"])
         if pressed:
-            _go(page, compared)
+            st.switch_page(f"../pages/{page}.py")
     st.caption(texts["samples"])
-
-
-def _go(page: str, compared: Compared) -> None:
-    """Go to the page of the next step; another merge than the suite's own is calibrated as model B of every page."""
-    model = compared.models[compared.a]
-    if page == "calibrate" and model.kind != "merged":
-        state.select(b=f"calibrated@{model.name}")
-        page = "accuracy"
-    st.switch_page(f"../pages/{page}.py")
 
 
 def _is_home(on: EvaluationSamples) -> bool:

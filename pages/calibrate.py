@@ -28,39 +28,39 @@ st.title("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
 options.chosen_config(session)  # what cannot be used is said here, above everything
+merge = compare.choose_merge(session)
 window = st.container(key="cockpit")
 trail = window.container(horizontal=True, key="trail")
 result = window.container()
 controls, drift_place, score_place = window.columns([4, 5, 5])
 with controls:
     more, recipes = options.controls_on_page(session)
-undo.buttons(trail, session, options.chosen_config(session))
+undo.buttons(trail, session)
 drift_place.header("Drift per layer")
 words = window.container(key="block-preview")
 previewed = repair.preview(session, on, more, drift_place, words)
-compared = compare.with_calibrated(session)
-(a, before_model), (b, _) = compared.models.items()
-config = compared.calibration
-assert config is not None  # that of the controls
+compared = compare.with_calibrated(session, merge)
+(a, before_model), (b, model) = compared.models.items()
+config, _ = model.require_calibration()  # that of the controls
 with state.progress() as report:
-    before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
+    before, after = session.measure.features(before_model, on, report), session.measure.features(model, on, report)
 # Once the exact run is done, the preview is held against it.
-repair.confirm(previewed, session, config, after, more, words)
+repair.confirm(previewed, session, model, after, more, words)
 shown = {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 scores, missing = state.answer_scores(session, shown, on)
 runs.keep(session, compared.models, on)
 features = {a: before, b: after}
 measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
-undo.chips(trail, session, config, measured_on, cockpit.score_of(after, scores.get(b)))
+undo.chips(trail, session, model, measured_on, cockpit.score_of(after, scores.get(b)))
 if scores:
-    cockpit.recipe_scores(recipes, session, config, on)
+    cockpit.recipe_scores(recipes, session, model, on)
 more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, config)}")
-good = cockpit.result(result, session, config, features, scores)
+good = cockpit.result(result, session, model, features, scores)
 origin = downloads.sample_origin(session, on, compared.models)
 drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
 frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
 numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
-cockpit.drift_chart(previewed.chart or drift_place, on, config, drifts, numbers)
+cockpit.drift_chart(previewed.chart or drift_place, on, model, drifts, numbers)
 with drift_place:
     view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 with score_place:
@@ -91,8 +91,8 @@ sentence = (
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
-st.caption(f"{sentence} Calibrated in {session.fit.calibrate(config).record['seconds']['total']:.2f} s.")
-fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
+st.caption(f"{sentence} Calibrated in {session.fit.calibrate(model).record['seconds']['total']:.2f} s.")
+fewer = {task: one["samples"] for task, one in session.fit.calibrate(model).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
@@ -110,10 +110,10 @@ if scores and session.is_text and state.kind_of_scores(session, on) == "features
         "whole answers of this suite take long. It can be right where the answer is wrong: the Accuracy page scores "
         "whole answers."
     )
-export.section(session, config)
+export.section(session, model)
 undo.listen()
 with good:
-    good_options.section(session, config)
+    good_options.section(session, model)
 
 where, anchor, seeds, solves = st.tabs(
     ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
@@ -129,7 +129,7 @@ with anchor:
         partial(repair.rest, session, compared, features, on, previewed.layer),
     )
 with seeds:
-    repair.spread(session, compared, on)
+    repair.spread(session, model, on)
 with solves:
-    repair.conditioning(session, config)
+    repair.conditioning(session, model)
 samples.panel(session, compared.models)

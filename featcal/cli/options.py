@@ -77,14 +77,15 @@ def note_folders(context: click.Context, param: click.Parameter, given: Any) -> 
     return names
 
 
-def model_option(default: str = "merged", help: str = "The model: ") -> Option:
+def model_option(default: str = "merged", help: str = "The model: ", flag: str = "--model") -> Option:
     """Return `--model` of a command for one model.
 
     Args:
         help: text in front of the grammar of names.
+        flag: what it is called where a command has a `--model` for several models too.
     """
     return click.option(
-        "--model",
+        flag,
         metavar="MODEL",
         default=default,
         show_default=True,

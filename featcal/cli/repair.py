@@ -154,6 +154,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
 
 @click.command(cls=Command, old={"--n": OF_STUDIES["--n"]})
 @SUITE
+@MODEL
 @click.option("--lam", "lams", help="Ridge strengths between commas, such as 0.01,0.05.  [the suite's own]")
 @click.option("--rho", "rhos", help="Anchors between commas.  [the suite's own]")
 @click.option("--alpha", "alphas", help="Shares of the experts' features between commas.  [the suite's own]")
@@ -165,6 +166,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
 @JSON
 def sweep(
     suite: str,
+    model: str,
     lams: str | None,
     rhos: str | None,
     alphas: str | None,
@@ -174,6 +176,8 @@ def sweep(
     **chosen: Any,
 ) -> None:
     """Calibrate with every combination of lam, rho and alpha.
+
+    --model names what is calibrated: any merge, baseline or checkpoint.
 
     They are measured on validation samples, beside baselines that need no calibration. Every point is kept in the
     history (`featcal history list`): an interrupted sweep continues where it stopped, and the app draws it.
@@ -194,7 +198,7 @@ def sweep(
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
     view = EvaluationSamples(eval_samples)
-    points = run_sweep(session, Grid(**values, options=config), bar(), on=view, history=history)
+    points = run_sweep(session, Grid(**values, options=config, of=model), bar(), on=view, history=history)
     table = run_tables.sweep_table(points, front(points))
     if session.split == "calibration":
         say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
@@ -207,7 +211,8 @@ def sweep(
 @click.command(cls=Command, old={"--starts": name_models})
 @SUITE
 @JSON_FILE
-@models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="the merged model alone")
+@model_option(help="The merge that all recipes are tried on: ", flag="--of")
+@models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="that merge alone")
 @click.option(
     "--minutes", type=float, help="Time to spend, about; tries every merger too, where no --model is named.  [no limit]"
 )
@@ -217,6 +222,7 @@ def sweep(
 def select(
     suite: str,
     out: Path | None,
+    of: str,
     models: tuple[str, ...],
     minutes: float | None,
     device: str,
@@ -226,7 +232,7 @@ def select(
     """Choose without labels whether and how a merge is repaired.
 
     Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
-    times: how probable are the experts' decisions under it? Candidates are the merged model as it is, the recipes at
+    times: how probable are the experts' decisions under it? Candidates are the merge (--of) as it is, the recipes at
     their defaults, and "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays
     unless another one is better by more than the paired interval; the chosen one is then calibrated on all samples.
     Only calibration samples are read. Results are kept, so an interrupted choice continues where it stopped. With
@@ -244,7 +250,7 @@ def select(
     session = opening.session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)
     _say_slow_precision(asked, session.family)
-    found = choose(session, asked, starts=models, minutes=minutes, progress=bar())
+    found = choose(session, asked, of=of, starts=models, minutes=minutes, progress=bar())
     document = found.to_json(suite)
     write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say_notes(document)

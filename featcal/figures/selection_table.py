@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from featcal.studies.selection.candidates import CHOSEN, MERGED
+from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.judge import DECISION, DRIFT
 from featcal.suite.calibration_options import OPTIONS
 from featcal.system.formatting import duration, exactly
@@ -27,7 +27,7 @@ def candidates(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]
     for one in document["candidates"]:
         options = {name: one[name] for name in CHOSEN}
         marks = ["chosen"] if one["model"] == document["model"] else []
-        marks += ["default"] if (one["start"], options) == (MERGED, document["defaults"]) else []
+        marks += ["default"] if (one["start"], options) == (document["of"], document["defaults"]) else []
         marks += ["as it is"] if one["recipe"] is None else []
         marks += [f"failed: {one['failure']}"] if one["failure"] else []
         shown = ["" if value is None else exactly(value) if isinstance(value, float) else value
@@ -50,7 +50,7 @@ def name_candidates(document: Mapping[str, Any]) -> list[str]:
             for name in CHOSEN[1:]
             if one["recipe"] and any(other[name] != one[name] for other in beside)
         ]
-        start = [] if one["start"] == MERGED and one["recipe"] else [one["start"]]
+        start = [] if one["start"] == document["of"] and one["recipe"] else [one["start"]]
         names.append(", ".join([*start, *filter(None, [one["recipe"]]), *values]))
     return names
 
@@ -67,7 +67,7 @@ def describe_selection(document: Mapping[str, Any]) -> list[str]:
         ]
     one = document["margin"]
     if one is not None:
-        stays = (document["start"], document["chosen"]) == (MERGED, document["defaults"])
+        stays = (document["start"], document["chosen"]) == (document["of"], document["defaults"])
         kept = f"the default stays: {one['a']:.4f}, and none is better by more than its interval"
         gain = f"{one['a']:.4f} -> {one['b']:.4f}, {_format_margin(one)} (95 %, {one['n']} samples)"
         lines.append(kept if stays else f"better than the default: {gain}")

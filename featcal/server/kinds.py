@@ -123,8 +123,8 @@ def sweep(work: Work) -> dict[str, Any]:
     """Calibrate with every combination of values and measure each; results in the history are not computed again, so a
     sweep that was cancelled or died goes on where it stopped.
 
-    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples per
-    task to measure on.
+    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `model`, the
+    name of what is calibrated (left out: the merged model); `n`, samples per task to measure on.
 
     Returns:
         The document of `featcal study sweep --json`.
@@ -134,7 +134,8 @@ def sweep(work: Work) -> dict[str, Any]:
 
     session, on = work.open_session(resident=True), EvaluationSamples(work.args["n"])
     values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
-    grid = Grid(**values, options=_config(session.family, work.args["options"]))
+    options = _config(session.family, work.args["options"])
+    grid = Grid(**values, options=options, of=work.args.get("model", "merged"))
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
 
 
@@ -179,7 +180,8 @@ def select(work: Work) -> dict[str, Any]:
     """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
     that was cancelled or died goes on where it stopped.
 
-    `args`: `options`, those of `featcal select`, by name, and `minutes` to spend (left out: no limit).
+    `args`: `options`, those of `featcal select`, by name; `model`, the name of the merge that recipes are tried on
+    (left out: the merged model); and `minutes` to spend (left out: no limit).
 
     Returns:
         The document of `featcal select --json`.
@@ -189,7 +191,8 @@ def select(work: Work) -> dict[str, Any]:
 
     session = work.open_session(resident=True)
     config = config_asked(session.family, **work.args["options"])
-    found = choose(session, config, minutes=work.args.get("minutes"), progress=work.progress)
+    of, minutes = work.args.get("model", "merged"), work.args.get("minutes")
+    found = choose(session, config, of=of, minutes=minutes, progress=work.progress)
     return found.to_json(work.suite)
 
 

@@ -56,9 +56,7 @@ class Fits:
             InputError: a model of another kind, or an option that is unknown or outside its range.
         """
         one = self.suite.resolve(model)
-        if one.config is None:
-            raise InputError(f"model '{one.name}' is not a calibration; write calibrated:lam=0.05,rho=2@{one.name}")
-        config = one.config
+        config, _ = one.require_calibration()
         return self._calibrate(one, lambda: self.suite.calibration_passes(config), progress)
 
     def adopt_calibration(
@@ -136,7 +134,8 @@ class Fits:
             return self.calibrate(one).weights
         if one.baseline is not None:
             return self.baseline(one).weights
-        return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, self.suite.family))
+        family = self.suite.family if one.of is None else self.family_with(one.of)
+        return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, family))
 
     def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
         """Measure what fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
@@ -198,12 +197,12 @@ class Fits:
         return self.suite.get_or_make(_CONDITIONING, one.key, make)
 
     def preview(
-        self, of: CalibrationConfig, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+        self, of: ModelId, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> Preview:
         """Return what previews of one block of a calibration need.
 
         Args:
-            of: the exact run that everything in front of the block is left as.
+            of: the exact run that everything in front of the block is left as: options of a calibration, or its name.
             layer: the block, as tables name it.
             view: the samples that drift is measured on.
 
@@ -211,12 +210,12 @@ class Fits:
             InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
         """
         one = self.suite.resolve(of)
-        config, _ = self._calibration(one)
+        config, start = self._calibration(one)
         if config.precision != "exact":
             raise InputError(f"previews are of exact calibrations; this one has precision '{config.precision}'")
 
         def make() -> Preview:
-            run = self.suite.family.run(progress)
+            run = self.family_with(start).run(progress)
             fitted = select_tasks(config, self.suite.calibration_passes(config))
             weights = self._calibrate(one, lambda: fitted, progress).weights
             return hold(run, config, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
@@ -224,7 +223,7 @@ class Fits:
         # Statistics of a whole block are large, so that of the last block alone is kept.
         return self.suite.get_or_replace(_PREVIEW, (one.key, layer, *self.suite.key(view)), make)
 
-    def has_preview(self, of: CalibrationConfig, layer: str, view: EvaluationSamples) -> bool:
+    def has_preview(self, of: ModelId, layer: str, view: EvaluationSamples) -> bool:
         """Say whether `preview` would cost nothing."""
         return self.suite.has(_PREVIEW, (self.suite.resolve(of).key, layer, *self.suite.key(view)))
 

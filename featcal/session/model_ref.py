@@ -15,7 +15,7 @@ from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import config_of, name_calibration
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT, is_baseline
-from featcal.suite.name_grammar import model_name, reference_in
+from featcal.suite.name_grammar import model_name, name_on, reference_in
 from featcal.system.errors import InputError
 
 OBJECT = "object"
@@ -32,7 +32,7 @@ class ModelRef:
         label: what charts, tables and documents call it.
         config: all options of a calibration.
         baseline: all options of a baseline.
-        of: the model that a calibration or a baseline acts on.
+        of: the model that a calibration or a baseline acts on, or an anchor other than that of the suite's own merge.
         given: the object itself.
     """
 
@@ -48,6 +48,16 @@ class ModelRef:
     def calibration(self) -> CalibrationConfig | None:
         """Return the options of a calibration of the suite's own merged model; None of every other model."""
         return self.config if self.of is not None and self.of.kind == "merged" else None
+
+    def require_calibration(self) -> tuple[CalibrationConfig, ModelRef]:
+        """Return the options of a calibration, and what is calibrated.
+
+        Raises:
+            InputError: a model of another kind.
+        """
+        if self.config is None or self.of is None:
+            raise InputError(f"model '{self.name}' is not a calibration; write calibrated:lam=0.05,rho=2@{self.name}")
+        return self.config, self.of
 
     @property
     def is_every_expert(self) -> bool:
@@ -75,9 +85,12 @@ ModelId = str | CalibrationConfig | Weights | Calibrated | ModelRef
 calibration's result, or what `resolve_model` has made of one of them."""
 
 
-def resolve_model(given: ModelId, family: Family) -> ModelRef:
+def resolve_model(given: ModelId, family: Family, of: ModelId = MERGED) -> ModelRef:
     """Return the model that a caller means. Options of a calibration or of a baseline that a name does not say are the
     suite's, else the method's own.
+
+    Args:
+        of: what is calibrated, where options of a calibration are given.
 
     Raises:
         InputError: an option that is unknown or outside its range, or an object that is not a model.
@@ -85,8 +98,7 @@ def resolve_model(given: ModelId, family: Family) -> ModelRef:
     if isinstance(given, ModelRef):
         return given
     if isinstance(given, CalibrationConfig):
-        config = resolve(given, family.adapter, family.suite.tasks)
-        return ModelRef("calibrated", name_calibration(config, family), "calibrated", config=config, of=MERGED)
+        return _calibration(resolve(given, family.adapter, family.suite.tasks), resolve_model(of, family), family)
     if not isinstance(given, str | Weights | Calibrated):
         raise InputError(
             f"model: a {type(given).__name__} is not a model of this suite; give its name, a folder or what featcal "
@@ -97,16 +109,21 @@ def resolve_model(given: ModelId, family: Family) -> ModelRef:
         return ModelRef(OBJECT, label, label, given=given)
     name = model_name(given)
     if name.kind == "calibrated":
-        config, of = config_of(name, family), resolve_model(name.of or MERGED, family)
-        if of.kind == "merged":
-            return resolve_model(config, family)
-        whole = f"{name_calibration(config, family)}@{of.name}"
-        return ModelRef(name.kind, whole, whole, config=config, of=of)
+        return _calibration(config_of(name, family), resolve_model(name.of or MERGED, family), family)
     if is_baseline(name.kind):
-        options, of = baseline_options(name, family), resolve_model(name.of or MERGED, family)
-        whole = options.name + ("" if of.kind == "merged" else f"@{of.name}")
-        return ModelRef(name.kind, whole, whole, baseline=options, of=of)
+        options, start = baseline_options(name, family), resolve_model(name.of or MERGED, family)
+        whole = name_on(options.name, start.name)
+        return ModelRef(name.kind, whole, whole, baseline=options, of=start)
+    if name.kind == "anchor" and name.of not in (None, MERGED.name):
+        start = resolve_model(name.of, family)
+        whole = name_on(given.partition("@")[0], start.name)
+        return ModelRef(name.kind, whole, whole, of=start)
     return ModelRef(name.kind, given, given)
+
+
+def _calibration(config: CalibrationConfig, start: ModelRef, family: Family) -> ModelRef:
+    whole = name_on(name_calibration(config, family), start.name)
+    return ModelRef("calibrated", whole, "calibrated" if start.kind == "merged" else whole, config=config, of=start)
 
 
 class Same:

@@ -15,7 +15,7 @@ from featcal.formats.weights import Weights
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session.cache import Results, nbytes
-from featcal.session.model_ref import ModelId, ModelRef, resolve_model
+from featcal.session.model_ref import MERGED, ModelId, ModelRef, resolve_model
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.progress import available_bytes
@@ -108,13 +108,16 @@ class OpenSuite:
         """Say whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
-    def resolve(self, model: ModelId) -> ModelRef:
+    def resolve(self, model: ModelId, of: ModelId = MERGED) -> ModelRef:
         """Return the model that is meant by a name, options, weights or a calibration's result.
+
+        Args:
+            of: what is calibrated, where options of a calibration are given.
 
         Raises:
             InputError: an option that is unknown or outside its range.
         """
-        return resolve_model(model, self.family)
+        return resolve_model(model, self.family, of)
 
     def key(self, view: EvaluationSamples) -> tuple[int | None, str, int]:
         """Return count, split and seed of a view."""

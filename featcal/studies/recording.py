@@ -12,7 +12,7 @@ from featcal.session.model_ref import ModelId
 from featcal.session.open_suite import ResultKind
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, How, Measured, TaskValue, current_maker, new_run, suite_hash
-from featcal.suite.calibration_options import IDLE, CalibrationConfig
+from featcal.suite.calibration_options import IDLE
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
 from featcal.system.progress import Progress, silent
@@ -20,9 +20,7 @@ from featcal.system.progress import Progress, silent
 _RECORDED, _SUITE_HASH = ResultKind[str]("why it is not recorded"), ResultKind[str]("hash of the suite")
 
 
-def record(
-    session: Session, model: CalibrationConfig, on: EvaluationSamples, history: History, how: How | None = None
-) -> str:
+def record(session: Session, model: ModelId, on: EvaluationSamples, history: History, how: How | None = None) -> str:
     """Keep what the session measured of a calibrated model; measures what it has not measured yet.
 
     Args:
@@ -39,7 +37,7 @@ def record(
         kept = history.add(run_of(session, model), measure(session, model, on, how))
         return "" if kept else history.problems[-1]
 
-    key = str(history.folder), model, on, how
+    key = str(history.folder), session.resolve(model).key, on, how
     problem = session.get_or_make(_RECORDED, key, make)
     if problem:  # a full disk may have room when somebody asks again
         session.forget(_RECORDED, key)
@@ -74,7 +72,7 @@ def hash_of(session: Session) -> str:
 def run_of(session: Session, model: ModelId) -> HistoryEntry:
     """Return the run that a model of the suite is, given by its name or by the options of its calibration."""
     one = session.resolve(model)
-    config = {} if one.calibration is None else asdict(one.calibration)
+    config = {} if one.config is None else asdict(one.config)
     # A batch size changes time, memory and rounding, so it does not make another run.
     options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
@@ -123,7 +121,7 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | 
                 "expert's final features is 0 or not finite; see its checkpoint and samples"
             )
     seconds = None
-    if one.calibration is not None:
+    if one.config is not None:
         seconds = float(session.fit.calibrate(one).record["seconds"]["total"])
     values = {task: TaskValue(**score) for task, score in scores.items()}
     return Measured(how, on.split or session.split, on.samples, on.seed, values, drift, seconds)

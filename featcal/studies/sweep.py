@@ -9,13 +9,13 @@ from itertools import product
 from typing import Any
 
 from featcal.family.opening import Family
-from featcal.session.model_ref import ModelRef
+from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session, ensure_session
 from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT
-from featcal.suite.name_grammar import model_name
+from featcal.suite.name_grammar import model_name, name_on
 from featcal.suite.schema import Suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
@@ -46,6 +46,8 @@ class Grid:
     alpha: tuple[float, ...]
     options: CalibrationConfig
     """Samples, seed, switches; its own lam, rho and alpha are not looked at."""
+    of: str = MERGED.name
+    """Name of the model that is calibrated."""
 
     def __post_init__(self) -> None:
         sizes = {name: len(set(getattr(self, name))) for name in ("lam", "rho", "alpha")}
@@ -124,7 +126,7 @@ def run_sweep(
         NumericalError: a calibration has no trustworthy solution.
     """
     session, history = ensure_session(suite, device), history or History()
-    models = [*map(session.resolve, baselines(grid)), *map(session.resolve, grid.configs())]
+    models = [*map(session.resolve, baselines(grid)), *calibrations(session, grid)]
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -141,12 +143,19 @@ def run_sweep(
     return points
 
 
+def calibrations(session: Session, grid: Grid) -> list[ModelRef]:
+    """Return the calibrated models of a sweep, one per combination."""
+    return [session.resolve(config, grid.of) for config in grid.configs()]
+
+
 def baselines(grid: Grid) -> list[str]:
-    """Return what the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic
-    at other scales, and the calibration's anchors without any data."""
-    anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
+    """Return what the sweep is held against: base, merged model and experts, the model that is calibrated where that is
+    another one, the mean of the experts, Task Arithmetic at other scales, and the calibration's anchors without any
+    data."""
+    rhos = [rho for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is what is calibrated
+    anchors = [name_on(f"anchor:rho={exactly(rho)}", grid.of) for rho in rhos]
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
-    return ["base", "merged", EXPERT, "simple-averaging", *scales, *anchors]
+    return list(dict.fromkeys(["base", "merged", EXPERT, grid.of, "simple-averaging", *scales, *anchors]))
 
 
 def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSamples) -> dict[str, Any]:
@@ -163,7 +172,7 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSam
 def missing(session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> int:
     """Count the calibrations of a sweep that are not among these runs, measured on these samples."""
     known = {run.id: run for run in runs}
-    ids = [run_of(session, config).id for config in grid.configs()]
+    ids = [run_of(session, model).id for model in calibrations(session, grid)]
     return sum(one not in known or _find_recorded(session, known[one], on) is None for one in ids)
 
 
@@ -198,7 +207,7 @@ def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress:
     Raises:
         InputError: it cannot be scored.
     """
-    if model.calibration is not None:
+    if model.config is not None:
         session.fit.calibrate(model, progress)
     session.measure.features(model, on, progress)
     session.measure.answer_scores(model, on)  # says why there are none

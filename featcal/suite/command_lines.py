@@ -41,9 +41,9 @@ def calibrate_command(
     return shlex.join([*parts, *_flags(numbers | shared_options(config, defaults)), "--out", out])
 
 
-def select_command(suite: str, options: Mapping[str, Any]) -> str:
-    """Return the `featcal select` line with these `shared_options`."""
-    return shlex.join(["featcal", "select", suite, *_flags(options)])
+def select_command(suite: str, options: Mapping[str, Any], of: str = "merged") -> str:
+    """Return the `featcal select` line with these `shared_options`; `of` is the merge that recipes are tried on."""
+    return shlex.join(["featcal", "select", suite, *(() if of == "merged" else ("--of", of)), *_flags(options)])
 
 
 def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def grammar() -> str:
     """Return what names of models look like; no method is imported."""
     return (
         "base, merged, expert (every expert on its own task), expert:TASK, "
-        "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, "
+        "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2[@MODEL], "
         f"a method[:scale=0.6,…], some of them on a model[@MODEL] ({', '.join(method_names())}), "
         "or a checkpoint (folder or Hub id)"
     )
@@ -45,7 +45,7 @@ def takes_options(kind: str) -> bool:
 
 def acts_on_another(kind: str) -> bool:
     """Say whether a name of this kind may say of which model it is, behind an @: `calibrated:rho=1@tsv-m`."""
-    return kind == "calibrated" or (is_method(kind) and not is_merger(kind) and method(kind).on_another)
+    return kind in WITH_OPTIONS or (is_method(kind) and not is_merger(kind) and method(kind).on_another)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,15 @@ def model_name(text: str) -> ModelName:
         options[name] = value
     of = (below or "merged") if acts_on_another(kind) else None
     return ModelName(kind, tuple(options.items()), of=of)
+
+
+def name_on(text: str, of: str) -> str:
+    """Return the name of a model that acts on another one; the suite's own merge is left out.
+
+    >>> name_on("anchor:rho=2", "ties"), name_on("anchor:rho=2", "merged")
+    ('anchor:rho=2@ties', 'anchor:rho=2')
+    """
+    return text if of == "merged" else f"{text}@{of}"
 
 
 def reference_in(text: str) -> str | None:

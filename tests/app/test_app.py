@@ -32,7 +32,7 @@ from suite_edits import Edit
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, opening, state
+from app import downloads, export, state
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
@@ -429,8 +429,9 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     scores = session.measure.scores("merged")
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
-        assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
         models = {"merged": MERGED, "calibrated": session.resolve(config)}
+        words = downloads.model_words("calibrated", models["calibrated"], session)
+        assert export.default_name("tiny", words) == made + switch
         origin = downloads.sample_origin(session, EvaluationSamples(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"

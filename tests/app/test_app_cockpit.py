@@ -67,10 +67,11 @@ def test_lines_of_drift_are_of_the_same_samples_and_the_same_first_model(
     assert drawn[-1][1] is None
     control(app, "rho").set_value(2.0).run()
     assert drawn[-1][1] not in (None, before)
-    control(app, "a").set_value("base").run()
+    control(app, "a").set_value("ties").run()
+    assert drawn[-1][1] is None  # another merge's drift is no ghost of this one's
     drawn.clear()
     control(app, "rho").set_value(1.5).run()
-    assert all("base" in models and "merged" not in models for models, _ in drawn)
+    assert all("ties" in models and "merged" not in models for models, _ in drawn)
     assert healthy(app)
 
 
@@ -89,8 +90,9 @@ def test_charts_of_whole_answers_have_the_commands_that_score_them(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("a", ["merged", "ties"])
 def test_found_options_are_taken_over_as_they_were_found(
-    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
@@ -102,11 +104,11 @@ def test_found_options_are_taken_over_as_they_were_found(
         return found[0] if found else None
 
     monkeypatch.setattr(jobs, "ensure", ensure)
-    app = opened(tiny_suite_file, "calibrate", samples="8", lam="0.2")
+    app = opened(tiny_suite_file, "calibrate", a=a, samples="8", lam="0.2")
     assert healthy(app)
-    assert asked == [{"options": {"samples": 8}}]
-    command = select_command(str(tiny_suite_file), {"samples": 8})
-    assert command == f"featcal select {tiny_suite_file} --samples 8"
+    assert asked == [{"options": {"samples": 8}, **({"model": a} if a == "ties" else {})}]
+    command = select_command(str(tiny_suite_file), {"samples": 8}, a)
+    assert command == f"featcal select {tiny_suite_file}{' --of ties' * (a == 'ties')} --samples 8"
     assert command in [one.value for one in app.code]
     app.run()
     (document,) = found

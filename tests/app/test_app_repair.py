@@ -193,9 +193,12 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
                for one in app.caption)  # fmt: skip
     (shown,) = (one for one in app.dataframe if "score, %" in one.value)
     assert json.loads(shown.proto.columns)["score, %"]["type_config"]["format"] == "%.1f"
-    app = opened(tiny_suite_file, "calibrate", rho="1.5", a="anchor:rho=1.5")
-    assert healthy(app)
-    assert not any("final drift" in one.value for one in app.dataframe)
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", a="ties")
+    frame, anchor = table(app, "final drift").set_index("model"), session.measure.features("anchor:rho=1.5@ties", ON)
+    assert list(frame.index) == ["ties", "anchor only, rho 1.5", "calibrated"]
+    drifts = [task.layers[-1].relative_drift for task in anchor.tasks.values()]
+    assert frame.loc["anchor only, rho 1.5", "final drift"] == pytest.approx(sum(drifts) / len(drifts))
+    assert drifts != [task.layers[-1].relative_drift for task in measured.tasks.values()]
 
 
 @pytest.mark.slow

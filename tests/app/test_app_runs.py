@@ -26,6 +26,7 @@ from featcal.studies.history import History, HistoryEntry, Looks, Measured
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, baselines, run_sweep
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.name_grammar import model_name
 from featcal.suite.views import EvaluationSamples
 from featcal.system.progress import silent
 
@@ -130,12 +131,16 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
         monkeypatch.setattr(st, "session_state", {"runs-list": table, "runs-listed": ["a", "b"]})
         runs._choose_row()
-    for rows, which in (([1], "Model B"), ([1], "Model A"), ([0], "Model B"), ([], "Model B")):
+    for rows, which in (([1], "Model B"), ([1], "Model A"), ([2], "Model B"), ([0], "Model B"), ([], "Model B")):
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
-        known = {leaderboard._ROWS: table, leaderboard._LISTED: ["expert", "tsv-m"], leaderboard._AS: which}
+        known = {
+            leaderboard._ROWS: table,
+            leaderboard._LISTED: ["expert", "tsv-m", "calibrated@ties"],
+            leaderboard._AS: which,
+        }
         monkeypatch.setattr(st, "session_state", known)
         leaderboard._choose_row()
-    assert selections == [{"run": "b"}, {"b": "tsv-m"}, {"a": "tsv-m"}]
+    assert selections == [{"run": "b"}, {"b": "tsv-m"}, {"a": "tsv-m"}, {"a": "ties", "b": "calibrated@ties"}]
 
 
 def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
@@ -250,12 +255,14 @@ def test_another_suite_forgets_what_meant_something_here() -> None:
     assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
 
 
+@pytest.mark.parametrize("a", ["merged", "ties"])
 def test_command_and_python_give_the_points_of_the_page(
-    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = opened(tiny_suite_file, "runs", layernorms="false", seed="7", sweep_rho="-1, 1.5", **ONE, **FEW)
+    app = opened(tiny_suite_file, "runs", a=a, layernorms="false", seed="7", sweep_rho="-1, 1.5", **ONE, **FEW)
     button(app, "Run the sweep").click().run()
     expected = {run.id: run.measured[0].scores for run in History().runs()}
+    assert {model_name(run.model).of for run in History().runs() if run.options} == {a}
     bash, lines = (one.value for one in app.code[:2])
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
     done = CliRunner().invoke(commands, [*shlex.split(bash)[1:], "--json"])
@@ -267,13 +274,14 @@ def test_command_and_python_give_the_points_of_the_page(
     assert {run.id: run.measured[0].scores for run in History().runs()} == expected
 
 
+@pytest.mark.parametrize("a", ["merged", "ties"])
 def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
-    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, dict[str, Any], bool]] = []
     monkeypatch.setattr(sweep, "is_long", lambda *_: True)
     monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
-    app = opened(tiny_suite_file, "runs", biases="false", blocks="block 1", **ONE_LAM, **FEW)
+    app = opened(tiny_suite_file, "runs", a=a, biases="false", blocks="block 1", **ONE_LAM, **FEW)
     button(app, "Run the sweep").click().run()
     assert [start for _, _, start in asked] == [False, True]
     assert {run.model for run in History().runs()} == set()
@@ -281,7 +289,8 @@ def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
     document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(args)), tmp_path, silent))
     app.run()
     assert healthy(app)
-    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    of = " of ties" * (a == "ties")
+    assert any(f"2 calibrations{of}, 0 of them new" in one.value for one in app.caption)
     drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
     assert drawn == {one["id"] for one in document["points"]}
     assert {run.options["biases"] for run in recorded().values()} == {False}
@@ -289,4 +298,4 @@ def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
     button(app, "Show it on every page").click().run()
     assert healthy(app)
     chosen = app.session_state["selection"]
-    assert (chosen.b, chosen.rho, chosen.biases) == ("calibrated", 1.5, False)
+    assert (chosen.a, chosen.b, chosen.rho, chosen.biases) == (a, "calibrated", 1.5, False)

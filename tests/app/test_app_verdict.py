@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_pages import button, charts, healthy, opened
+from app_pages import button, charts, control, healthy, opened, shown_model
 from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
@@ -72,9 +72,22 @@ def test_another_merge_is_judged_by_its_name(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "verdict", n="8", a="ties:scale=1")
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
-    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated@ties:scale=1")
+    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=64@ties:scale=1")
     assert lines(app) == expected(found)
     assert lines(app)[0].startswith(plain("ties:scale=1 keeps"))
+
+
+def test_repair_it_repairs_the_merge_that_was_judged(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "judge", lambda found: replace(sentences.judge(found), next=sentences.REPAIR))
+    app = opened(tiny_suite_file, "verdict", n="8", samples="6", a="ties:scale=1")
+    session = open_session(str(tiny_suite_file), resident=True)
+    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=6@ties:scale=1")
+    assert lines(app)[:-2] == expected(found)[:-2]
+    button(app, "Repair it").click().run()
+    assert healthy(app)
+    assert "Repair it in closed form" in app.title[0].value
+    assert control(app, "a").value == "ties:scale=1"
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 6 · of ties:scale=1"
 
 
 def test_a_base_is_not_calibrated(tiny_suite_file: Path) -> None:

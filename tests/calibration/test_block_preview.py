@@ -57,6 +57,16 @@ def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, con
     assert found.drift == pytest.approx(layer_drift(own, config, layer), rel=1e-9)
 
 
+def test_another_merge_is_previewed_as_it_is_calibrated(own: Session) -> None:
+    """Its own tensors are the anchor, and what stands in front of the block."""
+    model = own.resolve(CONFIG, "ties")
+    found, exact = own.fit.preview(model, "block 1", FEW).solve(CONFIG), own.fit.calibrate(model).weights
+    assert found.relative_error(exact) < 1e-10
+    assert own.fit.preview(model, "block 0", FEW).solve(OTHER).relative_error(
+        own.fit.calibrate(own.resolve(OTHER, "ties")).weights
+    ) < 0.5 * found.relative_error(own.fit.calibrate(CONFIG).weights)
+
+
 def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
     """Those behind them are given what the pieces in front gave with the exact run's options."""
     start = replace(INFORMED, layernorms=False)

@@ -166,18 +166,19 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
     weighed = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
     fast = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
-    measured = ChartSource(
-        "sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, fast), EvaluationSamples(5)
-    )
+    other = "calibrated:lam=0.1,rho=2,alpha=0,samples=4@tsv-m"
+    every = (*whole, part, refined, weighed, fast, other)
+    measured = ChartSource("sweep", str(tiny_suite_file), ("base", *every), EvaluationSamples(5))
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    lines = first, second, third, fourth, fifth = commands(measured)
+    lines = first, second, third, fourth, fifth, sixth = commands(measured)
     assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --eval-samples 5" in first
     assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --eval-samples 5" in second
     assert "--samples 4 --recipe refined --beta 0.5 --eval-samples 5" in third
     assert "--samples 4 --patch-weight 0.5 --eval-samples 5" in fourth
     assert "--samples 4 --precision fast --eval-samples 5" in fifth
+    assert "--model tsv-m --lam=0.1 --rho=2 --alpha=0 --samples 4 --eval-samples 5" in sixth
     found = {one["model"]: one["measured"][0] for line in lines for one in document(line)["points"]}
-    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined, weighed, fast}
+    assert {name for name in found if name.startswith("calibrated")} == {*every}
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
     again = {model: asdict(one) for model, one in printed(python(measured)).items()}
     assert {*again} == {*found}

@@ -350,6 +350,8 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
         write_report(session, "tiny", tmp_path / "report.html", models=three)
     (whole,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3"], session)
     assert whole == "calibrated λ 0.0001 ρ 2.37 α 0.3"
+    (other,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3@ties"], session)
+    assert other == "calibrated ties λ 0.0001 ρ 2.37 α 0…"
     two = name_models(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),

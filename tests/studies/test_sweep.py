@@ -122,6 +122,20 @@ def test_baselines_are_the_models_they_are_called(tiny: Family, own: Session, tm
     assert dict(points["expert"].found.drift) == {}
 
 
+def test_another_merge_is_swept_by_its_name(tiny: Family, own: Session, tmp_path: Path) -> None:
+    grid, history = replace(GRID, of="ties"), History(tmp_path)
+    points = {one.run.model: one for one in run_sweep(own, grid, on=FEW, history=history)}
+    assert {"ties", "anchor:rho=2@ties", "merged"} < {*points}
+    found = [one for one in points.values() if one.kind == "calibrated"]
+    alone = Session(tiny)
+    for config, point in zip(grid.configs(), found, strict=True):
+        model = alone.resolve(config, "ties")
+        assert point.run.model == model.name
+        tasks = alone.measure.features(model, FEW).tasks
+        assert dict(point.found.drift) == {task: one.layers[-1].relative_drift for task, one in tasks.items()}
+    assert (missing(own, grid, FEW, history.runs()), missing(own, GRID, FEW, history.runs())) == (0, 4)
+
+
 def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[CalibrationConfig]) -> None:
     history = History(tmp_path)
     first = run_sweep(Session(tiny), GRID, on=FEW, history=history)

@@ -75,6 +75,17 @@ def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
     assert same(beyond, {name: 2.5 * merged[name] - 1.5 * base[name] for name in merged}, 1e-5)
 
 
+def test_an_anchor_may_be_of_another_merge(tiny: Family) -> None:
+    session = Session(tiny)
+    model = session.resolve("anchor:rho=2.5@svc@ties")
+    assert model.of is not None
+    assert (model.kind, model.of.name) == ("anchor", session.resolve("svc@ties").name)
+    own, base = tensors(tiny, session.fit.weights("svc@ties")), tensors(tiny, tiny.base)
+    found = tensors(tiny, session.fit.weights(model))
+    assert same(found, {name: 2.5 * own[name] - 1.5 * base[name] for name in own}, 1e-5)
+    assert model.key != session.resolve("anchor:rho=2.5").key
+
+
 def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
     """Eq. (11) of a merge with scale s: rho s instead of s."""
     of_recipe = weights_of("task-arithmetic:scale=0.3", tiny)

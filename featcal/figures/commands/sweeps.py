@@ -22,6 +22,8 @@ class Grid:
 
     values: Box
     options: tuple[tuple[str, str], ...]
+    of: str
+    """Name of what is calibrated."""
 
 
 def grids(names: Iterable[str]) -> list[Grid]:
@@ -30,13 +32,13 @@ def grids(names: Iterable[str]) -> list[Grid]:
     Args:
         names: full ones, which say lam, rho and alpha (`featcal.session.model_ref.ModelRef.name`).
     """
-    found: dict[tuple[tuple[str, str], ...], list[tuple[str, ...]]] = {}
+    found: dict[tuple[tuple[tuple[str, str], ...], str], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
-        if name.kind == "calibrated" and name.of == "merged":
+        if name.kind == "calibrated" and name.of is not None:
             values = dict(name.options)
             rest = tuple((option, text) for option, text in name.options if option not in AXES)
-            found.setdefault(rest, []).append(tuple(values[axis] for axis in AXES))
-    return [Grid(box, options) for options, points in found.items() for box in boxes(points)]
+            found.setdefault((rest, name.of), []).append(tuple(values[axis] for axis in AXES))
+    return [Grid(box, *alike) for alike, points in found.items() for box in boxes(points)]
 
 
 def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
@@ -65,6 +67,7 @@ def commands(measured: ChartSource) -> tuple[str, ...]:
             "study",
             "sweep",
             measured.suite,
+            *(() if grid.of == "merged" else ("--model", grid.of)),
             *listed,
             *_options(grid),
             "--eval-samples",
@@ -85,10 +88,11 @@ def python(measured: ChartSource) -> str:
     ]
     for grid in grids(measured.models):
         lam, rho, alpha = (tuple(map(float, values)) for values in grid.values)
+        start = "" if grid.of == "merged" else f", {grid.of!r}"
         options = f"calibrated:{','.join(f'{option}={text}' for option, text in grid.options)}".rstrip(":")
         lines += [
             f"options = session.resolve({options!r}).config",
-            f"points += run_sweep(session, Grid({lam}, {rho}, {alpha}, options), on=on)",
+            f"points += run_sweep(session, Grid({lam}, {rho}, {alpha}, options{start}), on=on)",
         ]
     return "\n".join([*lines, "for point in points:", f'    print(point.run.model, {measured.kind.read}, sep="\\n")'])
 

@@ -74,9 +74,10 @@ def find_role(text: str) -> str:
 
 def _label(text: str, model: ModelRef) -> str:
     """Return a short name without anything that Markdown or plotly would draw."""
-    config = model.calibration
-    if config is not None and text != "calibrated":
-        text = f"calibrated λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"
+    config, of = model.config, model.of
+    if config is not None and of is not None and text != "calibrated":
+        start = "" if of.kind == "merged" else f" {_label(of.name, of)}"
+        text = f"calibrated{start} λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"
     elif model_name(text).kind == REFERENCE:
         text = Path(text).name or text
     else:

@@ -38,9 +38,7 @@ def settings(
         for task in session.tasks
     ]
     calibrations = {
-        one: config.settings()
-        for one, name in names.items()
-        if (config := session.resolve(name).calibration) is not None
+        one: config.settings() for one, name in names.items() if (config := session.resolve(name).config) is not None
     }
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]

@@ -9,10 +9,12 @@ from typing import Any
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
+from featcal.figures.report.models import find_role
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import Verdict, judge
 from featcal.session.model_ref import BASE, EVERY_EXPERT, MERGED, ModelId, ModelRef
 from featcal.session.session import Session
+from featcal.suite.methods import REFERENCE
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NoScores
 from featcal.system.formatting import how_many
@@ -64,7 +66,7 @@ def examine(
     """
     one = session.resolve(model)
     named = "The merge" if one.kind == "merged" else one.label
-    found = Findings(named, no_scores=unscored, repairable=one.kind not in _LEFT, whole=False)
+    found = Findings(named, no_scores=unscored, repairable=is_repairable(one), whole=False)
     if not unscored:
         found = _score(session, one, on, found, progress)
     yield found
@@ -77,10 +79,18 @@ def examine(
     yield replace(found, whole=True)
 
 
+def is_repairable(model: ModelRef) -> bool:
+    """Say whether a model is a merge that is not calibrated yet, nor made of one that is; a folder with a record of a
+    calibration is calibrated."""
+    if model.kind in _LEFT or (model.of is not None and not is_repairable(model.of)):
+        return False
+    return model.kind != REFERENCE or find_role(model.name) == MERGED.name
+
+
 def repair_of(session: Session, model: ModelId) -> ModelRef | None:
     """Return a model calibrated with the suite's own options; None for one that is no merge."""
     one = session.resolve(model)
-    if one.kind in _LEFT:
+    if not is_repairable(one):
         return None
     return session.resolve("calibrated" if one.kind == "merged" else f"calibrated@{one.name}")
 

@@ -21,7 +21,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
 )
 from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merger_names, method
-from featcal.suite.name_grammar import model_name
+from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
@@ -45,7 +45,7 @@ class Tried:
         """Return the name that every command knows it by."""
         if self.config is None:
             return self.start
-        return name_calibration(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
+        return name_on(name_calibration(self.config, family), self.start)
 
 
 def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
@@ -66,14 +66,17 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in CHOSEN}
 
 
-def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()) -> list[Tried]:
-    """List the candidates: first the default, which is "informed" at its defaults, then the merged model as it is, the
-    other recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and
-    calibrated by the default.
+def plan_candidates(
+    family: Family, asked: CalibrationConfig, starts: Sequence[str] = (), of: str = MERGED
+) -> list[Tried]:
+    """List the candidates: first the default, which is "informed" at its defaults, then the merge as it is, the other
+    recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and calibrated
+    by the default.
 
     Args:
         asked: its samples, seed, switches and parts are those of all, but for switches that a recipe does not have.
-        starts: names of merges beside the suite's own.
+        starts: names of other merges.
+        of: name of the merge that all recipes are tried on.
 
     Raises:
         InputError: a start is not a merge, or was made of samples, some of which are to be held out.
@@ -89,10 +92,11 @@ def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[s
     repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
-    first, *others = (Tried(MERGED, config) for config in repairs)
+    merge = _start(of, family)
+    first, *others = (Tried(merge, config) for config in repairs)
     more = [Tried(start, config) for config in (None, default) for start in (_start(name, family) for name in starts)]
     # Each once: what was asked for may be one of the others, and a cell is a name on a fold.
-    return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
+    return list(dict.fromkeys([first, Tried(merge, None), *others, *more]))
 
 
 def merges_to_try(minutes: float | None) -> list[str]:

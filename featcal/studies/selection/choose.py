@@ -34,6 +34,7 @@ def select(
     suite: Suite | Family | Session,
     config: CalibrationConfig | None = None,
     *,
+    of: str = MERGED,
     starts: str | Sequence[str] = (),
     minutes: float | None = None,
     device: str = "auto",
@@ -50,6 +51,7 @@ def select(
         suite: a session keeps the chosen model.
         config: its samples, seed, switches and parts are those of all candidates, its recipe and numbers are one of
             them. Left out, the suite's own, else the paper's.
+        of: the merge that all recipes are tried on, by its name; left out, the suite's own.
         starts: names of other merges, such as "tsv-m", or one alone: each is tried as it is and calibrated.
         minutes: to spend, about; every merger that needs neither samples nor training is then a start too, unless
             starts are named. A quarter of the time goes to the first fold, and what remains to those that are best on
@@ -65,15 +67,15 @@ def select(
     session = ensure_session(suite, device)
     family, merges = session.family, merges_to_try(minutes)
     asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
-    plan = plan_candidates(family, asked, [starts] if isinstance(starts, str) else starts or merges)
-    default = plan[0].config
+    plan = plan_candidates(family, asked, [starts] if isinstance(starts, str) else starts or merges, of)
+    merge, default = plan[0].start, plan[0].config
     assert default is not None
     drawn = calibration_samples(session, asked)
     samples = {task: len(one) for task, one in drawn.items()}
     few = [f"'{task}' ({count})" for task, count in samples.items() if count < FEWEST]
     if few:
         note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
-        return Selection(family, default, MERGED, default, (), None, {}, samples, (note,), 0.0, None)
+        return Selection(family, default, merge, default, (), None, {}, samples, (note,), 0.0, None, merge)
     criterion = criterion_of(family, drawn)
     contest = Contest(session, asked, drawn, plan, criterion)
     cells = Cells(folder_of(contest))
@@ -83,13 +85,12 @@ def select(
     started = time.perf_counter()
     calibrated = None
     if chosen.config is not None:
-        calibrated = session.fit.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
+        calibrated = session.fit.calibrate(session.resolve(chosen.config, chosen.start), progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
     notes = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
-    return Selection(
-        family, default, *chose, contest.positions, samples, tuple(filter(None, notes)), seconds, calibrated
-    )
+    kept = tuple(filter(None, notes))
+    return Selection(family, default, *chose, contest.positions, samples, kept, seconds, calibrated, merge)
 
 
 _ANSWERS = (

@@ -97,6 +97,8 @@ class Selection(Drawable):
     """Of all candidates, those computed earlier or by other processes too, and of the calibration that was chosen."""
     calibrated: CalibrationResult | None
     """The choice calibrated on all samples; None where nothing could be told, or where a start was chosen."""
+    of: str = MERGED
+    """Name of the merge that all recipes were tried on; "merged" is the suite's own."""
 
     @property
     def model(self) -> str:
@@ -179,6 +181,7 @@ class Selection(Drawable):
         return {
             "suite": self.family.suite.name,
             "chosen": None if self.config is None else options_of(self.config),
+            "of": self.of,
             "start": self.start,
             "defaults": options_of(self.default),
             "model": self.model,

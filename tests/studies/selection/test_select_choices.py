@@ -20,6 +20,7 @@ from featcal import calibrate, load_suite, measure_drift, select
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
+from featcal.figures.selection_table import candidates, describe_selection
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
 from featcal.session.model_ref import resolve_model
@@ -66,6 +67,21 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
             assert resolve_model(one.name(many), many).config == one.config
 
 
+def test_all_is_tried_on_another_merge(many: Family, scored: Any) -> None:
+    plan, own = plan_candidates(many, ASKED, of="ties"), plan_candidates(many, ASKED)
+    assert [(one.start, one.config) for one in plan] == [("ties", one.config) for one in own]
+    scored(lambda tried: 0.5, 0.05)
+    found = select(many, ASKED, of="ties")
+    assert (found.of, found.start, found.model) == ("ties", "ties", plan[0].name(many))
+    assert found.calibrated is not None
+    expected = Session(many).fit.calibrate(f"{own[0].name(many)}@ties").weights
+    for name, tensor in expected.read(many.adapter.tower).items():
+        assert tensor.equal(found.calibrated.weights.read([name])[name]), name
+    rows, columns = candidates(found.to_json())
+    assert [row[columns.index("start")] for row in rows if "default" in row[-1]] == ["ties"]
+    assert any("the default stays" in line for line in describe_selection(found.to_json()))
+
+
 def test_a_switch_is_off_in_recipes_that_lack_it(many: Family) -> None:
     asked = config_for(many, recipe="informed", samples=COUNT, weigh_tokens=True)
     plan = [one.config for one in plan_candidates(many, asked) if one.config is not None]
@@ -80,6 +96,8 @@ def test_a_switch_is_off_in_recipes_that_lack_it(many: Family) -> None:
 def test_a_start_that_saw_samples_is_refused(many: Family, name: str) -> None:
     with pytest.raises(InputError, match=f"start '{name}': .* is not a merge without samples"):
         select(many, ASKED, starts=name)
+    with pytest.raises(InputError, match=f"start '{name}': .* is not a merge without samples"):
+        select(many, ASKED, of=name)
 
 
 def test_the_default_stays_within_noise(many: Family, scored: Any) -> None:

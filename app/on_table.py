@@ -1,0 +1,82 @@
+"""Say which merge is on the table, and its calibration: what "calibrated" alone means on every page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app import options, state
+from app.selection import CALIBRATED
+from featcal.figures.verdict.measure import is_repairable
+from featcal.models.model import brings
+from featcal.session.model_names import recorded_calibration
+from featcal.session.model_ref import MERGED, ModelRef
+from featcal.session.session import Session
+from featcal.suite.methods import REFERENCE
+from featcal.suite.name_grammar import model_name
+
+_WHY = {
+    "base": "is what the experts were fine-tuned from",
+    "expert": "is an expert",
+    "anchor": "is the anchor of a calibration, without the data",
+}
+"""Why models of these kinds are not calibrated; others are calibrated already."""
+
+
+def find_calibration(session: Session) -> ModelRef:
+    """Return the merge on the table calibrated with the chosen options.
+
+    Raises:
+        InputError: as `find_merge`.
+    """
+    return session.resolve(options.chosen_config(session), find_merge(session))
+
+
+def find_merge(session: Session) -> ModelRef:
+    """Return the merge on the table: model A where it can be calibrated, else what A was made of; else model B or what
+    that was made of; else the suite's own.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    return merge_of(session, state.selection().a, state.selection().b)
+
+
+def merge_of(session: Session, *names: str | None) -> ModelRef:
+    """Return the first merge among models and what they were made of, the suite's own where there is none.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    for name in names:
+        model = session.resolve(name) if name is not None and name != CALIBRATED else None
+        while model is not None:
+            if not why_not(session, model):
+                return model
+            model = _made_of(session, model)
+    return MERGED
+
+
+def why_not(session: Session, model: ModelRef) -> str:
+    """Say why a model cannot be calibrated, "" where it can.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    if not is_repairable(model):
+        return _WHY.get(model.kind, "is calibrated already")
+    if model.kind != MERGED.kind and brings(session.fit.weights(model)):
+        return "is more than its weights"
+    return ""
+
+
+def beside_its_merge(name: str) -> dict[str, str]:
+    """Return the fields of the selection that show a model as B, a calibration beside what it calibrates."""
+    parts = model_name(name)
+    return {"a": parts.of, "b": name} if parts.kind == "calibrated" and parts.of is not None else {"b": name}
+
+
+def _made_of(session: Session, model: ModelRef) -> ModelRef | None:
+    """Return what a model was made of, the record of a calibrated folder included; None where it is of the suite."""
+    if model.kind == REFERENCE and not is_repairable(model):
+        return session.resolve(recorded_calibration(Path(model.name))[1])
+    return model.of
