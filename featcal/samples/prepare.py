@@ -188,13 +188,21 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
     pairs = [example.pair for example in examples if example.pair is not None] or None
     options = {"padding": False, "verbose": False}
     encoded = tokenizer(texts, pairs, truncation=False, **options)
-    truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
-    if truncated:
-        encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
-    prepared = _pad([list(ids) for ids in encoded["input_ids"]], tokenizer)
-    if "token_type_ids" in encoded:
-        prepared["token_type_ids"] = stack_rows([list(types) for types in encoded["token_type_ids"]], 0)
-    return Prepared(prepared, truncated)
+    rows = {name: [*map(list, encoded[name])] for name in ("input_ids", "token_type_ids") if name in encoded}
+    twice = _rows_begun_twice(tokenizer, texts, rows["input_ids"])
+    long = [i for i, ids in enumerate(rows["input_ids"]) if len(ids) - (i in twice) > max_length]
+    for i in long:
+        # One token more where one is left out below.
+        options |= {"truncation": "longest_first", "max_length": max_length + (i in twice)}
+        cut = tokenizer(texts[i], None if pairs is None else pairs[i], **options)
+        for name, found in rows.items():
+            found[i] = list(cut[name])
+    for found in rows.values():
+        found[:] = [row[i in twice :] for i, row in enumerate(found)]
+    prepared = _pad(rows["input_ids"], tokenizer)
+    if "token_type_ids" in rows:
+        prepared["token_type_ids"] = stack_rows(rows["token_type_ids"], 0)
+    return Prepared(prepared, len(long))
 
 
 def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
@@ -269,8 +277,26 @@ def _completion(ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
 
 
 def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
-    encoded = tokenizer(list(texts), add_special_tokens=special, truncation=False, padding=False, verbose=False)
-    return [list(ids) for ids in encoded["input_ids"]]
+    """Return the token ids of texts, with special tokens around them if asked, but no second start token in front."""
+    options = {"truncation": False, "padding": False, "verbose": False}
+    encoded = tokenizer(list(texts), add_special_tokens=special, **options)
+    rows = [list(ids) for ids in encoded["input_ids"]]
+    twice = _rows_begun_twice(tokenizer, texts, rows) if special else frozenset()
+    return [ids[i in twice :] for i, ids in enumerate(rows)]
+
+
+def _rows_begun_twice(tokenizer: Any, texts: Sequence[str], rows: Sequence[list[int]]) -> frozenset[int]:
+    """Return which rows begin with a start token that the tokenizer put in front of one that the text begins with.
+
+    A chat template writes the start token itself, so text that one has made has it already.
+    """
+    # Few texts begin with one token twice, and only these are read again without special tokens.
+    doubtful = [i for i, ids in enumerate(rows) if len(ids) > 1 and ids[0] == ids[1]]
+    if not doubtful:
+        return frozenset()
+    bare = tokenizer([texts[i] for i in doubtful], add_special_tokens=False, verbose=False)["input_ids"]
+    # The text's own ids, whole, behind the first one: that was added. Otherwise the text writes it twice.
+    return frozenset(i for i, own in zip(doubtful, bare, strict=True) if rows[i][1 : len(own) + 1] == list(own))
 
 
 def _append_end(ids: list[int], end: int | None) -> list[int]:
