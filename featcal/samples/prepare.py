@@ -136,8 +136,8 @@ def prepare_seq2seq(
         raise InputError("an encoder-decoder needs answers; give the source 'target' or 'targets'")
     tokenizer = tokenizer_of(folder)
     end = tokenizer.eos_token_id
-    inputs = _token_ids(tokenizer, [example.input for example in examples])
-    targets = [_append_end(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
+    inputs = token_ids(tokenizer, [example.input for example in examples])
+    targets = [_append_end(ids, end) for ids in token_ids(tokenizer, [str(example.target) for example in examples])]
     cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
     inputs = [_beginning(ids, max_length, end) for ids in inputs]
     targets = [_beginning(ids, max_target_length, end) for ids in targets]
@@ -157,14 +157,8 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
         InputError: no usable tokenizer.
     """
     tokenizer = tokenizer_of(folder)
-    end = tokenizer.eos_token_id
-    prompts = _token_ids(tokenizer, [example.input for example in examples])
-    answers = _token_ids(tokenizer, [example.target or "" for example in examples], special=False)
     rows, completions, truncated = [], [], 0
-    for example, prompt, answer in zip(examples, prompts, answers, strict=True):
-        if example.target is not None:
-            prompt = _drop_end(prompt, end)
-            answer = _append_end(answer, end)
+    for prompt, answer in _prompts_with_answers(tokenizer, examples):
         truncated += len(prompt) + len(answer) > max_length
         prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
         answer = answer[: max_length - len(prompt)]
@@ -172,6 +166,19 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
         completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
     prepared = {**_pad(rows, tokenizer), "completion_mask": stack_rows(completions, 0)}
     return Prepared(prepared, truncated)
+
+
+def _prompts_with_answers(tokenizer: Any, examples: Sequence[TextExample]) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids that a decoder reads before each answer, and those of the answer; none without one."""
+    if written := [example.tokens for example in examples if example.tokens is not None]:
+        return written
+    end = tokenizer.eos_token_id
+    prompts = token_ids(tokenizer, [example.input for example in examples])
+    answers = token_ids(tokenizer, [example.target or "" for example in examples], special=False)
+    return [
+        (prompt, answer) if example.target is None else (_drop_end(prompt, end), _append_end(answer, end))
+        for example, prompt, answer in zip(examples, prompts, answers, strict=True)
+    ]
 
 
 def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
@@ -212,7 +219,7 @@ def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> l
         InputError: no usable tokenizer.
     """
     tokenizer = tokenizer_of(folder)
-    rows = _token_ids(tokenizer, prompts)
+    rows = token_ids(tokenizer, prompts)
     return rows if modality == "seq2seq" else [_drop_end(ids, tokenizer.eos_token_id) for ids in rows]
 
 
@@ -276,7 +283,7 @@ def _completion(ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return given.long()
 
 
-def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
     """Return the token ids of texts, with special tokens around them if asked, but no second start token in front."""
     options = {"truncation": False, "padding": False, "verbose": False}
     encoded = tokenizer(list(texts), add_special_tokens=special, **options)

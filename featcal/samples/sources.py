@@ -18,6 +18,7 @@ from torch import Tensor
 
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
+from featcal.samples.conversations import write_turns
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
 from featcal.samples.pictured_texts import prepare_pictured
@@ -178,6 +179,8 @@ def _draw_text(
     folder, modality = preparation.folder, preparation.modality
     labels, names = _classes(pool, indices, spec.classes)
     examples = None if pool.texts is None else pool.texts(indices)
+    if examples is not None and any(example.conversation is not None for example in examples):
+        examples = write_turns(examples, folder, modality)
     texts, targets = _words(examples) if examples is not None else (None, None)
     if pool.tokens is not None:
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs

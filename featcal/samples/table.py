@@ -33,8 +33,8 @@ class Table(Protocol):
         """Return every value of a column."""
         ...
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """Return the given columns of the given rows, in their order."""
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+        """Return the given columns of the given rows, in their order, and of the optional ones those that a row has."""
         ...
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
@@ -68,7 +68,7 @@ class JsonTable:
         self._require(range(len(self)), name)
         return [row[name] for row in self.content]
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
         for name in columns:
             self._require(wanted, name)
         return [self.content[index] for index in wanted]

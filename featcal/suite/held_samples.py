@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS
+from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS, TURNS
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.in_memory import Holdable, hold
@@ -63,8 +63,8 @@ class HeldRows:
             return [_plain(value) for value in self.content[name]]
         return [row[name] for row in self.rows(range(len(self)), [name])]
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """Return the given columns of the given rows, in their order.
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+        """Return the given columns of the given rows, in their order, and of the optional ones those that a row has.
 
         Raises:
             InputError: a row lacks one.
@@ -74,7 +74,7 @@ class HeldRows:
             missing = [name for name in columns if name not in row]
             if missing:
                 raise InputError(f"{self.place(index)} has no field '{missing[0]}'")
-        return [{name: _plain(row[name]) for name in columns} for row in found]
+        return [{name: _plain(row[name]) for name in (*columns, *optional) if name in row} for row in found]
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         """Return the names of the classes that a column counts, where a data set has them."""
@@ -235,6 +235,9 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         InputError: no column has a usual name.
     """
     names = rows.columns
+    turns = next((name for name in TURNS if name in names), None)
+    if turns is not None:
+        return {"conversation": turns}
     text = next((name for name in ("input", "text") if name in names), None)
     if text is None:
         if "image" in names:
