@@ -37,6 +37,7 @@ from featcal.samples.records import MOST_LABEL, table_pool
 from featcal.samples.table import read_jsonl
 from featcal.samples.tensors import read_tensors, tensors_pool
 from featcal.samples.vary import with_copies
+from featcal.suite.other_files import refuse_other_files
 from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -355,6 +356,8 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
         raise InputError(f"{path} does not exist")
     require_links_inside(path, source.kind)
     refuse_saved_to_disk(path)
+    if source.jsonl is None:  # JSON Lines may have any name
+        refuse_other_files(path)
     if source.tensors is not None:
         return tensors_pool(read_tensors(path, source), source)
     if source.arrays is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from featcal.suite.other_files import conversion
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.formatting import readable
@@ -114,10 +116,15 @@ def _parse(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
                 )
             if line.isspace():
                 continue
+            if not content and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                raise InputError(f"{file} holds one list, not an object on each line; {conversion(file, 'list')}")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{file}, line {number} is not valid JSON ({error})") from error
+                advice = "" if content else conversion(file)
+                raise InputError(
+                    f"{file}, line {number} is not valid JSON ({error})" + (f"; {advice}" if advice else "")
+                ) from error
             if not isinstance(row, dict):
                 raise InputError(f"{file}, line {number} holds a {type(row).__name__}, expected an object {{...}}")
             content.append(row)

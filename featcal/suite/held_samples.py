@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from featcal.suite.other_files import refuse_other_files
 from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS, TURNS
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
@@ -120,6 +121,7 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
 
 def _path_source(given: str, label: str) -> dict[str, Any]:
     kinds = [kind for ending, kind in ENDINGS.items() if given.endswith(ending)]
+    refuse_other_files(Path(given).expanduser())
     if not kinds and not Path(given).expanduser().is_dir():
         raise InputError(
             f"{label}: '{given}' is not a folder of pictures and ends like none of {', '.join(ENDINGS)}; say what "
