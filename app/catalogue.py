@@ -194,7 +194,11 @@ def _text(spec: Task, samples: Samples) -> dict[str, Any]:
     source = spec.calibration or spec.validation or spec.test
     answers = sorted(set(samples.targets or ()))
     listed = ", ".join(answers[:MOST_ANSWERS]) + (", …" if len(answers) > MOST_ANSWERS else "")
-    return {"metric": spec.metric, "answers": listed or "–", "input": (source and source.input) or "token ids"}
+    return {
+        "metric": spec.metric,
+        "answers": listed or "–",
+        "input": (source and (source.input or ", ".join(source.turn_columns))) or "token ids",
+    }
 
 
 def examples(session: Session) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from featcal.samples.table import Table
+from featcal.suite.source import TURNS
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 from featcal.system.formatting import shorten, some
@@ -34,12 +35,15 @@ PICTURES = ("image", "img", "picture")
 LABELS = ("label", "labels", "fine_label", "class")
 ALIKE = ("score", "similarity_score", "similarity", "label", "target")
 """Columns of numbers that say how alike two texts are."""
+ASKED = (("prompt", "completion"), ("instruction", "output"))
+"""Columns of text that are what the user says and what the assistant answers."""
 _NO_INPUT = ("split", "id", "idx")
 
 
 @dataclass(frozen=True)
 class Column:
-    """Kind of a column ("text", "number", "picture" or "other"), and the classes that its numbers stand for."""
+    """Kind of a column ("text", "number", "picture", "turns" of a conversation, or "other"), and the classes that its
+    numbers stand for."""
 
     kind: str
     names: tuple[str, ...] | None = None
@@ -47,8 +51,9 @@ class Column:
 
 FoundOptions = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
 """Options of a source, lines on what was assumed, lines on what is missing."""
-Reads = Literal["answers", "classes", "likeness"]
-"""Kinds of answers to texts: in words, one of the classes of a head, or how alike two texts are."""
+Reads = Literal["answers", "turns", "classes", "likeness"]
+"""Kinds of answers to texts: in words, in words of a conversation that a chat template writes, one of the classes of a
+head, or how alike two texts are."""
 
 
 def columns_of_table(table: Table) -> dict[str, Column]:
@@ -102,7 +107,16 @@ def _kind(values: Collection[Any]) -> str:
         return "number"
     if values and all(_is_picture(one) for one in values):
         return "picture"
+    if values and all(_holds_turns(one) for one in values):
+        return "turns"
     return "other"
+
+
+def _holds_turns(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and (turn.keys() >= {"role", "content"} or turn.keys() >= {"from", "value"})
+        for turn in value or [None]
+    )
 
 
 def _is_picture(value: Any) -> bool:
@@ -125,9 +139,31 @@ def options_of(
     pictures = [name for name, column in columns.items() if column.kind == "picture"]
     if "input" not in given and pictures:
         return _picture_options(columns, pictures, given, where)
-    if reads != "answers" and not {"target", "targets"} & given.keys():
+    if reads in ("classes", "likeness") and not {"target", "targets"} & given.keys():
         return _classifier_options(columns, given, where, reads)
+    turns = () if {"input", "conversation"} & given.keys() else _turn_columns(columns, reads)
+    if turns:
+        notes = (
+            f"{where}: the conversation is in {some(turns)}, written by the base's chat template, and its last answer "
+            "is the right one",
+        )
+        return {**given, "conversation": turns[0] if len(turns) == 1 else list(turns)}, notes, ()
+    if "conversation" in given:
+        return dict(given), (), ()
     return _text_options(columns, given, where)
+
+
+def _turn_columns(columns: Mapping[str, Column], reads: Reads) -> tuple[str, ...]:
+    """Choose the columns that are a conversation: turns, and texts where the base has a chat template."""
+    kinds = {name: column.kind for name, column in columns.items()}
+    held = [name for name, kind in kinds.items() if kind == "turns"]
+    pairs = [pair for pair in ASKED if all(kinds.get(name) in ("turns", "text") for name in pair)]
+    asked = next((pair for pair in pairs if reads == "turns" or pair[0] in held), ())
+    usual = next((name for name in TURNS if name in held), held[0] if len(held) == 1 else None)
+    found = (usual,) if usual is not None and usual not in asked else asked
+    if found == ("instruction", "output") and "input" in kinds:
+        found = ("instruction", "input", "output")
+    return ("system", *found) if found and "system" in kinds else found
 
 
 def _picture_options(
@@ -160,7 +196,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
         else:
             missing.append(
                 f"{where}: which columns are the input (columns: {some(list(columns), 12)}); say it as "
-                "{…, input: '{COLUMN}'}"
+                "{…, input: '{COLUMN}'}, or {…, conversation: COLUMN} if one holds the turns of a conversation"
             )
             return {**found, "input": "{COLUMN}"}, (), tuple(missing)
     if answer is not None and not {"target", "targets"} & given.keys():

@@ -18,6 +18,7 @@ from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE
+from featcal.formats.tokenizers import has_chat_template
 from featcal.models.families.decoder_facts import FACTS
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.suite.methods import is_merger
@@ -108,7 +109,7 @@ def begin(parts: SuiteParts, out: Path) -> Beginning:
 def _reads(base: str, experts: Iterable[str]) -> Reads:
     """Tell what the models make of texts, as far as files of models that are here say: encoders of text tell classes
     apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
-    texts are."""
+    texts are, and a chat template writes conversations."""
     with suppress(InputError):  # whoever opens the base says what is wrong
         folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
         if (folder / MODULES_FILE).is_file():
@@ -118,6 +119,8 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
             return "classes"
         if kind in {facts.model_type for facts in FACTS} and all(map(_classifies, experts)):
             return "classes"
+        if has_chat_template(folder):
+            return "turns"
     return "answers"
 
 

@@ -13,6 +13,7 @@ from featcal.samples.arrow import read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
 from featcal.samples.table import Table, read_jsonl
+from featcal.suite.other_files import refuse_other_files
 from featcal.suite.schema import SPLITS, task_catalogue
 from featcal.suite.source import ENDINGS, SOURCE_KINDS
 from featcal.system.errors import InputError
@@ -125,9 +126,10 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
     if path.name.endswith(".npz"):
         note = f"{path}: of its training samples every tenth is for validation, the others for calibration"
         return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (note,))
-    if path.name.endswith((*_JSON, ".parquet")):
+    if path.name.endswith((*_JSON, ".json", ".json.gz", ".parquet")):  # many call JSON Lines .json
         kind, table = _table(path)
         return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
+    refuse_other_files(path)
     raise InputError(
         f"samples: the name of {path} does not tell what kind it is ({', '.join(ENDINGS)}, or a folder of pictures); "
         "say it out: '{tensors: FILE, key: NAME}', for example"

@@ -7,6 +7,7 @@ from typing import Any
 
 from featcal.formats.in_memory import name_place
 from featcal.system.errors import InputError, NoScores
+from featcal.system.json_files import read_json
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Files of sentencepiece, which say nothing without its library."""
@@ -15,6 +16,16 @@ VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
 TOKENIZER_FILES = (
     *VOCABULARY_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Say whether the files of a tokenizer hold a chat template.
+
+    Raises:
+        InputError: its settings cannot be read.
+    """
+    options = folder / "tokenizer_config.json"
+    return (folder / "chat_template.jinja").is_file() or (options.is_file() and "chat_template" in read_json(options))
 
 
 def open_tokenizer(folder: Path, missing: InputError) -> Any:

@@ -42,14 +42,15 @@ class ArrowTable:
     def column(self, name: str) -> list[Any]:
         return [value for chunk in range(len(self.sizes)) for value in self.read(chunk, [name])[name].to_pylist()]
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+        read = [*columns, *(name for name in optional if name in self.columns)]
         ends = np.cumsum(self.sizes)
         chunks = np.searchsorted(ends, wanted, side="right")
         found: dict[int, Row] = {}
         for chunk in np.unique(chunks):
             here = np.flatnonzero(chunks == chunk)
             local = np.asarray(wanted)[here] - (ends[chunk] - self.sizes[chunk])
-            part = self.read(int(chunk), list(columns)).take(local)
+            part = self.read(int(chunk), read).take(local)
             found.update(zip(here.tolist(), part.to_pylist(), strict=True))
         return [found[position] for position in range(len(wanted))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ Image = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """Turns of a conversation, each with "role" and "content", and the row that they stand in, for messages."""
+
+    turns: tuple[Mapping[str, Any], ...]
+    place: str
+
+
+@dataclass(frozen=True)
 class TextExample:
     """A text that a model reads, and its right answer (None if the source does not say)."""
 
@@ -21,6 +30,10 @@ class TextExample:
     target: str | None
     pair: str | None = None
     """The second text, if a model reads two."""
+    conversation: Conversation | None = None
+    """The turns that input and answer are, until a chat template has written them."""
+    tokens: tuple[list[int], list[int]] | None = None
+    """Token ids of input and answer as a chat template wrote them, with all special tokens."""
 
 
 @dataclass(frozen=True)

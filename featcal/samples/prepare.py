@@ -136,8 +136,8 @@ def prepare_seq2seq(
         raise InputError("an encoder-decoder needs answers; give the source 'target' or 'targets'")
     tokenizer = tokenizer_of(folder)
     end = tokenizer.eos_token_id
-    inputs = _token_ids(tokenizer, [example.input for example in examples])
-    targets = [_append_end(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
+    inputs = token_ids(tokenizer, [example.input for example in examples])
+    targets = [_append_end(ids, end) for ids in token_ids(tokenizer, [str(example.target) for example in examples])]
     cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
     inputs = [_beginning(ids, max_length, end) for ids in inputs]
     targets = [_beginning(ids, max_target_length, end) for ids in targets]
@@ -157,14 +157,8 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
         InputError: no usable tokenizer.
     """
     tokenizer = tokenizer_of(folder)
-    end = tokenizer.eos_token_id
-    prompts = _token_ids(tokenizer, [example.input for example in examples])
-    answers = _token_ids(tokenizer, [example.target or "" for example in examples], special=False)
     rows, completions, truncated = [], [], 0
-    for example, prompt, answer in zip(examples, prompts, answers, strict=True):
-        if example.target is not None:
-            prompt = _drop_end(prompt, end)
-            answer = _append_end(answer, end)
+    for prompt, answer in _prompts_with_answers(tokenizer, examples):
         truncated += len(prompt) + len(answer) > max_length
         prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
         answer = answer[: max_length - len(prompt)]
@@ -172,6 +166,19 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
         completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
     prepared = {**_pad(rows, tokenizer), "completion_mask": stack_rows(completions, 0)}
     return Prepared(prepared, truncated)
+
+
+def _prompts_with_answers(tokenizer: Any, examples: Sequence[TextExample]) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids that a decoder reads before each answer, and those of the answer; none without one."""
+    if written := [example.tokens for example in examples if example.tokens is not None]:
+        return written
+    end = tokenizer.eos_token_id
+    prompts = token_ids(tokenizer, [example.input for example in examples])
+    answers = token_ids(tokenizer, [example.target or "" for example in examples], special=False)
+    return [
+        (prompt, answer) if example.target is None else (_drop_end(prompt, end), _append_end(answer, end))
+        for example, prompt, answer in zip(examples, prompts, answers, strict=True)
+    ]
 
 
 def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
@@ -188,13 +195,21 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
     pairs = [example.pair for example in examples if example.pair is not None] or None
     options = {"padding": False, "verbose": False}
     encoded = tokenizer(texts, pairs, truncation=False, **options)
-    truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
-    if truncated:
-        encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
-    prepared = _pad([list(ids) for ids in encoded["input_ids"]], tokenizer)
-    if "token_type_ids" in encoded:
-        prepared["token_type_ids"] = stack_rows([list(types) for types in encoded["token_type_ids"]], 0)
-    return Prepared(prepared, truncated)
+    rows = {name: [*map(list, encoded[name])] for name in ("input_ids", "token_type_ids") if name in encoded}
+    twice = _rows_begun_twice(tokenizer, texts, rows["input_ids"])
+    long = [i for i, ids in enumerate(rows["input_ids"]) if len(ids) - (i in twice) > max_length]
+    for i in long:
+        # One token more where one is left out below.
+        options |= {"truncation": "longest_first", "max_length": max_length + (i in twice)}
+        cut = tokenizer(texts[i], None if pairs is None else pairs[i], **options)
+        for name, found in rows.items():
+            found[i] = list(cut[name])
+    for found in rows.values():
+        found[:] = [row[i in twice :] for i, row in enumerate(found)]
+    prepared = _pad(rows["input_ids"], tokenizer)
+    if "token_type_ids" in rows:
+        prepared["token_type_ids"] = stack_rows(rows["token_type_ids"], 0)
+    return Prepared(prepared, len(long))
 
 
 def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
@@ -204,7 +219,7 @@ def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> l
         InputError: no usable tokenizer.
     """
     tokenizer = tokenizer_of(folder)
-    rows = _token_ids(tokenizer, prompts)
+    rows = token_ids(tokenizer, prompts)
     return rows if modality == "seq2seq" else [_drop_end(ids, tokenizer.eos_token_id) for ids in rows]
 
 
@@ -268,9 +283,27 @@ def _completion(ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return given.long()
 
 
-def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
-    encoded = tokenizer(list(texts), add_special_tokens=special, truncation=False, padding=False, verbose=False)
-    return [list(ids) for ids in encoded["input_ids"]]
+def token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+    """Return the token ids of texts, with special tokens around them if asked, but no second start token in front."""
+    options = {"truncation": False, "padding": False, "verbose": False}
+    encoded = tokenizer(list(texts), add_special_tokens=special, **options)
+    rows = [list(ids) for ids in encoded["input_ids"]]
+    twice = _rows_begun_twice(tokenizer, texts, rows) if special else frozenset()
+    return [ids[i in twice :] for i, ids in enumerate(rows)]
+
+
+def _rows_begun_twice(tokenizer: Any, texts: Sequence[str], rows: Sequence[list[int]]) -> frozenset[int]:
+    """Return which rows begin with a start token that the tokenizer put in front of one that the text begins with.
+
+    A chat template writes the start token itself, so text that one has made has it already.
+    """
+    # Few texts begin with one token twice, and only these are read again without special tokens.
+    doubtful = [i for i, ids in enumerate(rows) if len(ids) > 1 and ids[0] == ids[1]]
+    if not doubtful:
+        return frozenset()
+    bare = tokenizer([texts[i] for i in doubtful], add_special_tokens=False, verbose=False)["input_ids"]
+    # The text's own ids, whole, behind the first one: that was added. Otherwise the text writes it twice.
+    return frozenset(i for i, own in zip(doubtful, bare, strict=True) if rows[i][1 : len(own) + 1] == list(own))
 
 
 def _append_end(ids: list[int], end: int | None) -> list[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcal.samples.conversations import read_example
 from featcal.samples.pool import Image, Pool, TextExample
 from featcal.samples.table import Table
 from featcal.suite.source import Source
@@ -40,6 +41,8 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
         InputError: a column is missing, no row has the split, or values are not labels.
     """
     rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
+    if source.conversation is not None:
+        return _conversations(table, source.turn_columns, rows)
     return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
 
 
@@ -106,6 +109,27 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
     labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
     images = None if source.image is None else _images(table, source.image, rows)
     return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
+
+
+def _conversations(table: Table, columns: Sequence[str], rows: Rows) -> Pool:
+    _require(table, columns, "'conversation'")
+
+    def texts(wanted: Sequence[int]) -> list[TextExample]:
+        chosen = [int(rows[index]) for index in wanted]
+        examples = []
+        for place, row in zip(chosen, table.rows(chosen, (), (*columns, "tools")), strict=True):
+            try:
+                examples.append(_not_empty(read_example(row, columns, table.place(place))))
+            except ValueError as error:
+                raise InputError(f"{table.place(place)}: {error}") from error
+            if (examples[-1].target is None) != (examples[0].target is None):
+                ends = "the user's turn" if examples[-1].target is None else "an answer"
+                raise InputError(
+                    f"{table.place(place)}: ends with {ends}, unlike {table.place(chosen[0])}; keep one kind"
+                )
+        return examples
+
+    return Pool(len(rows), None, None, texts=texts)
 
 
 def _answers(source: Source) -> Mapping[Any, str] | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
+from featcal.samples.conversations import write_turns
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
 from featcal.samples.pictured_texts import prepare_pictured
@@ -36,6 +37,7 @@ from featcal.samples.records import MOST_LABEL, table_pool
 from featcal.samples.table import read_jsonl
 from featcal.samples.tensors import read_tensors, tensors_pool
 from featcal.samples.vary import with_copies
+from featcal.suite.other_files import refuse_other_files
 from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -178,6 +180,8 @@ def _draw_text(
     folder, modality = preparation.folder, preparation.modality
     labels, names = _classes(pool, indices, spec.classes)
     examples = None if pool.texts is None else pool.texts(indices)
+    if examples is not None and any(example.conversation is not None for example in examples):
+        examples = write_turns(examples, folder, modality)
     texts, targets = _words(examples) if examples is not None else (None, None)
     if pool.tokens is not None:
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
@@ -352,6 +356,8 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
         raise InputError(f"{path} does not exist")
     require_links_inside(path, source.kind)
     refuse_saved_to_disk(path)
+    if source.jsonl is None:  # JSON Lines may have any name
+        refuse_other_files(path)
     if source.tensors is not None:
         return tensors_pool(read_tensors(path, source), source)
     if source.arrays is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from featcal.suite.other_files import conversion
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.formatting import readable
@@ -33,8 +35,8 @@ class Table(Protocol):
         """Return every value of a column."""
         ...
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """Return the given columns of the given rows, in their order."""
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+        """Return the given columns of the given rows, in their order, and of the optional ones those that a row has."""
         ...
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
@@ -68,7 +70,7 @@ class JsonTable:
         self._require(range(len(self)), name)
         return [row[name] for row in self.content]
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
         for name in columns:
             self._require(wanted, name)
         return [self.content[index] for index in wanted]
@@ -114,10 +116,15 @@ def _parse(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
                 )
             if line.isspace():
                 continue
+            if not content and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                raise InputError(f"{file} holds one list, not an object on each line; {conversion(file, 'list')}")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{file}, line {number} is not valid JSON ({error})") from error
+                advice = "" if content else conversion(file)
+                raise InputError(
+                    f"{file}, line {number} is not valid JSON ({error})" + (f"; {advice}" if advice else "")
+                ) from error
             if not isinstance(row, dict):
                 raise InputError(f"{file}, line {number} holds a {type(row).__name__}, expected an object {{...}}")
             content.append(row)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS
+from featcal.suite.other_files import refuse_other_files
+from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS, TURNS
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.in_memory import Holdable, hold
@@ -63,8 +64,8 @@ class HeldRows:
             return [_plain(value) for value in self.content[name]]
         return [row[name] for row in self.rows(range(len(self)), [name])]
 
-    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """Return the given columns of the given rows, in their order.
+    def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+        """Return the given columns of the given rows, in their order, and of the optional ones those that a row has.
 
         Raises:
             InputError: a row lacks one.
@@ -74,7 +75,7 @@ class HeldRows:
             missing = [name for name in columns if name not in row]
             if missing:
                 raise InputError(f"{self.place(index)} has no field '{missing[0]}'")
-        return [{name: _plain(row[name]) for name in columns} for row in found]
+        return [{name: _plain(row[name]) for name in (*columns, *optional) if name in row} for row in found]
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         """Return the names of the classes that a column counts, where a data set has them."""
@@ -120,6 +121,7 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
 
 def _path_source(given: str, label: str) -> dict[str, Any]:
     kinds = [kind for ending, kind in ENDINGS.items() if given.endswith(ending)]
+    refuse_other_files(Path(given).expanduser())
     if not kinds and not Path(given).expanduser().is_dir():
         raise InputError(
             f"{label}: '{given}' is not a folder of pictures and ends like none of {', '.join(ENDINGS)}; say what "
@@ -235,6 +237,9 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         InputError: no column has a usual name.
     """
     names = rows.columns
+    turns = next((name for name in TURNS if name in names), None)
+    if turns is not None:
+        return {"conversation": turns}
     text = next((name for name in ("input", "text") if name in names), None)
     if text is None:
         if "image" in names:

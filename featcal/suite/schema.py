@@ -107,7 +107,10 @@ class Task(Strict):
             classified = any("label" in source and "targets" not in source for source in sources)
             if any({"pair", "target"} <= source.keys() for source in sources):
                 return {**content, "metric": "spearman"}
-            if any({"input", "self_generated"} & source.keys() for source in sources) and not classified:
+            if (
+                any({"input", "conversation", "self_generated"} & source.keys() for source in sources)
+                and not classified
+            ):
                 return {**content, "metric": "exact_match"}
         return content
 
@@ -134,7 +137,7 @@ class Task(Strict):
                 raise ValueError("'templates' make prompts for pictures; remove them from a text task")
         elif any(source.has_pairs for source in sources) and self.metric != "spearman":
             raise ValueError("pairs of texts with a number ('pair' and 'target') are scored by spearman")
-        elif any(source.input is not None for source in sources):
+        elif any(source.input is not None or source.conversation is not None for source in sources):
             if self.metric == "accuracy":
                 raise ValueError("text with answers is scored by exact_match or spearman; 'accuracy' is for classes")
             if self.model_fields_set & {"classes", "templates"}:

@@ -10,15 +10,16 @@ from featcal.suite.strict import Strict
 from featcal.suite.template import template_fields
 from featcal.system.in_memory import is_held
 
+_COLUMNS = ("image", "label", "input", "pair", "target", "targets", "conversation")
 OPTIONS_OF_KIND: dict[str, tuple[str, ...]] = {
     "embedded": ("split",),
     "tensors": ("key", "labels", "mask"),
     "arrays": ("split",),
     "imagefolder": ("label",),
-    "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
-    "jsonl": ("split", "image", "label", "input", "pair", "target", "targets"),
-    "rows": ("image", "label", "input", "pair", "target", "targets"),
-    "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
+    "parquet": ("split", *_COLUMNS),
+    "jsonl": ("split", *_COLUMNS),
+    "rows": _COLUMNS,
+    "hub": ("config", "split", "revision", *_COLUMNS),
     "self_generated": (),
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
@@ -26,7 +27,9 @@ SOURCE_KINDS = tuple(kind for kind in OPTIONS_OF_KIND if kind != "rows")
 """Those that a suite file can name."""
 ENDINGS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".npz": "arrays"}
 """Kinds of source by how their files end."""
-_LATER = ("corruption", "pair", "self_generated", "rows")
+TURNS = ("messages", "conversations", "conversation")
+"""Columns that usually hold the turns of a conversation."""
+_LATER = ("corruption", "pair", "self_generated", "rows", "conversation")
 """Options that suite files did not have at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
@@ -34,6 +37,7 @@ CORRUPTIONS: tuple[str, ...] = get_args(Kind)
 
 
 Prompt = Annotated[str, Field(min_length=1)]
+Column = Annotated[str, Field(min_length=1)]
 
 
 class Corruption(Strict):
@@ -68,8 +72,8 @@ class SelfGenerated(Strict):
 class Source(Strict):
     """The place where the samples of one split come from; exactly one of the kinds is given.
 
-    Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
-    either). Text with `image` comes with a picture each, for models that read both.
+    Pictures or text: a source with `input` or `conversation` is text, as is what experts write; any other is pictures
+    (`tensors` may be either). Text with `image` comes with a picture each, for models that read both.
     """
 
     embedded: str | None = None
@@ -121,6 +125,10 @@ class Source(Strict):
     """Template of the right answer."""
     targets: tuple[str, ...] | dict[int | str, str] | None = None
     """The right answer for every value of the column `label`, as a list by class index or as a mapping."""
+    conversation: Column | Annotated[tuple[Column, ...], Field(min_length=1)] | None = None
+    """In place of `input` and `target`: the column with the turns of a conversation (`messages`, `conversations`), or
+    several whose turns and texts follow on each other (`[prompt, completion]`, `[instruction, input, output]`). The
+    base's chat template writes it; the assistant's turn at the end is the right answer."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Use only so many samples of the source, evenly spread over it."""
     corruption: Corruption | None = None
@@ -161,12 +169,18 @@ class Source(Strict):
             raise ValueError(
                 "'rows' are samples in memory, which no file can name; give one of " + ", ".join(SOURCE_KINDS)
             )
-        if self.jsonl is not None and self.input is None:
-            raise ValueError("a 'jsonl' source needs 'input', the template of the model's input")
+        if self.jsonl is not None and self.input is None and self.conversation is None:
+            raise ValueError(
+                "a 'jsonl' source needs 'input', the template of the model's input, or 'conversation', a column of "
+                "turns"
+            )
         return self
 
     @model_validator(mode="after")
     def _pictures_or_text(self) -> Source:
+        beside = [name for name in _COLUMNS if name != "conversation" and getattr(self, name) is not None]
+        if self.conversation is not None and beside:
+            raise ValueError(f"'conversation' gives input and answer itself; leave out {', '.join(beside)}")
         if self.input is None and (self.target is not None or self.targets is not None):
             raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
         if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
@@ -198,7 +212,12 @@ class Source(Strict):
     @property
     def pictures(self) -> bool:
         """Say whether it holds pictures as people see them, so far as the suite file tells."""
-        return not any((self.tensors, self.jsonl, self.input, self.self_generated))
+        return not any((self.tensors, self.jsonl, self.input, self.conversation, self.self_generated))
+
+    @property
+    def turn_columns(self) -> tuple[str, ...]:
+        """Return the columns of a conversation, in their order; none of other samples."""
+        return (self.conversation,) if isinstance(self.conversation, str) else self.conversation or ()
 
     @property
     def has_classes(self) -> bool:

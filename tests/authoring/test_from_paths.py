@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
+import shlex
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +26,7 @@ from featcal.authoring.guess import Guess, guess
 from featcal.preflight.check import check
 from featcal.samples.embedded_pictures import CLASSES, render
 from featcal.samples.sources import look
+from featcal.suite.schema import Suite, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites
 
@@ -290,6 +295,129 @@ def test_options_that_are_given_are_kept(here: Path) -> None:
     whole = {"calibration": {"tensors": "x", "key": "k"}, "test": {"jsonl": "a.jsonl", "input": "{prompt}"}}
     assert guess(json.dumps(whole), here) == Guess(whole)
     assert guess("{embedded: shapes}", here).task["test"] == {"embedded": "shapes", "split": "test"}
+
+
+TURNS = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "No."}]
+SHARED = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "No."}]
+ALPACA = {"instruction": "Add.", "input": "1, 2", "output": "3"}
+CONVERSATIONS: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "OpenAI": ({"messages": TURNS, "id": 1}, "messages", "messages"),
+    "ShareGPT": ({"conversations": SHARED, "source": "x"}, "conversations", "conversations"),
+    "its system apart": ({"system": "Be kind.", "conversations": SHARED}, *2 * (["system", "conversations"],)),
+    "another name": ({"chat": TURNS, "prompt": "Is it?"}, "chat", "chat"),
+    "prompts of turns": ({"prompt": TURNS[:1], "completion": TURNS[1:]}, *2 * (["prompt", "completion"],)),
+    "both": ({"prompt": "Is it?", "messages": TURNS}, "messages", "messages"),
+    "prompts": ({"prompt": "Is it?", "completion": "No."}, ["prompt", "completion"], ("{prompt}\n", "{completion}")),
+    "Alpaca": (ALPACA, ["instruction", "input", "output"], ("{instruction} {input}\n", "{output}")),
+    "other texts": ({"question": "Is it?", "answer": "No."}, *2 * (("{question}\n", "{answer}"),)),
+}
+
+
+@pytest.mark.parametrize(("row", "chats", "plain"), CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_conversations_are_recognised(here: Path, row: dict[str, Any], chats: Any, plain: Any) -> None:
+    """Texts are a conversation where the base has a chat template, else templates."""
+    jsonl(here / "a.jsonl", row, {**row, "split": "x"})
+    for folder, template, expected in (("chat", {"chat_template": "{{ messages }}"}, chats), ("plain", {}, plain)):
+        base = here / folder
+        base.mkdir()
+        (base / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        (base / "tokenizer_config.json").write_text(json.dumps(template))
+        (here / "e").mkdir(exist_ok=True)
+        found = begin(
+            SuiteParts(folder, {"t": "e"}, {"t": "{calibration: {jsonl: a.jsonl, input: '{x}'}}"}), here / "m"
+        )
+        assert yaml.safe_load(found.text)["tasks"]["t"]["calibration"] == {"jsonl": "a.jsonl", "input": "{x}"}
+        jsonl(here / "a.jsonl", row)
+        found = begin(SuiteParts(folder, {"t": "e"}, {"t": "a.jsonl"}), here / "m.yaml")
+        options = dict(zip(("input", "target"), expected, strict=True)) if isinstance(expected, tuple) else {}
+        options = options or {"conversation": expected}
+        assert yaml.safe_load(found.text)["tasks"]["t"]["calibration"] == {"jsonl": "a.jsonl", **options}
+        assert found.missing == ()
+        assert any("base's chat template" in line for line in found.assumed) == ("conversation" in options)
+
+
+def test_columns_of_turns_that_are_several_are_asked_for(here: Path) -> None:
+    jsonl(here / "a.jsonl", {"chosen": TURNS, "rejected": TURNS})
+    found = guess("a.jsonl", here, "turns")
+    assert found.task["calibration"] == {"jsonl": "a.jsonl", "input": "{COLUMN}"}
+    assert found.missing[0].endswith("or {…, conversation: COLUMN} if one holds the turns of a conversation")
+    assert guess("{jsonl: a.jsonl, conversation: chosen}", here, "turns").task["calibration"] == {
+        "jsonl": "a.jsonl",
+        "conversation": "chosen",
+    }
+
+
+LIST = [{"text": "a, b", "label": 1}, {"text": "ü \u2028 NA", "label": 0}]
+OTHERS: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
+    "x.csv": ('\ufefftext,label\n"a, b",1\nü \u2028 NA,0\nNA,0\n'.encode(), [*LIST, {"text": "NA", "label": 0}]),
+    "x.tsv": (b"text\tlabel\na, b\t1\n", LIST[:1]),
+    "x.txt": (b"a\r\n\r\n it's b\r\n", [{"text": "a"}, {"text": "it's b"}]),
+    "x.json": (json.dumps(LIST, indent=2).encode(), LIST),
+    "x.json.gz": (gzip.compress(json.dumps(LIST).encode()), LIST),
+    "x.jsonl": (json.dumps(LIST).encode(), LIST),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "held"), [(name, *rest) for name, rest in OTHERS.items()], ids=OTHERS)
+def test_files_of_other_kinds_are_refused_with_the_line_that_converts_them(
+    here: Path, name: str, content: bytes, held: list[dict[str, Any]]
+) -> None:
+    (here / name).write_bytes(content)
+    source = {"jsonl": name, "input": "{text}"}
+    suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", "calibration": source}}}
+    with pytest.raises(InputError, match=re.escape(name)) as in_file:
+        look(suite_from_dict(suite, Path()), "t", "calibration", None, 0)
+    with pytest.raises(InputError, match=re.escape(name)) as on_the_way:
+        guess(name, here)
+    for caught in (in_file, on_the_way):
+        words = shlex.split(str(caught.value).partition("with: ")[2])
+        assert words[:2] == ["python", "-c"]
+        exec(words[2], {})
+        made = Path(str(caught.value).partition("; make ")[2].partition(" of it with: ")[0])
+        assert [json.loads(line) for line in made.read_text().splitlines()] == held
+        made.unlink()
+
+
+def test_other_files_are_refused_whatever_they_are_called_in_the_suite(here: Path) -> None:
+    for name in ("x.csv", "x.tar"):
+        (here / name).write_bytes(b"0" * 1024)
+        for source in ({"parquet": name}, {"arrays": name}, {"imagefolder": name}):
+            suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", "calibration": source}}}
+            with pytest.raises(
+                InputError, match=rf"{name} is not read as it is; make .*x\.(jsonl|parquet) of it with: "
+            ):
+                look(suite_from_dict(suite, here), "t", "calibration", None, 0)
+        with pytest.raises(InputError, match=f"{name} is not read as it is"):
+            Suite.of(base="b", experts={"t": "e"}, samples={"t": name})
+    (here / "x.txt").write_text(json.dumps(LIST[0]))
+    source = {"jsonl": "x.txt", "input": "{text}"}  # JSON Lines, whatever their name is
+    suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", "calibration": source}}}
+    assert look(suite_from_dict(suite, here), "t", "calibration", None, 0).texts == ("a, b",)
+    (here / "x.json").write_text(json.dumps({"data": LIST}, indent=2))
+    with pytest.raises(InputError, match="line 1 is not valid JSON") as caught:
+        guess("x.json", here)
+    assert "with: python" not in str(caught.value)  # its line is for lists
+    jsonl(here / "x.json", *LIST)
+    assert guess("x.json", here).task == {"calibration": {"jsonl": "x.json", "input": "{text}\n"}}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_shards_of_webdataset_become_a_table(here: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with tarfile.open("x.tar", "w") as shard:
+        for name, content in (("0.cls", b"3"), ("0.txt", b"a cat"), ("1.cls", b"1"), ("1.txt", b"a dog")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            shard.addfile(entry, io.BytesIO(content))
+    with pytest.raises(InputError) as caught:
+        guess("x.tar", here)
+    exec(shlex.split(str(caught.value).partition("with: ")[2])[2], {})
+    assert pq.read_table("x.parquet").select(["cls", "txt"]).to_pylist() == [
+        {"cls": 3, "txt": "a cat"},
+        {"cls": 1, "txt": "a dog"},
+    ]
 
 
 def test_pictures_in_parquet_and_arrays(here: Path) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from featcal.samples import table
 from featcal.samples.hub import read_hub
 from featcal.samples.pool import TextExample
-from featcal.samples.prepare import Preparation, prepare_causal, prepare_seq2seq
+from featcal.samples.prepare import Preparation, prepare_causal, prepare_seq2seq, prepare_text, prompt_tokens
 from featcal.samples.sources import draw, open_pool
 from featcal.suite.schema import Suite, suite_from_dict
 from featcal.suite.source import Source
@@ -287,6 +287,39 @@ def test_decoder_inputs(tmp_path: Path, template: str) -> None:
     assert words(made.inputs["input_ids"][1]) == ["<bos>", "it", "no", "good", "</s>", "<pad>", "<pad>"]
     assert made.inputs["attention_mask"].tolist() == [[1] * 7, [1] * 5 + [0] * 2]
     assert made.inputs["completion_mask"].tolist() == [[0] * 5 + [1, 1], [0, 0, 1, 1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("adds", "text", "read"),
+    [
+        pytest.param("<bos> $A", "<bos> is it", "<bos> is it", id="the text's own is enough"),
+        pytest.param("<bos> $A", "<bos> <bos> it", "<bos> <bos> it", id="what the text says twice stays"),
+        pytest.param("$A </s>", "<bos> <bos> it", "<bos> <bos> it </s>", id="nothing was added"),
+        pytest.param("<bos> $A </s>", "it it", "<bos> it it </s>", id="no start token in the text"),
+    ],
+)
+def test_a_text_that_begins_with_the_start_token_gets_no_second_one(
+    tmp_path: Path, adds: str, text: str, read: str
+) -> None:
+    """As `apply_chat_template(tokenize=False)` writes texts; the same ids wherever a text is read."""
+    folder = write_tokenizer(tmp_path, adds)
+    example, ends = [TextExample(text, None), TextExample("no good", None)], read.removesuffix(" </s>")
+    for prepare in (prepare_causal, prepare_text):
+        made = prepare(example, folder)
+        assert words(made.inputs["input_ids"][0][: len(read.split())]) == read.split()
+        assert made.inputs["attention_mask"].sum(1).tolist()[0] == len(read.split())
+    made = prepare_seq2seq([TextExample(text, text)], folder)
+    assert words(made.inputs["input_ids"][0]) == read.split()
+    assert words(made.inputs["labels"][0]) == [*ends.split(), "</s>"]
+    assert [words(torch.tensor(ids)) for ids in prompt_tokens([text], folder, "causal")] == [ends.split()]
+
+
+def test_a_start_token_that_is_left_out_takes_no_room_from_a_classifiers_text(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, "<bos> $A </s>")
+    examples = [TextExample("<bos> is it good", None), TextExample("<bos> is it good ? yes", None)]
+    made = prepare_text(examples, folder, max_length=5)
+    assert [words(ids) for ids in made.inputs["input_ids"]] == [["<bos>", "is", "it", "good", "</s>"]] * 2
+    assert made.truncated == 1
 
 
 def test_decoder_text_without_answers_counts_whole(llama: Path) -> None:

@@ -1,0 +1,48 @@
+"""Say how files that no source reads become such as one reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featcal.system.errors import InputError
+
+_TABLE = (
+    "import pandas; pandas.read_csv({old!r}, encoding='utf-8-sig', keep_default_na=False%s)"
+    ".to_json({new!r}, orient='records', lines=True)"
+)
+_ROWS = (
+    "import gzip, json; from pathlib import Path; text = {unpack}(Path({old!r}).read_bytes()).decode('utf-8-sig'); "
+    "Path({new!r}).write_text(''.join(json.dumps(%s) + '\\n' for one in %s))"
+)
+_SHARD = "import datasets; datasets.load_dataset('webdataset', data_files={old!r}, split='train').to_parquet({new!r})"
+_CONVERSIONS = {
+    ".csv": _TABLE % "",
+    ".tsv": _TABLE % ", sep='\\t'",
+    ".txt": _ROWS % ("{{'text': one.strip()}}", "text.split('\\n') if one.strip()"),
+    "list": _ROWS % ("one", "json.loads(text)"),
+    ".tar": _SHARD,
+}
+"""Python that converts a file, by how its name ends, or one that holds a list."""
+
+
+def conversion(file: Path, kind: str | None = None) -> str:
+    """Return the command that makes of a file one that a source reads; empty where none is known.
+
+    Args:
+        kind: "list" for a file that holds one, whatever its name is.
+    """
+    packed = file.suffix == ".gz"
+    plain = file.with_suffix("") if packed else file
+    line = _CONVERSIONS.get(kind or plain.suffix.lower())
+    if line is None:
+        return ""
+    new = plain.with_suffix(".parquet" if line is _SHARD else ".jsonl")
+    new = new.with_stem(f"{new.stem}-rows") if new == plain else new
+    code = line.format(old=str(file), new=str(new), unpack="gzip.decompress" if packed else "bytes")
+    return f'make {new} of it with: python -c "{code}"'
+
+
+def refuse_other_files(file: Path) -> None:
+    """Raise an InputError with the command that converts a file whose name says that no source reads it."""
+    if file.is_file() and (advice := conversion(file)):
+        raise InputError(f"{file} is not read as it is; {advice}")
