@@ -171,10 +171,12 @@ class Family:
         expert = self.experts.get(task)
         if expert is None or self.adapter.scores_with != "own":
             return ()
-        own, weight = own_head(expert, task), f"{self.adapter.classifier[-1]}.weight"
-        if own is not None or weight not in expert.info:
-            return () if own is None else own.classes or ()
-        names, rows = self.classes.get(task, ()), expert.info[weight].shape[0]
+        own = own_head(expert, task)
+        if own is not None:
+            return own.classes or ()
+        last = next((f"{name}.weight" for name in reversed(self.adapter.classifier)), "")
+        rows = expert.info[last].shape[0] if last in expert.info else 0
+        names = self.classes.get(task, ())
         return names if len(names) == rows else tuple(f"LABEL_{row}" for row in range(rows))
 
     def prompts(self, task: str, split: str) -> list[list[int]]:

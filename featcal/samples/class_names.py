@@ -92,7 +92,8 @@ def match_names(ours: ClassList, theirs: ClassList) -> Matching:
     numbers = _indices(names, len(others))
     if numbers is None:
         return _match_places(ours, theirs)
-    return Matching(numbers, f"the classes of {ours.whose} are numbers, which count {_pairs(ours, theirs, numbers)}")
+    note = f"the classes of {ours.whose} are numbers and stand for those of {theirs.whose}: "
+    return Matching(numbers, note + _pairs(ours, theirs, numbers))
 
 
 def _match_numbering(ours: ClassList, theirs: ClassList) -> Matching:
@@ -115,10 +116,12 @@ def _match_places(ours: ClassList, theirs: ClassList) -> Matching:
         return _problem(ours, theirs, "they share none")
     places = tuple(range(len(names)))
     # The numbers of a data set are those that a head counts which has no names.
-    meant = not ours.is_sorted and all(number_of(one) in (None, place) for place, one in enumerate(names))
-    if meant and _is_numbering(others):
+    counted = not ours.is_sorted and not theirs.renames and _is_numbering(others)
+    if counted and all(number_of(one) in (None, place) for place, one in enumerate(names)):
         return Matching(places)
-    order = ", in the order of their numbers" if ours.is_sorted and _are_numbers(names) else ""
+    order = ""
+    if not counted and len(names) == len(others) and _are_numbers(names):
+        places, order = _find(names, sort_names(names)), ", in the order of their numbers"
     note = f"the classes of {ours.whose} and of {theirs.whose} are matched by their places{order}: "
     return Matching(places, note + _pairs(ours, theirs, places))
 

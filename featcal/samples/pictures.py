@@ -137,8 +137,11 @@ def _list_subfolders(folder: Path) -> _Files:
             else:
                 others[ending] += 1
     names = sort_names(name for name, files in pictures.items() if files)
+    if not names:
+        raise InputError(f"{folder}: its sub-folders ({some(sorted(pictures))}) have no pictures; make one per class")
     labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(pictures[name]) for name in names])
-    notes = _note_left_out(others, sorted(pictures.keys() - set(names)))
+    beside = sum(path.suffix.lower() in endings for path in folder.glob("[!.]*") if path.name not in pictures)
+    notes = _note_left_out(others, sorted(pictures.keys() - set(names)), beside)
     return [file for name in names for file in sorted(pictures[name])], labels, names, notes
 
 
@@ -165,14 +168,23 @@ def _picture_endings() -> frozenset[str]:
     return frozenset(ending for ending, kind in endings.items() if kind in decoded)
 
 
-def _note_left_out(others: Counter[str], empty: Sequence[str]) -> tuple[str, ...]:
-    """Say which files and folders of an imagefolder are left out."""
+def _note_left_out(others: Counter[str], empty: Sequence[str], beside: int) -> tuple[str, ...]:
+    """Say what of an imagefolder is left out.
+
+    Args:
+        others: files in its folders by their endings.
+        empty: folders without pictures.
+        beside: pictures in no folder.
+    """
     notes = []
     if others:
-        kinds = ", ".join(f"{count} of {ending or 'no ending'}" for ending, count in others.most_common(_MOST_KINDS))
-        notes.append(f"{others.total()} files are left out, whose endings are of no picture that Pillow reads: {kinds}")
+        most = sorted(others.items(), key=lambda one: (-one[1], one[0]))[:_MOST_KINDS]
+        kinds = ", ".join(f"{count} of {ending or 'no ending'}" for ending, count in most)
+        notes.append(f"left out are files whose endings are of no picture that Pillow reads: {kinds}")
     if empty:
         notes.append(f"folders without pictures are no classes: {some(empty)}")
+    if beside:
+        notes.append(f"left out are pictures beside the folders, which have no class: {beside}")
     return tuple(notes)
 
 
