@@ -17,6 +17,9 @@ from featcal.system.formatting import some
 MOST_NAMED = 20
 """Names that a note or a problem lists at most."""
 _NUMBER = re.compile(r"\s*(?:(label|class)[\s_-]*)?(\d{1,9})\s*", re.ASCII | re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+MOST_DIGITS = 32
+"""Digits to which numbers in names are filled up to sort them by value."""
 _SPELLING = re.compile(r"[\s_-]+")
 
 
@@ -114,6 +117,8 @@ def _match_places(ours: ClassList, theirs: ClassList) -> Matching:
     names, others = ours.names, theirs.names
     if len(names) != len(others) and (ours.is_sorted or not theirs.renames):
         return _problem(ours, theirs, "they share none")
+    if ours.is_sorted and not _are_numbers(names) and names != tuple(sorted(names, key=_natural_key)):
+        return _problem(ours, theirs, "they share none and are in another order as text than by the numbers in them")
     places = tuple(range(len(names)))
     # The numbers of a data set are those that a head counts which has no names.
     counted = not ours.is_sorted and not theirs.renames and _is_numbering(others)
@@ -170,6 +175,11 @@ def _find(keys: Sequence[Hashable], known: Sequence[Hashable]) -> tuple[int, ...
 
 def _are_numbers(names: Sequence[str]) -> bool:
     return all(number_of(name) is not None for name in names)
+
+
+def _natural_key(name: str) -> str:
+    """Return what sorts a name as text, but for the numbers in it, which are sorted by their values."""
+    return _DIGITS.sub(lambda found: found[0].zfill(MOST_DIGITS), name)
 
 
 def _is_numbering(names: Sequence[str]) -> bool:

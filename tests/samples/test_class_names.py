@@ -89,6 +89,12 @@ def test_places_are_taken_only_with_a_note(ours: Any, theirs: Any, options: Any,
     assert note in found.note
 
 
+def test_numbers_in_words_that_sort_alike_as_text_are_no_matter() -> None:
+    """Signs in front of digits, years, zeros in front."""
+    ours = ("Audi S-Line", "Audi S4 2007", "Audi S4 2012", "bus 09", "bus 10")
+    assert match(ours, WORDS[:5], renames=True).places == (0, 1, 2, 3, 4)
+
+
 UNKNOWN: dict[str, tuple[Any, Any, dict[str, bool]]] = {
     "in part the same": (("a", "b", "c"), ("A", "B", "d"), {}),
     "in part, at other places of a data set": (("cat", "dog"), ("a dog", "cat"), {"counted": False, "renames": True}),
@@ -97,6 +103,8 @@ UNKNOWN: dict[str, tuple[Any, Any, dict[str, bool]]] = {
     "more than there are": (("a", "b", "c"), ("b", "a"), {"counted": False}),
     "fewer, and none the same": (("cat", "dog"), ("a", "b", "c"), {"renames": True}),
     "fewer than a head without names": (MNLI[:2], LABELS[:3], {"counted": False}),
+    "numbers in words, which people and programs sort otherwise": (("b1", "b2", "b10"), WORDS[:3], {"renames": True}),
+    "also for a head without names": (("b1", "b2", "b10"), LABELS[:3], {}),
     "from 0 or from 1": (FROM_ONE[:-1], LABELS, {}),
     "from 0 or from 1, with words": (FROM_ONE[:-1], WORDS, {"renames": True}),
 }
@@ -111,6 +119,6 @@ def test_what_nobody_can_tell_is_a_problem_with_both_lists(ours: Any, theirs: An
 
 
 def test_long_lists_are_cut() -> None:
-    many = tuple(f"n{number}" for number in range(1000))
+    many = tuple(f"n{number:03d}" for number in range(1000))
     assert match(many, tuple(f"m{number}" for number in range(1000))).note.endswith("and 980 more")
     assert len(match(many, ("n1", "x")).problem) < 600
