@@ -15,7 +15,7 @@ from featcal.cli.completion import complete_model
 from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
 from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
-from featcal.cli.terminal import bar, print_models_json, print_table, say, say_problems, show
+from featcal.cli.terminal import bar, print_models_json, print_table, say, say_notes, say_problems, show
 from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
@@ -85,6 +85,7 @@ def evaluate(
     on = EvaluationSamples(eval_samples, split, seed)
     session = opening.session(suite, device, one_shot=len(models) == 1 and card is None)
     named = _scores_of(session, models, on) if card is None else _scores_into_card(session, card, on)
+    say_notes({"notes": dict.fromkeys(note for scores in named.values() for note in scores.notes)})
     documents = []
     for model, scores in named.items():
         documents.append(scores.to_json())
@@ -221,8 +222,10 @@ def _compare_two(
     session, view, history = opening.session(suite, device), EvaluationSamples(eval_samples, split, seed), History()
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
-        found = session.measure.compare(a, b, view, bar()).to_json()
+        compared = session.measure.compare(a, b, view, bar())
+    say_notes({"notes": compared.notes})
     say_problems(history)
+    found = compared.to_json()
     rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
     header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
     show(found, as_json, rows, header)

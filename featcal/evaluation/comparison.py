@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,8 @@ class Comparison(Drawable):
     tasks: Mapping[str, Difference]
     average: Difference
     """Difference of the unweighted means over tasks; draws are made within each task."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """Remarks on the samples, as the scores have them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the public document of `featcal compare --json`."""
@@ -204,7 +206,8 @@ def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -
     average = Difference(
         "", total, a.average, b.average, low, high, _sum_counts([one.counts for one in tasks.values()])
     )
-    return Comparison(a.suite, a.split, a.model, b.model, draws, seed, tasks, average)
+    notes = tuple(dict.fromkeys([*a.notes, *b.notes]))
+    return Comparison(a.suite, a.split, a.model, b.model, draws, seed, tasks, average, notes)
 
 
 def check_same(where: str, a: TaskScore, b: TaskScore) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,8 @@ class TaskScore:
     predictions: Tensor | tuple[str, ...]
     """`[n]` class indices, or a language model's answers."""
     labels: Tensor | tuple[str, ...]
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """Remarks on the samples: classes that were matched by their places, files that were left out."""
 
     @property
     def n(self) -> int:
@@ -86,6 +88,11 @@ class Scores(Drawable):
     def average(self) -> float:
         """Return the unweighted mean over tasks."""
         return sum(score.value for score in self.tasks.values()) / len(self.tasks)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return remarks on the samples of every task."""
+        return [f"task '{task}': {note}" for task, score in self.tasks.items() for note in score.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the public document of `featcal evaluate --json`."""
@@ -191,7 +198,7 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: 
         NumericalError: features that are not finite, which have no largest score.
     """
     labels = right_answers(family, model, drawn)
-    check_classes(head, drawn)
+    check_classes(head.classes, drawn)
     predictions = []
     # In parts of a fixed size: a vocabulary has many scores of every sample.
     for part in torch.split(reach(family, task_weights(model, drawn.task), drawn), CHUNK * BATCH_SIZE):
@@ -200,7 +207,7 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: 
             raise NumericalError(f"{model.label}, task '{drawn.task}': final features are not finite")
         predictions.append(head.scores(features).argmax(1))
     predicted = torch.cat(predictions)
-    return TaskScore("accuracy", float((predicted == labels).double().mean()), predicted, labels)
+    return TaskScore("accuracy", float((predicted == labels).double().mean()), predicted, labels, drawn.notes)
 
 
 def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str, Tensor]) -> TaskScore:
@@ -243,7 +250,7 @@ def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
     metric = parts[0].metric
     if isinstance(parts[0].predictions, Tensor):
         predictions, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("predictions", "labels"))
-        return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels)
+        return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels, parts[0].notes)
     answered = tuple(text for part in parts for text in part.predictions)
     right = tuple(str(text) for part in parts for text in part.labels)
     # Scored anew: a rank correlation of a whole is not the mean of its parts'.

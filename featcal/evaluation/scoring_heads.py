@@ -18,6 +18,7 @@ from featcal.formats.located_model import Located
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Answers
 from featcal.models.model import Head, own_head
+from featcal.samples.class_names import ClassList, match_names
 from featcal.samples.prompts import class_prompts
 from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NoScores
@@ -59,7 +60,7 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
         if counts[0] is not None and counts[0] < 2:
             raise NoScores(f"task '{task}': a margin needs at least two classes")
         for head in (expert, own):
-            check_classes(head, one)
+            check_classes(head.classes, one)
         found[task] = expert, own
     return found
 
@@ -103,7 +104,7 @@ def experts_head(family: Family, task: str) -> Head | None:
     own = own_head(expert, task)
     if own is not None or not maps:
         return own
-    stored = stored_head(expert, maps, family.classes.get(task, ()))
+    stored = stored_head(expert, maps, family.head_classes(task))
     if stored is not None and len(stored.classes or ()) < 2:
         raise NoScores(f"task '{task}': the expert's {maps[-1]} has one output, a regression, which is not scored")
     return stored
@@ -201,20 +202,25 @@ def no_class_names(task: str) -> NoScores:
     return NoScores(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
 
 
-def check_classes(head: Head, drawn: Samples) -> None:
-    """Raise InputError if the labels count other classes than the head scores."""
-    if drawn.labels is None or head.classes is None:
+def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
+    """Raise InputError if labels count other classes than a head scores, or in another order.
+
+    Args:
+        scored: names of the classes in the order of the scores; None for scores of tokens.
+    """
+    if drawn.labels is None or scored is None:
         return
-    task, own, names = f"task '{drawn.task}'", head.classes, drawn.class_names
-    if len(drawn) and int(drawn.labels.max()) >= len(own):
-        raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(own)}")
-    if names is not None and len(names) != len(own):
+    task = f"task '{drawn.task}'"
+    if len(drawn) and int(drawn.labels.max()) >= len(scored):
+        raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(scored)}")
+    classes = drawn.classes()
+    if classes is None:
+        return
+    found = match_names(classes, ClassList(tuple(scored), "the head"))
+    if found.problem:
+        raise InputError(f"{task}: {found.problem}")
+    if found.places != tuple(range(len(found.places))):
         raise InputError(
-            f"{task}: {len(names)} classes are named ({some(names)}), the head scores {len(own)}; give 'classes', all "
-            "of them in the order of the head"
-        )
-    if names is not None and names != own and set(names) == set(own):
-        raise InputError(
-            f"{task}: labels count {some(names)}, the head scores {some(own)}: the same classes in another order; "
-            "bring 'classes' and the rows of the head into one"
+            f"{task}: labels count {some(classes.names)}, the head scores {some(scored)}: the same classes in another "
+            "order; bring 'classes' and the rows of the head into one"
         )

@@ -25,13 +25,13 @@ from featcal.models.families.language import IGNORED
 from featcal.models.families.registry import adapter_for
 from featcal.models.generation import Generator
 from featcal.models.lane import ExpertPass, Kept
-from featcal.models.model import brings
+from featcal.models.model import brings, own_head
 from featcal.models.replay import check_replay
 from featcal.samples.generated_texts import prompts_of, write
 from featcal.samples.pool import Pool
 from featcal.samples.prepare import Preparation
 from featcal.samples.prompts import class_prompts, prompt_positions
-from featcal.samples.sources import Samples, draw, look
+from featcal.samples.sources import Samples, count_as, draw, look
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
@@ -144,7 +144,7 @@ class Family:
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
-        return drawn
+        return count_as(drawn, self.head_classes(task))
 
     def _prompts_beside(self, drawn: Samples, start: int) -> dict[str, Tensor]:
         """Return what the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
@@ -163,7 +163,21 @@ class Family:
 
     def viewable_samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
         """Return the samples of a split as people see them; InputError where they cannot be read (`look`)."""
-        return look(self.suite, task, split, count, seed, self.write_texts)
+        return count_as(look(self.suite, task, split, count, seed, self.write_texts), self.head_classes(task))
+
+    def head_classes(self, task: str) -> tuple[str, ...]:
+        """Return the names of the classes that a task's expert scores, in the order of its head: `LABEL_0` and so on
+        where it only numbers them, none where it has no head of its own."""
+        expert = self.experts.get(task)
+        if expert is None or self.adapter.scores_with != "own":
+            return ()
+        own = own_head(expert, task)
+        if own is not None:
+            return own.classes or ()
+        last = next((f"{name}.weight" for name in reversed(self.adapter.classifier)), "")
+        rows = expert.info[last].shape[0] if last in expert.info else 0
+        names = self.classes.get(task, ())
+        return names if len(names) == rows else tuple(f"LABEL_{row}" for row in range(rows))
 
     def prompts(self, task: str, split: str) -> list[list[int]]:
         """Return the token ids from which a task's expert writes samples; nothing is written yet.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from featcal.evaluation.scoring_heads import check_classes
 from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import Report
@@ -79,13 +80,16 @@ def _check_source(
         return [], None
     pool = open_pool(source, split, suite.root, label)
     if family is None:
-        return [], None
+        return [f"{label}: {note}" for note in pool.notes], None
     available = min(source.limit or pool.size, pool.size)
     few, copies = PICTURES, config.augment if split == "calibration" else 0
     seen = family.samples(
         task, split, min(config.samples, available) if pool.is_text else few, config.seed, copies=copies
     )
-    notes = [_note_truncation(label, seen, spec)] if seen.truncated else []
+    # Drawing does not ask for labels that fit the head; scores do.
+    check_classes(family.head_classes(task) or None, seen)
+    notes = [f"{label}: {note}" for note in seen.notes]
+    notes += [_note_truncation(label, seen, spec)] if seen.truncated else []
     if split != "calibration":
         return notes, None
     drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.samples.arrow import read_parquet
+from featcal.samples.class_names import sort_names
 from featcal.samples.pool import Image, Pool
 from featcal.samples.records import number_labels, read_image
 from featcal.samples.table import read_jsonl
 from featcal.suite.schema import SPLITS
 from featcal.system.errors import InputError
-from featcal.system.formatting import readable, shorten
+from featcal.system.formatting import readable, shorten, some
 from featcal.system.paths import require_plain
 
 _VALIDATION_EVERY = 10
@@ -29,7 +33,10 @@ _UNREADABLE = (
     *(NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 """Errors that numpy raises for files that are damaged or not `.npz` files at all."""
-_IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_NOT_DECODED = {"EPS", "MPEG"}
+"""Kinds that Pillow opens and does not decode: it hands PostScript to another program, and reads the size of films."""
+_MOST_KINDS = 6
+"""Endings that a note lists."""
 _MOST_METADATA = 1 << 28
 """Bytes of a metadata file, which is read whole."""
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -96,36 +103,89 @@ def _require_proportion(file: Path) -> None:
 
 
 def imagefolder(folder: Path, label: str | None) -> Pool:
-    """Return a pool with one class per sub-folder, or with the labels of a metadata file that has the column `label`.
+    """Return a pool with one class per sub-folder that has pictures, or with the labels of a metadata file that has the
+    column `label`.
 
     Raises:
         InputError: there is no folder or no sub-folder, or a metadata file cannot be read or does not fit them.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, an imagefolder is a folder")
-    described = _list_metadata(folder, label)
-    files, labels, names = described if described is not None else _list_subfolders(folder)
+    files, labels, names, notes = _list_metadata(folder, label) or _list_subfolders(folder)
 
     def images(wanted: Sequence[int]) -> list[Image]:
         return [read_image(files[i], str(files[i])) for i in wanted]
 
-    return Pool(len(files), labels, names, images, counted_names=names is not None)
+    return Pool(len(files), labels, names, images, counted_names=names is not None, notes=notes)
 
 
-_Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None]
+_Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None, tuple[str, ...]]
+"""Pictures, labels, names of the classes, and notes."""
 
 
 def _list_subfolders(folder: Path) -> _Files:
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not classes:
+    below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if not below:
         raise InputError(f"{folder} has no sub-folders; make one per class")
-    files = [
-        (path, index)
-        for index, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in _IMAGE_FILES and not path.name.startswith(".")
-    ]
-    return [file for file, _ in files], np.array([index for _, index in files], dtype=np.int64), tuple(classes)
+    pictures: dict[str, list[Path]] = {path.name: [] for path in below}
+    endings, others = _picture_endings(), Counter[str]()
+    for path in below:
+        for file in _walk(path):
+            ending = file.suffix.lower()
+            if ending in endings:
+                pictures[path.name].append(file)
+            else:
+                others[ending] += 1
+    names = sort_names(name for name, files in pictures.items() if files)
+    if not names:
+        raise InputError(f"{folder}: its sub-folders ({some(sorted(pictures))}) have no pictures; make one per class")
+    labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(pictures[name]) for name in names])
+    beside = sum(path.suffix.lower() in endings for path in folder.glob("[!.]*") if path.name not in pictures)
+    notes = _note_left_out(others, sorted(pictures.keys() - set(names)), beside)
+    return [file for name in names for file in sorted(pictures[name])], labels, names, notes
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones and those in hidden folders."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in files if not name.startswith("."))
+
+
+@cache
+def _picture_endings() -> frozenset[str]:
+    """Return the endings, in small letters, of files that Pillow opens and decodes."""
+    from PIL import Image as Pillow
+    from PIL import ImageFile
+
+    endings = Pillow.registered_extensions()  # imports every kind, so this comes first
+    stubs = {
+        kind
+        for kind, (opener, _) in Pillow.OPEN.items()
+        if isinstance(opener, type) and issubclass(opener, ImageFile.StubImageFile)
+    }
+    decoded = Pillow.OPEN.keys() - stubs - _NOT_DECODED
+    return frozenset(ending for ending, kind in endings.items() if kind in decoded)
+
+
+def _note_left_out(others: Counter[str], empty: Sequence[str], beside: int) -> tuple[str, ...]:
+    """Say what of an imagefolder is left out.
+
+    Args:
+        others: files in its folders by their endings.
+        empty: folders without pictures.
+        beside: pictures in no folder.
+    """
+    notes = []
+    if others:
+        most = sorted(others.items(), key=lambda one: (-one[1], one[0]))[:_MOST_KINDS]
+        kinds = ", ".join(f"{count} of {ending or 'no ending'}" for ending, count in most)
+        notes.append(f"left out are files whose endings are of no picture that Pillow reads: {kinds}")
+    if empty:
+        notes.append(f"folders without pictures are no classes: {some(empty)}")
+    if beside:
+        notes.append(f"left out are pictures beside the folders, which have no class: {beside}")
+    return tuple(notes)
 
 
 def _list_metadata(folder: Path, label: str | None) -> _Files | None:
@@ -153,7 +213,7 @@ def _list_metadata(folder: Path, label: str | None) -> _Files | None:
             "names lie below its folder"
         )
     labels, names = number_labels([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
-    return files, labels, names
+    return files, labels, names, ()
 
 
 def _is_inside(name: str, file: Path) -> bool:

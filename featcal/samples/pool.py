@@ -57,6 +57,8 @@ class Pool:
     """`input_ids` `[n, T]`, and `attention_mask` `[n, T]` and `labels` `[n, U]` if the source has them."""
     counted_names: bool = False
     """Whether labels count the class names in sorted order, because the data set has no numbers of its own."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what was left out."""
 
     @property
     def is_text(self) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcal.samples.class_names import sort_names
 from featcal.samples.conversations import read_example
 from featcal.samples.pool import Image, Pool, TextExample
 from featcal.samples.table import Table
@@ -179,11 +180,12 @@ def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], t
     _require(table, [column], "'label'")
     values = table.column(column)
     labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
-    return labels, table.class_names(column) or names, names is not None
+    # Labels that are words count themselves, whatever names are listed beside them.
+    return labels, names or table.class_names(column), names is not None
 
 
 def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Return class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
+    """Return class indices of labels: whole numbers stand for themselves, names are counted as `sort_names` sorts them.
 
     Raises:
         InputError: labels of another type, or of several.
@@ -194,8 +196,9 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
             raise InputError(f"{what} holds a number beyond {MOST_LABEL}; labels count classes from 0")
         return np.array(values, dtype=np.int64), None
     if kinds == {str}:
-        names, indices = np.unique(np.array(values), return_inverse=True)
-        return indices.astype(np.int64), tuple(names.tolist())
+        names = sort_names(values)
+        places = {name: place for place, name in enumerate(names)}
+        return np.array([places[value] for value in values], dtype=np.int64), names
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
+from featcal.samples.class_names import ClassList, match_names
 from featcal.samples.conversations import write_turns
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
@@ -43,12 +44,12 @@ from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import MissingPackage
 from featcal.system.fingerprints import seed_from_text
-from featcal.system.formatting import did_you_mean, some
+from featcal.system.formatting import did_you_mean
 from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
 
-__all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
+__all__ = ["Image", "Pool", "Samples", "TextExample", "count_as", "draw", "look", "open_pool", "pick"]
 
 _AT_ONCE = 256  # decoded pictures in memory
 
@@ -81,9 +82,19 @@ class Samples:
     """Samples whose text was cut at the task's limits."""
     total: int = 0
     """Samples in the whole draw, of which these may be a part."""
+    counted_names: bool = False
+    """Whether labels count `class_names` in sorted order, because nobody has numbered them."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what was left out, and on classes that were matched by their places."""
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def classes(self) -> ClassList | None:
+        """Return the classes that labels count; None without labels or names."""
+        if self.labels is None or self.class_names is None:
+            return None
+        return ClassList(self.class_names, "the task", self.counted_names)
 
 
 def draw(
@@ -114,11 +125,13 @@ def draw(
         if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
             raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
-        if pool.is_text:
-            drawn = _draw_text(spec, pool, indices, preparation, (task, split))
-            return replace(drawn, total=total)
-        drawn = _draw_pictures(spec, pool, indices, preparation, (task, split))
-    check_finite(drawn.inputs["pixel_values"], label, "leave out the sample, or prepare it again")
+        classes = _classes(pool, indices, spec.classes)
+        make = _draw_text if pool.is_text else _draw_pictures
+        drawn = make(spec, pool, indices, preparation, (task, split))
+    if not pool.is_text:
+        check_finite(drawn.inputs["pixel_values"], label, "leave out the sample, or prepare it again")
+    if drawn.second is None:  # two texts that are compared have no class
+        drawn = replace(drawn, **classes)
     return replace(drawn, indices=tuple(place % pool.size for place in indices), total=total)
 
 
@@ -134,13 +147,34 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     spec, pool, available, label = _open_task(suite, task, split, written)
     indices = tuple(available[i] for i in pick(len(available), count, seed, task))
     with _name_problems(label):
-        if pool.is_text:
-            texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
-            labels, names = _classes(pool, indices, spec.classes)
-            return Samples(task, split, {}, labels, indices, names, None, texts, targets, total=len(indices))
-        labels, names = _classes(pool, indices, spec.classes)
-    images = None if pool.images is None else _Pictures(pool.images, indices)
-    return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
+        texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
+        classes = _classes(pool, indices, spec.classes)
+    images = None if pool.images is None or pool.is_text else _Pictures(pool.images, indices)
+    drawn = Samples(task, split, {}, None, indices, None, images, texts, targets, total=len(indices))
+    return replace(drawn, **classes)
+
+
+def count_as(drawn: Samples, head: tuple[str, ...]) -> Samples:
+    """Return samples with labels that count the classes in the order of a head, found by their names.
+
+    Samples whose names do not tell that order stay as they are: labels are for scores alone, and whoever scores says
+    what is wrong.
+
+    Args:
+        head: the names of the classes that the head scores, in its order.
+    """
+    classes = drawn.classes()
+    if classes is None or drawn.labels is None or not head:
+        return drawn
+    found = match_names(classes, ClassList(head, "the expert's head"))
+    if found.problem:
+        return drawn
+    names = list(head)
+    for name, place in zip(classes.names, found.places, strict=True):
+        names[place] = name
+    labels = torch.tensor(found.places)[drawn.labels]
+    notes = (*drawn.notes, found.note) if found.note else drawn.notes
+    return replace(drawn, labels=labels, class_names=tuple(names), counted_names=False, notes=notes)
 
 
 def _open_task(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
@@ -170,22 +204,20 @@ def _draw_pictures(
         assert pool.images is not None
         images = _Pictures(pool.images, indices)
         pixels = torch.cat([preparation.pixels(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
-    labels, names = _classes(pool, indices, spec.classes)
-    return Samples(*name, {"pixel_values": pixels}, labels, indices, names, images)
+    return Samples(*name, {"pixel_values": pixels}, None, indices, None, images)
 
 
 def _draw_text(
     spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
 ) -> Samples:
     folder, modality = preparation.folder, preparation.modality
-    labels, names = _classes(pool, indices, spec.classes)
     examples = None if pool.texts is None else pool.texts(indices)
     if examples is not None and any(example.conversation is not None for example in examples):
         examples = write_turns(examples, folder, modality)
     texts, targets = _words(examples) if examples is not None else (None, None)
     if pool.tokens is not None:
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
-        return Samples(*name, inputs, labels, indices, names, None, texts, targets)
+        return Samples(*name, inputs, None, indices, None, None, texts, targets)
     assert examples is not None
     if (pool.images is None) != (preparation.image_token is None):
         has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
@@ -204,7 +236,7 @@ def _draw_text(
         second = prepare_text(apart, folder, spec.max_length)
         cut = made.truncated + second.truncated
         return Samples(*name, made.inputs, None, indices, None, None, texts, targets, second.inputs, cut)
-    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, truncated=made.truncated)
+    return Samples(*name, made.inputs, None, indices, None, None, texts, targets, truncated=made.truncated)
 
 
 def _split_pairs(
@@ -233,47 +265,38 @@ def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(read), targets or None
 
 
-def _classes(
-    pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None
-) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Return labels of the drawn samples and the class names that they count.
+def _classes(pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return what drawn samples hold of their classes: labels, the names that they count, and notes.
 
-    If the source has sorted names alone and the suite lists classes in an order of its own, the names decide; names
-    that differ altogether (prompts for folder names) are matched by position.
+    Args:
+        wanted: the classes that the suite lists, in whose order labels are to count.
 
     Raises:
-        InputError: which name belongs to which label is not said: other names in another order, or some that are the
-            same and stand elsewhere.
+        InputError: a label without a name, or names of the source and of the suite that contradict each other.
     """
-    names = wanted or pool.class_names
+    own = pool.class_names
     if pool.labels is None:
-        return None, names
-    named = pool.class_names if not pool.counted_names else None
-    if wanted and named and wanted != named and set(wanted) == set(named):
-        raise InputError(
-            f"'classes' has the source's names in another order; labels count {some(named)}: use that order, or leave "
-            "'classes' out"
-        )
+        return {"class_names": wanted or own, "notes": pool.notes}
     labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
-    if wanted and pool.counted_names and pool.class_names:
-        if set(pool.class_names) <= set(wanted):
-            labels = torch.tensor([wanted.index(name) for name in pool.class_names])[labels]
-        elif len(pool.class_names) != len(wanted):
-            raise InputError(
-                f"the source has {len(pool.class_names)} classes ({some(pool.class_names)}) and 'classes' names "
-                f"{len(wanted)} ({some(wanted)}); which belongs to which?"
-            )
-        elif moved := [
-            name for place, name in enumerate(pool.class_names) if name in (*wanted[:place], *wanted[place + 1 :])
-        ]:
-            odd = [name for name in wanted if name not in pool.class_names]
-            raise InputError(
-                f"'classes' names {some(odd)}, which the source does not ({some(pool.class_names)}), and {some(moved)} "
-                "in another place than the source: use its names, or its order"
-            )
+    _require_names(labels, own or wanted)
+    found: dict[str, Any] = {"class_names": own, "counted_names": pool.counted_names, "notes": pool.notes}
+    if wanted and own:
+        listed = ClassList(wanted, "'classes'", renames=True)
+        matching = match_names(ClassList(own, "the source", pool.counted_names), listed)
+        if matching.problem:
+            raise InputError(matching.problem)
+        labels = torch.tensor(matching.places)[labels]
+        _require_names(labels, wanted)
+        found["notes"] = (*pool.notes, *filter(None, [matching.note]))
+    if wanted:
+        found |= {"class_names": wanted, "counted_names": False}
+    return {**found, "labels": labels}
+
+
+def _require_names(labels: Tensor, names: tuple[str, ...] | None) -> None:
+    """Raise InputError for a label that has no name."""
     if names is not None and int(labels.max()) >= len(names):
         raise InputError(f"label {int(labels.max())} has no name, there are {len(names)} classes")
-    return labels, names
 
 
 class _Pictures(Sequence[Image]):

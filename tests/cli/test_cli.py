@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from clean_process import end_command, in_clean_process
 from command_line import Run, document
+from PIL import Image
 from safetensors.torch import load_file
-from tiny_clip import BLOCKS, TASKS
+from tiny_clip import BLOCKS, SIDE, TASKS
 from tiny_text import write_text_suite
 
 from featcal.calibration import calibrate as calibrate_module
@@ -350,6 +351,20 @@ def test_wrong_input_is_one_message_and_status_1(
     assert message in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_what_classes_were_taken_for_is_said_where_they_are_scored(run: Run, edit_suite: Any) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["tasks"]["pets"]["test"] = {"imagefolder": "folder"}
+
+    file = edit_suite(change)
+    for number in "012":
+        (file.parent / "folder" / number).mkdir(parents=True)
+        Image.new("L", (SIDE, SIDE)).save(file.parent / "folder" / number / "a.png")
+    note = "task 'pets': the classes of the source are numbers and stand for those of 'classes': '0' is 'cat', '1' is"
+    for words in (("evaluate",), ("compare", "--model", "base", "--model", "merged")):
+        _, _, err = run(*words, file)
+        assert err.count(note) == 1, err
 
 
 def test_names_in_messages_and_tables_do_not_steer_the_terminal(run: Run, edit_suite: Any) -> None:

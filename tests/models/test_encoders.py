@@ -4,6 +4,7 @@ classes, pairs of texts, files of the Hub."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -42,6 +45,7 @@ from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
 from featcal.models.families import registry
 from featcal.preflight.check import check
+from featcal.suite.schema import Suite
 from featcal.system.errors import NoScores
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
@@ -263,25 +267,117 @@ def test_long_pairs_lose_the_end_of_the_longer_text(hub: Path) -> None:
     assert ((drawn.inputs["input_ids"] == 3).sum(1) == 2).all()
 
 
-def test_classes_in_another_order_than_the_experts_are_refused(hub: Path) -> None:
-    """Of MNLI two orders are in use; accuracy would be that of chance without a word."""
-    edited(
-        hub.parent / "experts" / "left" / "config.json",
-        lambda c: c.update(id2label={"0": "yes", "1": "no", "2": "maybe"}),
-    )
-    with pytest.raises(InputError, match="the same classes in another order"):
-        evaluate(load_suite(hub), "merged", split="test")
+MNLI = ("entailment", "neutral", "contradiction")
+"""In the order of the data set; heads on the Hub count them the other way round, in capitals."""
+
+
+def label_left(
+    hub: Path, names: tuple[str, ...], head: tuple[str, ...], kind: str, classes: tuple[str, ...] | None = None
+) -> Suite:
+    """The suite with the samples of 'left' labelled by what its expert says of them, so that it scores 100 %: by names
+    of a Parquet file's classes, by names as text, or by numbers that the suite names.
+
+    Args:
+        names: in the order of the data; the same classes as `head`, the expert's own, in another.
+        classes: names that the suite gives to numbers, if not these.
+    """
+    root, content = hub.parent, yaml.safe_load(hub.read_text())
+    edited(root / "experts" / "left" / "config.json", lambda c: c.update(id2label=dict(enumerate(head))))
+    task = content["tasks"]["left"]
+    task.pop("classes", None)
+    library = transformers.BertForSequenceClassification.from_pretrained(root / "experts" / "left").eval()
+    # What the head says is spread over all classes, so that no order but one is right.
+    file = root / "experts" / "left" / "model.safetensors"
+    tokenizer = transformers.BertTokenizer.from_pretrained(root / "base")
+    rows = sentences(1, 30)
+    inputs = tokenizer([r["a"] for r in rows], [r["b"] for r in rows], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        middle = library(**inputs).logits.mean(0)
+        library.classifier.bias -= middle
+        said = library(**inputs).logits.argmax(1).tolist()
+    save_file(load_file(file) | {"classifier.bias": library.classifier.bias.detach()}, file, {"format": "pt"})
+    assert len({*said}) == 3
+    keys = [name.lower() for name in names]
+    labels = [keys.index(head[one].lower()) for one in said]
+    source = {"input": "{a}", "pair": "{b}", "label": "label"}
+    table = {name: [row[name] for row in rows] for name in "ab"} | {"label": labels}
+    if kind == "ClassLabel":
+        features = {"label": {"names": list(names), "_type": "ClassLabel"}}
+        about = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(pa.table(table).replace_schema_metadata(about), root / "left.parquet")
+        source["parquet"] = "left.parquet"
+    else:
+        table["label"] = [names[one] for one in labels] if kind == "text" else labels
+        lines = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+        (root / "left.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        source["jsonl"] = "left.jsonl"
+    task |= {"calibration": source, "test": source} | ({"classes": [*(classes or names)]} if kind == "numbers" else {})
+    hub.write_text(yaml.safe_dump(content))
+    return load_suite(hub)
+
+
+@pytest.mark.parametrize("kind", ["ClassLabel", "text", "numbers"])
+def test_classes_are_found_by_their_names_whatever_order_the_head_has(hub: Path, kind: str) -> None:
+    """Of MNLI two orders are in use; by places accuracy would be that of chance without a word."""
+    suite = label_left(hub, MNLI, ("CONTRADICTION", "Neutral", "ENTAILMENT"), kind)
+    family = open_family(suite, "cpu")
+    found = evaluate(family, "expert:left", split="test").tasks["left"]
+    assert (found.value, found.notes) == (1.0, ())
+    seen = family.viewable_samples("left", "test", None, 0)
+    assert seen.class_names == MNLI[::-1]
+    assert torch.equal(seen.labels, found.labels)  # type: ignore[arg-type]
+    report = check(suite, probe=True)
+    assert report.problems == ()
+    assert report.diagonal is not None
+    assert report.diagonal.accuracy["left"]["left"] == 1.0
+
+
+def test_labels_in_words_of_a_head_without_names_are_its_numbers(hub: Path) -> None:
+    """A split that lacks a class says which classes it has all the same."""
+    head = ("LABEL_0", "LABEL_1", "LABEL_2")
+    family = open_family(label_left(hub, ("Label_2", "Label_0", "Label_1"), head, "text"), "cpu")
+    assert evaluate(family, "expert:left", split="test").tasks["left"].value == 1.0
+    rows = [
+        row
+        for row in map(json.loads, (hub.parent / "left.jsonl").read_text().splitlines())
+        if row["label"] != "Label_1"
+    ]
+    (hub.parent / "left.jsonl").write_text("\n".join(json.dumps({**row, "label": row["label"][-1]}) for row in rows))
+    found = evaluate(family, "expert:left", split="test").tasks["left"]
+    assert (found.value, {*found.labels.tolist()}) == (1.0, {0, 2})  # type: ignore[union-attr]
+
+
+def test_classes_that_share_nothing_are_matched_by_place_with_a_note(hub: Path) -> None:
+    suite = label_left(hub, MNLI, tuple(map(str.upper, MNLI)), "numbers", ("yes", "maybe", "no"))
+    found = evaluate(suite, "expert:left", split="test")
+    assert found.tasks["left"].value == 1.0
+    (note,) = found.notes
+    assert note.endswith("by their places: 'yes' is 'ENTAILMENT', 'maybe' is 'NEUTRAL', 'no' is 'CONTRADICTION'")
+    assert any(note.partition(": ")[2] in one for one in check(suite).notes)
+
+
+def test_classes_that_are_the_same_in_part_are_a_problem_with_both_lists(hub: Path) -> None:
+    """Scores and checks refuse them; a calibration, which asks for no labels, does not."""
+    suite = label_left(hub, MNLI, tuple(map(str.upper, MNLI)), "numbers", (*MNLI[:2], "other"))
+    both = r"\('entailment', 'neutral', 'other'\) and the head 3 classes \('ENTAILMENT', 'NEUTRAL', 'CONTRADICTION'\)"
+    with pytest.raises(InputError, match=both):
+        evaluate(suite, "expert:left", split="test")
+    assert re.search(both, " ".join(check(suite, probe=False).problems))
+    assert calibrate(suite, CalibrationConfig(samples=4)).weights
 
 
 def test_classes_that_samples_lack_are_asked_for(hub: Path) -> None:
-    """Names alone are counted in their own order, which is not the head's where some are missing."""
+    """Names alone are counted in their own order, which a head without names does not know."""
     content = yaml.safe_load(hub.read_text())
     for task in content["tasks"].values():
         del task["classes"]
     hub.write_text(yaml.safe_dump(content))
     rows = [row for row in sentences(1) if row["label"] != "no"]
     (hub.parent / "left-test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError, match=r"2 classes are named .*, the head scores 3; give 'classes'"):
+    found = evaluate(load_suite(hub), "expert:left", split="test").tasks["left"]
+    assert found.labels.tolist() == [("no", "yes", "maybe").index(row["label"]) for row in rows]  # type: ignore[union-attr]
+    edited(hub.parent / "experts" / "left" / "config.json", lambda c: c.pop("id2label"))
+    with pytest.raises(InputError, match=r"2 classes \('maybe', 'yes'\) and the head 3 classes .*give 'classes'"):
         evaluate(load_suite(hub), "expert:left", split="test")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,45 @@ def test_imagefolder(tmp_path: Path) -> None:
     (tmp_path / ".ipynb_checkpoints").mkdir()
     Image.new("L", (SIDE, SIDE)).save(tmp_path / ".ipynb_checkpoints" / "1.png")
     (tmp_path / "dog" / "notes.txt").write_text("not a picture")
+    write_picture(tmp_path / "dog" / ".ipynb_checkpoints" / "1-checkpoint.png", 1)
     pool = opened(tmp_path, imagefolder=".")
     assert (pool.size, pool.class_names) == (4, ("cat", "dog"))
+    assert pool.notes == ("left out are files whose endings are of no picture that Pillow reads: 1 of .txt",)
     assert pool.labels.tolist() == [0, 0, 1, 1]
     assert [image[0, 0].tolist() for image in pool.images([1, 2])] == [[11, 11, 11], [200, 200, 200]]
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
     with pytest.raises(InputError, match=r"0\.png is not a readable picture"):
         pool.images([0])
+
+
+def test_a_folder_without_pictures_is_no_class(tmp_path: Path) -> None:
+    """A Mac packs `__MACOSX` beside the classes, full of hidden files."""
+    for name in ("0.png", "cat"):
+        write_picture(tmp_path / name / "a.png", 5)
+    (tmp_path / "__MACOSX" / "cat").mkdir(parents=True)
+    (tmp_path / "__MACOSX" / "cat" / "._a.png").write_bytes(b"\0\5\x16\7")
+    pool = opened(tmp_path, imagefolder=".")
+    assert (pool.class_names, pool.labels.tolist()) == (("0.png", "cat"), [0, 1])
+    assert pool.notes == ("folders without pictures are no classes: '__MACOSX'",)
+    shutil.rmtree(tmp_path / "cat")
+    shutil.rmtree(tmp_path / "0.png")
+    with pytest.raises(InputError, match="sub-folders .* have no pictures"):
+        opened(tmp_path, imagefolder=".")
+
+
+def test_every_kind_of_picture_that_pillow_decodes_is_read(tmp_path: Path) -> None:
+    endings = ("jfif", "jpe", "pgm", "tga", "PNG", "tiff", "ico", "jp2")
+    for ending in endings:
+        write_picture(tmp_path / "a" / f"x.{ending}", 9)
+    for ending in ("h5", "eps", "mpg", "pdf"):  # known to Pillow; not decoded, or by another program
+        (tmp_path / "a" / f"x.{ending}").write_bytes(b"other")
+    write_picture(tmp_path / "beside.png", 9)
+    pool = opened(tmp_path, imagefolder=".")
+    assert pool.size == len(endings)
+    assert all(image.shape[-1] == 3 for image in pool.images(range(pool.size)))
+    left_out, beside = pool.notes
+    assert left_out.endswith("1 of .eps, 1 of .h5, 1 of .mpg, 1 of .pdf")
+    assert beside == "left out are pictures beside the folders, which have no class: 1"
 
 
 def write_picture(file: Path, shade: int) -> bytes:
@@ -289,13 +322,41 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
     assert labels("cat", "dog") == ([0, 1], ("cat", "dog"))
     assert labels("fish", "dog", "cat") == ([2, 1], ("fish", "dog", "cat"))
     assert labels("a cat", "a dog") == ([0, 1], ("a cat", "a dog"))
+    assert labels("Dog", "c a t") == ([1, 0], ("Dog", "c a t"))
     with pytest.raises(
-        InputError, match=r"source has 2 classes \('cat', 'dog'\) and 'classes' names 3 \('a', 'b', 'c'\)"
+        InputError,
+        match=r"source has 2 classes \('cat', 'dog'\) and 'classes' 3 classes \('a', 'b', 'c'\): .* share none",
     ):
         labels("a", "b", "c")
-    with pytest.raises(InputError, match=r"'classes' names 'a dog', .* and 'cat' in another place than the source"):
-        labels("a dog", "cat")
-    assert labels("cat", "a dog") == ([0, 1], ("cat", "a dog"))
+    with pytest.raises(InputError, match=r"\('cat', 'dog'\) and 'classes' .* \('cat', 'a dog'\): they share some"):
+        labels("cat", "a dog")
+
+
+def test_folders_called_by_numbers_are_those_classes(own_suite_file: Path, edit_suite: Edit) -> None:
+    """Also where a split lacks some; in sorted text '10' would come before '2'."""
+    names = "zero one two three four five six seven eight nine ten eleven".split()
+    for number in (0, 2, 10, 11):
+        write_picture(own_suite_file.parent / "folder" / str(number) / "a.png", 20 * number)
+    some = drawn(edit_suite(lambda c: c["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=names)))
+    assert [int(image[0, 0, 0]) for image in some.images] == [0, 40, 200, 220]
+    assert [some.class_names[label] for label in some.labels.tolist()] == ["zero", "two", "ten", "eleven"]
+    assert "'10' is 'ten'" in some.notes[0]
+
+
+def test_names_of_a_data_set_in_another_order_are_mapped(own_suite_file: Path, edit_suite: Edit) -> None:
+    """Its numbers mean its own names; labels that are words mean themselves, whatever is listed beside them."""
+    root = own_suite_file.parent
+    write_picture_table(root / "x.parquet", [0, 1, 2], ["fish", "cat", "dog"])
+    file = edit_suite(
+        lambda c: c["tasks"]["pets"].update(test={"parquet": "x.parquet"}, classes=["Cat", "Dog", "Fish"])
+    )
+    some = drawn(file)
+    assert (some.labels.tolist(), some.class_names, some.notes) == ([2, 0, 1], ("Cat", "Dog", "Fish"), ())
+    write_picture_table(root / "x.parquet", ["dog", "fish", "cat"], ["fish", "dog", "cat"])
+    assert drawn(file).labels.tolist() == [1, 2, 0]
+    write_picture_table(root / "x.parquet", [0, 3], ["fish", "cat", "dog"])
+    with pytest.raises(InputError, match="label 3 has no name, there are 3 classes"):
+        drawn(file)
 
 
 def test_pictures_that_a_parquet_file_names_lie_beside_it(tmp_path: Path) -> None:
