@@ -11,7 +11,8 @@ from featcal.export.card import describe_licence
 from featcal.export.card_parts import load_card, save_card, with_licence
 from featcal.export.licences import licence_of, licence_warnings
 from featcal.formats.checkpoint import read_header, stored_names
-from featcal.formats.hub import CARD_FILE, RECORD_FILE, Unreachable, ask, hub_model
+from featcal.formats.hub import CARD_FILE, RECORD_FILE, ask, hub_model
+from featcal.formats.hub_errors import Unreachable
 from featcal.formats.open_clip import is_open_clip_folder, located_folder
 from featcal.formats.output import PARTIAL
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG

@@ -126,7 +126,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     try:
         return fetch_model(model)
     except InputError as error:
-        raise InputError(*(f"{label}: no folder {folder}, and {problem}" for problem in error.problems)) from error
+        raise InputError(*(f"{label}: no folder '{ref}', and {problem}" for problem in error.problems)) from error
 
 
 def stored_names(folder: Path, label: str) -> list[str]:

@@ -1,14 +1,16 @@
-"""Find and fetch models on the Hub, and explain the errors of its client."""
+"""Find and fetch models on the Hub, and explain its answers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from featcal.formats.hub_errors import Unreachable, causes, find_trouble, try_again
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.json_files import read_json
@@ -28,10 +30,6 @@ HEADS, ADAPTERS = "heads", "adapters"
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
-
-
-class Unreachable(Exception):
-    """The Hub does not answer, so nothing can be said of an id."""
 
 
 @dataclass(frozen=True)
@@ -137,25 +135,24 @@ def fetch_model(model: HubModel) -> Path:
     """Fetch a model's files from the Hub and return its folder in the cache.
 
     Raises:
-        InputError: neither the Hub nor the cache has it, or its id cannot be one.
+        InputError: neither the Hub nor the cache has it, its id cannot be one, or something is in the way.
     """
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        place = snapshot(model)
+    with explain_hub_errors(model.ref):
+        place = try_again(lambda: snapshot(model))
         if place.is_dir():
             return place
-        files = ask(model.ref, "model", lambda api: api.list_repo_files(model.repo, revision=model.revision))
-    except (OSError, Unreachable) as error:
-        raise InputError(hub_problem(error, model.ref)) from error
-    except HFValidationError as error:
-        raise InputError(f"'{model.ref}' is no id that the Hub has: {' '.join(str(error).split())}") from error
+        files = look_up(model.ref, "model", lambda api: api.list_repo_files(model.repo, revision=model.revision))
     raise InputError(no_such_folder(model, files))
 
 
 def no_such_folder(model: HubModel, files: Iterable[str]) -> str:
     """Return the message for a folder that a repository with these files does not have."""
     return f"'{model.repo}' on the Hub has no folder '{model.folder}'{model.other_folders(files)}"
+
+
+def look_up(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
+    """Return the Hub's answer to a question that changes nothing, asked again where the trouble may pass; see `ask`."""
+    return ask(ref, kind, lambda api: try_again(lambda: question(api)))
 
 
 def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
@@ -169,42 +166,54 @@ def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
         Unreachable: the Hub does not answer.
     """
     import huggingface_hub
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-        SafetensorsParsingError,
-    )
 
     try:
         return question(huggingface_hub.HfApi())
-    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise InputError(hub_problem(error, ref, kind)) from error
-    except (EntryNotFoundError, SafetensorsParsingError, HFValidationError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"'{ref}' on the Hub cannot be read: {reason}") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise Unreachable(type(error).__name__) from error
-    except Exception as error:  # connection errors of the client's own transport
-        if type(error).__module__.startswith(("httpx", "requests", "urllib3")):
-            raise Unreachable(type(error).__name__) from error
+    except Exception as error:  # the clients' own transports have errors of many kinds
+        if problem := _explain_answer(error, ref, kind):
+            raise InputError(problem) from error
+        if trouble := find_trouble(error):
+            raise Unreachable(trouble) from error
         raise
 
 
-def hub_problem(error: Exception, ref: str, kind: str = "model") -> str:
-    """Say what an error of the Hub's client means for `owner/name[/folder][@revision]`, and what to do."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+@contextmanager
+def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
+    """Turn errors of the Hub's clients in the body of the `with` into one sentence.
+
+    Raises:
+        InputError: says what of `ref` cannot be had, why, and what to do.
+    """
+    try:
+        yield
+    except Exception as error:  # the clients' own transports have errors of many kinds
+        if problem := _explain_answer(error, ref, kind):
+            raise InputError(problem) from error
+        if trouble := find_trouble(error):
+            raise InputError(f"'{ref}' cannot be fetched: the Hub {trouble.why}; {trouble.remedy}") from error
+        raise
+
+
+def _explain_answer(error: Exception, ref: str, kind: str) -> str:
+    """Say what an answer of the Hub means for `owner/name[/folder][@revision]` and what to do; "" where none."""
+    from huggingface_hub import errors, get_token
 
     named, _, revision = ref.partition("@")
     repo = "/".join(named.split("/")[:2])
-    if isinstance(error, GatedRepoError):
-        return f"'{repo}' is gated; accept its licence on the Hub and set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
-    if isinstance(error, RevisionNotFoundError):
-        return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
-    why = str(error) if isinstance(error, Unreachable) else type(error).__name__
-    return f"'{ref}' is neither on the Hub nor in its local cache, or the Hub cannot be reached ({why})"
+    for one in causes(error):
+        match one:
+            case errors.GatedRepoError() if get_token() is None:
+                return f"'{repo}' is gated; accept its licence on the Hub and set HF_TOKEN"
+            case errors.GatedRepoError():
+                return f"'{repo}' is gated, and the account of your token has no access; ask for it on its page"
+            case errors.RepositoryNotFoundError():
+                return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
+            case errors.RevisionNotFoundError():
+                return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
+            case errors.HFValidationError():
+                return f"'{ref}' is no id that the Hub has: {' '.join(str(one).split())}"
+            case errors.LocalEntryNotFoundError():  # what is not in the cache is no answer of the Hub
+                continue
+            case errors.EntryNotFoundError() | errors.SafetensorsParsingError():
+                return f"'{ref}' on the Hub cannot be read: {' '.join(str(one).split())}"
+    return ""

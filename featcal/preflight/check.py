@@ -25,7 +25,7 @@ from featcal.preflight.remote import Download
 from featcal.preflight.samples import DrawSize, check_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
-from featcal.suite.schema import Suite, expert_role
+from featcal.suite.schema import SPLITS, Suite, expert_role, references
 from featcal.system.errors import FeatcalError, InputError, NoScores
 from featcal.system.extras import say_missing
 from featcal.system.formatting import readable, some
@@ -87,6 +87,8 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
             `PROBE_LIMIT` seconds.
     """
     places = Places(suite.root)
+    sources = [source for task in suite.tasks.values() for split in SPLITS if (source := task.source(split))]
+    places.ask_ahead(references(suite).values(), sources)
     opened = open_models(suite, places)
     add_notes(suite, opened)
     family = usable_family(suite, opened, places)
@@ -290,12 +292,10 @@ def _note_pickles(downloads: Iterable[Download]) -> list[str]:
 def _unreachable_problems(places: Places) -> list[str]:
     """Return one problem for all models and one for all data sets that cannot be looked at."""
     problems = []
-    if places.unreachable:
-        ids = "; ".join(f"'{ref}' ({_name_labels(labels)})" for ref, labels in places.unreachable.items())
-        problems.append(
-            f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset "
-            "HF_HUB_OFFLINE), or give local folders"
-        )
+    for trouble in dict.fromkeys(places.troubles.values()):
+        of = [ref for ref, one in places.troubles.items() if one == trouble]
+        ids = "; ".join(f"'{ref}' ({_name_labels(places.unreachable[ref])})" for ref in of)
+        problems.append(f"the Hub {trouble.why}: {ids}; {trouble.remedy}")
     if places.without_package:
         names = ", ".join(f"'{name}'" for name in sorted(places.without_package))
         problems.append(say_missing("datasets", f"data sets {names}"))

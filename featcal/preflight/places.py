@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from featcal.family.opening import report_all
 from featcal.formats.checkpoint import INDEX_FILE, resolve
-from featcal.formats.hub import HubModel, Unreachable, hub_model, snapshot
+from featcal.formats.hub import HubModel, hub_model, snapshot
+from featcal.formats.hub_errors import Trouble, Unreachable
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
@@ -46,8 +50,24 @@ class Places:
         """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
         """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+        self.troubles: dict[str, Trouble] = {}
+        """Why, by id."""
         self.without_package: set[str] = set()
         """Data sets that the package `datasets` would read if it were installed."""
+
+    def ask_ahead(self, references: Iterable[str], sources: Iterable[Source]) -> None:
+        """Ask the Hub for all models and data sets side by side; what it answers is there when each is looked for."""
+        parts = dict.fromkeys(part for reference in references for part in self._parts(reference))
+        data = {(one.hub, one.config, one.revision): one for one in sources if one.hub is not None}
+        questions: list[Callable[[], object]] = [partial(self._place, part, "") for part in parts]
+        questions += [partial(self.has_data, one, "") for one in data.values()]
+
+        def ask(question: Callable[[], object]) -> None:
+            with suppress(InputError):  # kept, and raised for whoever needs it
+                question()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, questions))
 
     def locate(self, ref: str, label: str) -> Located | None:
         """Return the model behind a reference, as far as it is known; None where nothing is known before it is fetched.
@@ -145,8 +165,8 @@ class Places:
         if key not in self._known:
             try:
                 self._known[key] = find()
-            except Unreachable:
-                self._known[key] = None
+            except Unreachable as error:
+                self._known[key], self.troubles[key] = None, error.trouble
                 # A defaultdict: looking the key up makes its empty list, to which labels are added below.
                 self.unreachable[key]
             except InputError as error:
@@ -155,7 +175,7 @@ class Places:
         found = self._known[key]
         if isinstance(found, InputError):
             raise InputError(*(f"{label}: {problem}" for problem in found.problems)) from found
-        if key in self.unreachable:
+        if key in self.unreachable and label:
             self.unreachable[key].append(label)
         return found
 

@@ -17,7 +17,7 @@ from featcal.formats.checkpoint import (
     Header,
     shards,
 )
-from featcal.formats.hub import RECORD_FILE, HubModel, ask, no_such_folder
+from featcal.formats.hub import RECORD_FILE, HubModel, look_up, no_such_folder
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, dtype_of, name_shared
 from featcal.system.errors import InputError
@@ -101,10 +101,10 @@ def remote_model(model: HubModel) -> RemoteModel:
         Unreachable: the Hub does not answer.
     """
     ref = model.ref
-    info = ask(ref, "model", lambda api: api.model_info(model.repo, files_metadata=True, revision=model.revision))
+    info = look_up(ref, "model", lambda api: api.model_info(model.repo, files_metadata=True, revision=model.revision))
     if info.gated:
         # Gated models answer with sizes to everybody; this asks whether this user may fetch them.
-        ask(ref, "model", lambda api: api.auth_check(model.repo))
+        look_up(ref, "model", lambda api: api.auth_check(model.repo))
     from huggingface_hub.utils import filter_repo_objects
 
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
@@ -153,7 +153,7 @@ def _header(model: HubModel, own: Sequence[str]) -> Header:
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(read_one, names))
 
-    files = ask(model.ref, "model", read)
+    files = look_up(model.ref, "model", read)
     return {name: (tuple(one.shape), str(one.dtype)) for file in files for name, one in file.tensors.items()}
 
 
@@ -165,9 +165,9 @@ def remote_data(ref: str, config: str | None) -> Download:
         Unreachable: the Hub does not answer.
     """
     repo, _, revision = ref.partition("@")
-    info = ask(ref, "data set", lambda api: api.dataset_info(repo, revision=revision or None, files_metadata=True))
+    info = look_up(ref, "data set", lambda api: api.dataset_info(repo, revision=revision or None, files_metadata=True))
     if info.gated:
-        ask(ref, "data set", lambda api: api.auth_check(repo, repo_type="dataset"))
+        look_up(ref, "data set", lambda api: api.auth_check(repo, repo_type="dataset"))
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
     own = {name: size for name, size in sizes.items() if config and name.startswith(f"{config}/")}
     return Download(ref, "data set", len(own or sizes), sum((own or sizes).values()))
@@ -177,7 +177,7 @@ def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
     """Read a small file of a model without a trace in the cache."""
     # Half a snapshot in the cache would look like a whole one.
     with tempfile.TemporaryDirectory() as folder:
-        path = ask(
+        path = look_up(
             model.ref,
             "model",
             lambda api: api.hf_hub_download(model.repo, model.path(name), revision=model.revision, local_dir=folder),

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from featcal.formats.hub import explain_hub_errors
 from featcal.samples.arrow import ArrowTable
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
@@ -45,7 +46,8 @@ def _open(
     place = str(folder) if folder.is_dir() else name
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
     try:
-        opened = datasets.load_dataset(place, name=config, split=split, revision=revision)
+        with explain_hub_errors(name, "data set"):
+            opened = datasets.load_dataset(place, name=config, split=split, revision=revision)
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(f"{where}, split '{split}' cannot be loaded ({type(error).__name__}: {reason})") from error

@@ -69,7 +69,7 @@ def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, 
     suite = edit_suite(referring(pets="some/expert", signs="some/expert"))
     (problem,) = check(load_suite(suite)).problems
     assert "'some/expert' (expert 'pets' and 1 more)" in problem
-    assert "the Hub cannot be reached" in problem
+    assert "the Hub is not asked, since HF_HUB_OFFLINE is set" in problem
 
 
 def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., FakeHub], monkeypatch: Any) -> None:
