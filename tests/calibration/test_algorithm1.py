@@ -274,6 +274,8 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
             assert call.hidden_state.equal(stage.first_call(placed, batch, None).hidden_state)
     again = entered(expert, held.base)
     assert all(one is other for one, other in zip(again, base, strict=True))
+    turned = entered(replace(expert, batches=expert.batches[::-1]), held.base)  # other samples in the same room
+    assert all(one.hidden_state.equal(own.hidden_state) for one, own in zip(turned, base[::-1], strict=True))
     poor = replace(expert, kept=Kept(0))
     pairs = zip(entered(poor, held.base), entered(poor, held.base), strict=True)
     assert all(one is not other for one, other in pairs)

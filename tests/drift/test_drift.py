@@ -10,7 +10,7 @@ from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
 from featcal.drift.decomposition import decompose, follow
-from featcal.drift.ledger import FeatureDrift, TaskDrift
+from featcal.drift.ledger import FeatureDrift, Features, TaskDrift, TaskFeatures
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.family.opening import Family
 from featcal.models.lane import ExpertPass
@@ -91,6 +91,28 @@ def test_relative_drift_is_the_mean_drift_over_the_mean_norm() -> None:
     """The mean of the samples' own ratios would be 0.7: a sample with small features would count as much as any."""
     layer = FeatureDrift("block 0", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
     assert layer.relative_drift == 0.5
+
+
+def test_every_task_counts_alike_in_the_macro_cosine() -> None:
+    """However many samples it has: one that agrees with its expert, three that are at right angles to theirs."""
+    along, across = torch.eye(2)
+
+    def task(name: str, own: Tensor, count: int) -> TaskFeatures:
+        return TaskFeatures(name, (), along.expand(count, 2), own.expand(count, 2), tuple(range(count)))
+
+    tasks = {"pets": task("pets", along, 1), "signs": task("signs", across, 3)}
+    assert Features("suite", "merged", "test", tasks).macro_cosine == 0.5
+
+
+def test_rows_of_samples_measure_final_features_of_norm_1() -> None:
+    """At right angles they are the root of 2 apart, whatever their own norms."""
+    expert, model = torch.tensor([[3.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 5.0], [2.0, 0.0]])
+    first, last = (FeatureDrift(name, torch.tensor([at, 4.0]), torch.ones(2)) for name, at in (("a", 1.0), ("b", 6.0)))
+    rows = TaskFeatures("pets", (first, last), expert, model, (7, 9)).sample_rows()
+    assert rows == [
+        {"index": 7, "drift": 6.0, "cosine": 0.0, "distance": pytest.approx(2**0.5)},
+        {"index": 9, "drift": 4.0, "cosine": 1.0, "distance": 0.0},
+    ]
 
 
 def test_first_layer_has_no_propagation(tiny: Family) -> None:

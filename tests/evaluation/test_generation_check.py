@@ -160,6 +160,11 @@ def test_an_expert_that_loops_excuses_a_model_that_does() -> None:
     assert TaskCanary(16, looping, FINE, replace(FINE, loops=0.9, ended=0.1)).reasons == ()
 
 
+def test_an_expert_without_answers_excuses_a_model_without_them() -> None:
+    silent = Reading(0.0, 0.0, 1.0, 1.1, 0.0, empty=0.8)
+    assert TaskCanary(16, silent, FINE, replace(FINE, empty=0.9)).reasons == ()
+
+
 def test_a_model_that_names_no_end_is_not_asked_for_one() -> None:
     endless = replace(FINE, ended=None)
     assert TaskCanary(16, endless, endless, endless).reasons == ()

@@ -25,6 +25,7 @@ from featcal.drift.ledger import DriftLedger
 from featcal.family import opening
 from featcal.family.opening import Family
 from featcal.formats.weights import InMemory, Weights
+from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session import fingerprint, fits, measurements
 from featcal.session.cache import Results, nbytes
@@ -32,6 +33,7 @@ from featcal.session.fingerprint import suite_stamp
 from featcal.session.model_ref import Same, resolve_model
 from featcal.session.open_suite import PASSES
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 
@@ -252,6 +254,28 @@ def test_expert_passes_have_their_own_room(tiny: Family, forwards: Callable[[Cal
     one = kept[0]  # the model alone
     assert 0 < one < both[0]
     assert [cost == one for cost in kept] == [True] * PASSES + [False] * (len(views) - PASSES)
+
+
+def test_expert_passes_are_found_again_by_what_decides_their_samples(
+    tiny: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another seed, number, batch or precision of the samples is another pass; numbers of the solve are none."""
+    made: list[str] = []
+
+    def make(family: Family, config: CalibrationConfig, kept: Kept, split: str) -> dict[str, ExpertPass]:
+        made.append(split)
+        return {}
+
+    monkeypatch.setattr("featcal.session.open_suite.expert_passes", make)
+    session = Session(tiny)
+    for change in ({"samples": 3}, {"augment": 1}, {"seed": 1}, {"batch_size": 7}, {"precision": "fast"}):
+        for config in (CONFIG, replace(CONFIG, **change)):
+            session.calibration_passes(config)
+    session.calibration_passes(CONFIG, "validation")
+    assert made == ["calibration"] * 6 + ["validation"]
+    for change in ({"lam": 1.0}, {"rho": 1.0}, {"alpha": 1.0}, {"biases": False}, {"tasks": (TASKS[0],)}):
+        session.calibration_passes(replace(CONFIG, **change))
+    assert len(made) == 7
 
 
 def test_a_session_for_one_question_keeps_nothing_of_the_experts(
