@@ -280,8 +280,8 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     """
     start = model.partition("@")[2]
     # What calibrates the suite's own merge is told by its options alone, as before other merges were.
-    told = model if not options else dict(options) if not start else [dict(options), start]
-    identity = [suite[1], told, dict(made_by)]
+    content = model if not options else dict(options) if not start else [dict(options), start]
+    identity = [suite[1], content, dict(made_by)]
     # Versions and device are a part of it: they move the last digits of what is measured.
     return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 
