@@ -121,7 +121,7 @@ def _choose_row() -> None:
     rows = st.session_state[_ROWS].selection.rows
     model = st.session_state[_LISTED][rows[0]] if rows else EXPERT
     if model != EXPERT:  # every page has them beside its models already
-        state.select(**({"a": model} if st.session_state[_AS] == "Model A" else on_table.beside_its_merge(model)))
+        state.select(**({"a": model} if st.session_state[_AS] == "Model A" else on_table.fields_beside_merge(model)))
 
 
 def _rank(frame: pd.DataFrame) -> pd.DataFrame:

@@ -52,7 +52,7 @@ def merge_of(session: Session, *names: str | None) -> ModelRef:
         while model is not None:
             if not why_not(session, model):
                 return model
-            model = _made_of(session, model)
+            model = _find_start(session, model)
     return MERGED
 
 
@@ -69,13 +69,13 @@ def why_not(session: Session, model: ModelRef) -> str:
     return ""
 
 
-def beside_its_merge(name: str) -> dict[str, str]:
+def fields_beside_merge(name: str) -> dict[str, str]:
     """Return the fields of the selection that show a model as B, a calibration beside what it calibrates."""
     parts = model_name(name)
     return {"a": parts.of, "b": name} if parts.kind == "calibrated" and parts.of is not None else {"b": name}
 
 
-def _made_of(session: Session, model: ModelRef) -> ModelRef | None:
+def _find_start(session: Session, model: ModelRef) -> ModelRef | None:
     """Return what a model was made of, the record of a calibrated folder included; None where it is of the suite."""
     if model.kind == REFERENCE and not is_repairable(model):
         return session.resolve(recorded_calibration(Path(model.name))[1])

@@ -60,15 +60,17 @@ def preview(
     layer = view.one_of(blocks, state.selection().layer, -1)
     state.control(more.selectbox, "layer", layer, None, "Block that is previewed", blocks)
     shown, model = Previewed(layer), on_table.find_calibration(session)
+    config, of = model.require_calibration()
     suite, last = st.session_state.get(_EXACT, ("", model))
+    exact, start = last.require_calibration()
     # Blocks in front are those of the last exact run, which says nothing of another merge.
-    if suite != state.reference() or last.config == model.config or last.of.key != model.of.key:
+    if suite != state.reference() or exact == config or start.key != of.key:
         return shown
     try:
         if not session.fit.has_preview(last, layer, on):
             return shown
         held = session.fit.preview(last, layer, on)
-        found = held.solve(model.config)
+        found = held.solve(config)
     except FeatcalError:  # with other samples or switches nothing was kept that fits
         return shown
     before, now = _mean(held.reached), _mean(found.drift)

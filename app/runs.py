@@ -69,7 +69,7 @@ def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     if run.model == EXPERT:  # every page has them beside its models already
         return {}
     a = state.selection().a
-    beside = {"a": HOME.a if a == CALIBRATED else a, **on_table.beside_its_merge(run.model)}
+    beside = {"a": HOME.a if a == CALIBRATED else a, **on_table.fields_beside_merge(run.model)}
     if not run.options:
         return beside
     defaults = opening.defaults(state.session())

@@ -21,7 +21,6 @@ from uuid import uuid4
 from pydantic import Field, FiniteFloat
 
 from featcal.studies.records import Records
-from featcal.suite.name_grammar import model_name
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import json_digest
@@ -279,10 +278,10 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
         suite: its name and its hash.
         model: its name, which of a calibration says what was calibrated; where there are options, these say the rest.
     """
-    start = model_name(model).of if options else None
-    told = dict(options) or model
+    start = model.partition("@")[2]
     # What calibrates the suite's own merge is told by its options alone, as before other merges were.
-    identity = [suite[1], told if start in (None, "merged") else [told, start], dict(made_by)]
+    content = model if not options else dict(options) if not start else [dict(options), start]
+    identity = [suite[1], content, dict(made_by)]
     # Versions and device are a part of it: they move the last digits of what is measured.
     return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 

@@ -87,7 +87,7 @@ def test_repair_it_repairs_the_merge_that_was_judged(tiny_suite_file: Path, monk
     assert healthy(app)
     assert "Repair it in closed form" in app.title[0].value
     assert control(app, "a").value == "ties:scale=1"
-    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 6 · of ties:scale=1"
+    assert shown_model(app) == f"λ 0.05 · ρ 2 · α 0.3 · n 6 · {plain('of ties:scale=1')}"
 
 
 def test_a_base_is_not_calibrated(tiny_suite_file: Path) -> None:

@@ -76,8 +76,7 @@ def select(
     if few:
         note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
         return Selection(family, default, merge, default, (), None, {}, samples, (note,), 0.0, None, merge)
-    criterion = criterion_of(family, drawn)
-    contest = Contest(session, asked, drawn, plan, criterion)
+    contest = Contest(session, asked, drawn, plan, criterion_of(family, drawn))
     cells = Cells(folder_of(contest))
     tried = _score_all(contest, cells, progress) if minutes is None else _score_best(contest, cells, minutes, progress)
     candidates = _rank(contest, cells, tried)
@@ -87,7 +86,7 @@ def select(
     if chosen.config is not None:
         calibrated = session.fit.calibrate(session.resolve(chosen.config, chosen.start), progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
-    notes = criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
+    notes = contest.criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
     kept = tuple(filter(None, notes))
     return Selection(family, default, *chose, contest.positions, samples, kept, seconds, calibrated, merge)
