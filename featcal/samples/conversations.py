@@ -79,9 +79,9 @@ def _read_turn(turn: Any, number: int) -> Turn:
     if role not in _ROLES:
         raise ValueError(f"turn {number} is of '{role}'; known are {', '.join(_ROLES)}")
     content = turn[form[1]]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": "" if content is None else content}]
     kinds = [one.get("type") if isinstance(one, Mapping) else type(one).__name__ for one in parts]
-    if any(kind != "text" or not isinstance(one["text"], str) for kind, one in zip(kinds, parts, strict=True)):
+    if any(kind != "text" or not isinstance(one.get("text"), str) for kind, one in zip(kinds, parts, strict=True)):
         raise ValueError(f"turn {number} holds {some([str(one) for one in kinds])}; only text is read")
     words = "".join(one["text"] for one in parts)
     if not words.strip():
@@ -140,7 +140,8 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
         )
     # As `apply_chat_template` tokenizes them; a token across the border belongs to the answer.
     ids, read = token_ids(tokenizer, [whole, asked], special=False)
-    ids, answer = ids[: _shared_length(ids, read)], ids[_shared_length(ids, read) :]
+    border = _shared_length(ids, read)
+    ids, answer = ids[:border], ids[border:]
     if example.target is None:
         return TextExample(whole, None, tokens=(ids, answer))
     # What the metrics hold generated answers against, which are decoded so.

@@ -193,6 +193,7 @@ REFUSED = {
     r"line 2: turn 1 holds 'text', 'image_url'; only text is read": said(
         content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
     ),
+    "line 2: turn 1 holds 'text'; only text is read": [said(content=5), said(content=[{"type": "text"}])],
     "line 2: turn 1 calls a tool": [said("tool"), said(tool_calls=[{"name": "f"}]), said("observation")],
     "line 2: the conversation has tools": {**said(), "tools": [{"name": "f"}]},
     "line 2: turn 1 is of 'narrator'": said("narrator"),
