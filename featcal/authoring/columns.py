@@ -160,7 +160,7 @@ def _turn_columns(columns: Mapping[str, Column], reads: Reads) -> tuple[str, ...
     pairs = [pair for pair in ASKED if all(kinds.get(name) in ("turns", "text") for name in pair)]
     asked = next((pair for pair in pairs if reads == "turns" or pair[0] in held), ())
     usual = next((name for name in TURNS if name in held), held[0] if len(held) == 1 else None)
-    found = (usual,) if usual is not None and usual not in asked else asked
+    found: tuple[str, ...] = (usual,) if usual is not None and usual not in asked else asked
     if found == ("instruction", "output") and "input" in kinds:
         found = ("instruction", "input", "output")
     return ("system", *found) if found and "system" in kinds else found

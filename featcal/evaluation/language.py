@@ -78,6 +78,9 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
             "generate answers; score it by classes (ClassificationHead)"
         )
     tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
+    source = family.suite.task(drawn.task).source(drawn.split)
+    closing = _closing_tokens(tokenizer, drawn) if source is not None and source.conversation else frozenset()
+    ends = {"eos_token_id": sorted(generator.ends | closing)} if closing else {}
     texts: list[str] = []
     batches, places = batches_by_length(drawn, BATCH_SIZE, family.compute.device)
     for batch in batches:
@@ -89,10 +92,24 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
             max_length=None,
             do_sample=False,
             num_beams=1,
+            **ends,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
         texts += tokenizer.batch_decode(new, skip_special_tokens=True)
     return tuple(texts[place].strip() for place in places.tolist())
+
+
+def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
+    """Return the special tokens behind the last word of right answers: a chat template may close a turn with one at
+    which the base, made for plain text, does not stop."""
+    special, found = frozenset(tokenizer.all_special_ids), set[int]()
+    for ids, counted in zip(drawn.inputs["input_ids"], drawn.inputs["completion_mask"].bool(), strict=True):
+        for token in reversed(ids[counted].tolist()):
+            if token in special:
+                found.add(token)
+            elif tokenizer.decode([token]).strip():
+                break
+    return frozenset(found)
 
 
 def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:

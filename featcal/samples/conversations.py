@@ -79,16 +79,16 @@ def _read_turn(turn: Any, number: int) -> Turn:
     if role not in _ROLES:
         raise ValueError(f"turn {number} is of '{role}'; known are {', '.join(_ROLES)}")
     content = turn[form[1]]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": "" if content is None else content}]
     kinds = [one.get("type") if isinstance(one, Mapping) else type(one).__name__ for one in parts]
-    if any(kind != "text" or not isinstance(one["text"], str) for kind, one in zip(kinds, parts, strict=True)):
+    if any(kind != "text" or not isinstance(one.get("text"), str) for kind, one in zip(kinds, parts, strict=True)):
         raise ValueError(f"turn {number} holds {some([str(one) for one in kinds])}; only text is read")
-    said = "".join(one["text"] for one in parts)
-    if not said.strip():
+    words = "".join(one["text"] for one in parts)
+    if not words.strip():
         raise ValueError(f"turn {number} is empty; leave it out")
     # Such as the thoughts of an assistant, which some templates write.
     more = {key: value for key, value in turn.items() if key not in form and value is not None}
-    return {**more, "role": _ROLES[role], "content": said}
+    return {**more, "role": _ROLES[role], "content": words}
 
 
 def write_turns(examples: Sequence[TextExample], folder: Path, modality: Modality) -> list[TextExample]:
@@ -132,7 +132,7 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
     # A template is a program that others wrote: it may raise anything.
     except Exception as error:
         raise InputError(f"{place}: the base's chat template does not take this conversation ({error})") from error
-    begun = _shared(whole, asked)
+    begun = _shared_length(whole, asked)
     if begun < min(len(asked), len(before)):
         raise InputError(
             f"{place}: the base's chat template writes the turns before the last answer otherwise once that is there, "
@@ -140,7 +140,8 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
         )
     # As `apply_chat_template` tokenizes them; a token across the border belongs to the answer.
     ids, read = token_ids(tokenizer, [whole, asked], special=False)
-    ids, answer = ids[: _shared(ids, read)], ids[_shared(ids, read) :]
+    border = _shared_length(ids, read)
+    ids, answer = ids[:border], ids[border:]
     if example.target is None:
         return TextExample(whole, None, tokens=(ids, answer))
     # What the metrics hold generated answers against, which are decoded so.
@@ -150,6 +151,6 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
     return TextExample(whole[:begun], target, tokens=(ids, answer))
 
 
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Return how long the beginning is that two sequences share."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

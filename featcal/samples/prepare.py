@@ -193,7 +193,7 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
     tokenizer = tokenizer_of(folder)
     texts = [example.input for example in examples]
     pairs = [example.pair for example in examples if example.pair is not None] or None
-    options = {"padding": False, "verbose": False}
+    options: dict[str, Any] = {"padding": False, "verbose": False}
     encoded = tokenizer(texts, pairs, truncation=False, **options)
     rows = {name: [*map(list, encoded[name])] for name in ("input_ids", "token_type_ids") if name in encoded}
     twice = _rows_begun_twice(tokenizer, texts, rows["input_ids"])

@@ -106,7 +106,8 @@ def read_jsonl(file: Path) -> JsonTable:
 
 @lru_cache(maxsize=16)
 def _parse(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
-    content, lines = [], []
+    content: list[Row] = []
+    lines: list[int] = []
     with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
         # Bounded: a packed file of some kilobytes may hold one line of many gigabytes.
         for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE + 1), b""), start=1):

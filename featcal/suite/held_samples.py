@@ -237,7 +237,8 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         InputError: no column has a usual name.
     """
     names = rows.columns
-    turns = next((name for name in TURNS if name in names), None)
+    first = rows.rows([0], (), TURNS)[0]
+    turns = next((name for name in TURNS if isinstance(first.get(name), list)), None)
     if turns is not None:
         return {"conversation": turns}
     text = next((name for name in ("input", "text") if name in names), None)

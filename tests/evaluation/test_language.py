@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chats import PLAIN, write_base
 from clip_config import clip_config
 from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
-from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
+from featcal import Family, InputError, Suite, evaluate, load_suite, measure_drift, open_family
 from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.family.opening import batches_by_length
 from featcal.models.adapter import Call
@@ -55,6 +57,35 @@ def test_answers_are_the_librarys(family: Family, together: int, monkeypatch: py
         assert scores.tasks[task].labels == targets
         assert scores.tasks[task].value == exact_match(scores.tasks[task].predictions, targets or ())
         assert scores.tasks[task].metric == "exact_match"
+
+
+@pytest.mark.parametrize("after", ["", "</s>"])
+def test_an_answer_ends_where_the_chat_template_ends_it(tmp_path: Path, after: str) -> None:
+    """A model of known successors writes "No.", closes its turn, for which its base names no end, and goes on."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = write_base(tmp_path, PLAIN + after)
+    # "\n" stands at the end of the prompt.
+    chain = tokenizer("\nNo.<|im_end|>!\nNo", add_special_tokens=False)["input_ids"]
+    size = len(tokenizer)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=size, hidden_size=size + size % 2, intermediate_size=2, num_hidden_layers=1,
+            num_attention_heads=1, bos_token_id=0, eos_token_id=1, pad_token_id=1, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.norm.weight.fill_(1.0)
+        model.model.embed_tokens.weight.fill_diagonal_(1.0)
+        for token, following in pairwise(chain):
+            model.lm_head.weight[following, token] = 1.0
+    model.save_pretrained(tmp_path)
+    rows = [{"messages": [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "No."}]}]
+    suite = Suite.of(base=str(tmp_path), experts={"t": str(tmp_path)}, merged=str(tmp_path), test={"t": rows})
+    found = evaluate(suite, "base").tasks["t"]
+    assert (found.predictions, found.labels, found.value) == (("No.",), ("No.",), 1.0)
 
 
 def test_output_drift_of_language_heads(family: Family) -> None:

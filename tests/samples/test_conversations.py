@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chats import PLAIN, write_base
 from lanes import cases_by_message
 
 from featcal.samples.prepare import Preparation
@@ -18,10 +19,6 @@ from featcal.samples.sources import Samples, draw, look
 from featcal.suite.schema import Suite, suite_from_dict
 from featcal.system.errors import InputError
 
-PLAIN = (
-    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 THOUGHTS = (  # of the last answer alone, and empty ones where it has none, as Qwen3's
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last and m['role'] == 'assistant' %}<think>\n"
     "{{ m['reasoning_content'] or '' }}\n</think>\n\n{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -42,28 +39,6 @@ SHARED = [
     {"from": "system", "value": "Be kind."}, {"from": "human", "value": "Is it so?"},
     {"from": "gpt", "value": "Hardly.", "weight": 1.0},
 ]  # fmt: skip
-
-
-def write_base(folder: Path, template: str | None, adds: str = "<s> $A", merges: Sequence[tuple[str, str]] = ()) -> Any:
-    """A tokenizer of bytes whose pieces may reach across words, and a config beside it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    pieces = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
-    core = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [*merges]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.post_processor = processors.TemplateProcessing(adds, special_tokens=[("<s>", 0), ("</s>", 1)])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-    made.chat_template = template
-    made.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": len(made)}))
-    return made
 
 
 def suite_of(root: Path, rows: Sequence[dict[str, Any]], columns: Any = "messages") -> Suite:
@@ -218,6 +193,7 @@ REFUSED = {
     r"line 2: turn 1 holds 'text', 'image_url'; only text is read": said(
         content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
     ),
+    "line 2: turn 1 holds 'text'; only text is read": [said(content=5), said(content=[{"type": "text"}])],
     "line 2: turn 1 calls a tool": [said("tool"), said(tool_calls=[{"name": "f"}]), said("observation")],
     "line 2: the conversation has tools": {**said(), "tools": [{"name": "f"}]},
     "line 2: turn 1 is of 'narrator'": said("narrator"),
