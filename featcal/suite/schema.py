@@ -88,7 +88,8 @@ class Task(Strict):
     test: Source | None = None
     """Samples for the final table; every look at them is counted."""
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Class names in label order; left out, the source's own names are used."""
+    """Class names in label order; left out, the source's own names are used. They are matched with the source's and the
+    head's by what they mean (`samples.class_names`)."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
     """Prompts of pictures; {} is where the class name goes."""
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"

@@ -326,7 +326,10 @@ def test_classes_are_found_by_their_names_whatever_order_the_head_has(hub: Path,
     seen = family.viewable_samples("left", "test", None, 0)
     assert seen.class_names == MNLI[::-1]
     assert torch.equal(seen.labels, found.labels)  # type: ignore[arg-type]
-    report = check(suite, probe=True)
+
+
+def test_swapped_experts_are_looked_for_by_names(hub: Path) -> None:
+    report = check(label_left(hub, MNLI, tuple(map(str.upper, MNLI[::-1])), "text"), probe=True)
     assert report.problems == ()
     assert report.diagonal is not None
     assert report.diagonal.accuracy["left"]["left"] == 1.0
@@ -363,7 +366,7 @@ def test_classes_that_are_the_same_in_part_are_a_problem_with_both_lists(hub: Pa
     with pytest.raises(InputError, match=both):
         evaluate(suite, "expert:left", split="test")
     assert re.search(both, " ".join(check(suite, probe=False).problems))
-    assert calibrate(suite, CalibrationConfig(samples=4)).weights
+    assert open_family(suite, "cpu").samples("left", "calibration", 4, 0).class_names == (*MNLI[:2], "other")
 
 
 def test_classes_that_samples_lack_are_asked_for(hub: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_folder_without_pictures_is_no_class(tmp_path: Path) -> None:
     assert pool.notes == ("folders without pictures are no classes: '__MACOSX'",)
     shutil.rmtree(tmp_path / "cat")
     shutil.rmtree(tmp_path / "0.png")
-    with pytest.raises(InputError, match="sub-folders .* have no pictures"):
+    with pytest.raises(InputError, match=r"sub-folders .* have no pictures"):
         opened(tmp_path, imagefolder=".")
 
 
@@ -334,7 +334,7 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
 
 def test_folders_called_by_numbers_are_those_classes(own_suite_file: Path, edit_suite: Edit) -> None:
     """Also where a split lacks some; in sorted text '10' would come before '2'."""
-    names = "zero one two three four five six seven eight nine ten eleven".split()
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
     for number in (0, 2, 10, 11):
         write_picture(own_suite_file.parent / "folder" / str(number) / "a.png", 20 * number)
     some = drawn(edit_suite(lambda c: c["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=names)))
