@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from featcal.formats.conversions import explain_training_state
 from featcal.formats.hub import fetch_model, hub_model
 from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite
 from featcal.system.errors import InputError
@@ -167,13 +168,14 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
         return [folder / name for name in names]
-    pickles = select_pickled([path.name for path in folder.iterdir()])
-    if pickles:
+    inside = [path.name for path in folder.iterdir()]
+    pickles, training = select_pickled(inside), explain_training_state(folder, inside)
+    if pickles and not training:
         raise InputError(
             f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}), which can run code; "
             f"{unpickling(folder, pickles)}"
         )
-    raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
+    raise InputError(f"{label}: no {SINGLE_FILE} in {folder}{training and f'; {training}'}")
 
 
 def shards(index: Any, what: str) -> list[str]:

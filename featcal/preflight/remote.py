@@ -20,6 +20,7 @@ from featcal.formats.checkpoint import (
     shards,
     unpickling,
 )
+from featcal.formats.conversions import explain_training_state
 from featcal.formats.hub import RECORD_FILE, HubModel, ask, no_such_folder
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo
@@ -116,6 +117,9 @@ def remote_model(model: HubModel) -> RemoteModel:
     own = [name for name in model.select_files(sizes) if "/" not in name]
     if not any(name.endswith(".safetensors") for name in own):
         pickles = select_pickled(own)
+        training = explain_training_state("FOLDER", {name.partition("/")[0] for name in model.select_files(sizes)})
+        if training:
+            raise InputError(f"'{ref}' on the Hub has no safetensors; fetch it to a folder FOLDER: {training}")
         what = f"only pickled weights ({', '.join(pickles)})" if pickles else "no safetensors"
         remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
         raise InputError(f"'{ref}' on the Hub has {what}{remedy or model.other_folders(sizes)}")

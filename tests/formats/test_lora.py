@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from featcal.formats.checkpoint import Checkpoint
+from featcal.formats.conversions import UNTIE
 from featcal.formats.locate import locate
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.weights import Stored, Weights
@@ -61,7 +62,7 @@ def saved(model: Any, folder: Path) -> Path:
 
 SHARED = {
     "tied": {"lm_head.weight": "model.embed_tokens.weight"},
-    "t5": {"encoder.embed_tokens.weight": "shared.weight"},
+    "t5": {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
 }
 """Names that repeat a tensor, and the tensor, by base."""
 
@@ -83,7 +84,10 @@ def adapt(bases: Mapping[str, Path], tmp_path: Path) -> Adapt:
 
     def make(tensors: Mapping[str, Tensor], base: str = "llama", **config: Any) -> LoraWeights:
         write_adapter(tmp_path / "adapter", tensors, **config)
-        return LoraWeights(open_base(bases[base]), tmp_path / "adapter", "expert 'x'", str, SHARED.get(base, {}))
+        shared = SHARED.get(base, {})
+        canonical = dict.fromkeys(shared).get
+        folder = tmp_path / "adapter"
+        return LoraWeights(open_base(bases[base]), folder, "expert 'x'", lambda n: canonical(n, n), shared)
 
     return make
 
@@ -356,12 +360,13 @@ def test_references_that_make_no_sense(ref: str) -> None:
 
 
 UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {REMEDY}"
-MISSING = "tensors for which the base has none (another model, or a head that is tied)"
+MISSING = "tensors for which the base has none (another model, or a head that it lacks)"
+APART = "updates of an embedding that several modules share, but not of all of them: "
 HALF = "updates that are not made of lora_A.weight, "
 A, B = factors(Q).values()
 GATE = "model.layers.0.mlp.down_proj"
 MORE_LAYERS = {name: tensor for i in range(5) for name, tensor in factors(f"model.layers.{i}.mlp.foo").items()}
-TOKENS = "model.embed_tokens"
+TOKENS, NORM = "model.embed_tokens", "model.norm.weight"
 
 
 def case(
@@ -389,9 +394,9 @@ def misshapen(tensors: Mapping[str, Tensor], expected: str) -> Any:
     return case("shape", "tensors of the wrong shape: ", expected, tensors=tensors)
 
 
-def shared(base: str, tensors: Mapping[str, Tensor]) -> Any:
-    said = f"updates of an embedding that several modules share; {REMEDY}: '{MODEL}{next(iter(tensors))}'"
-    return case("shared embedding", said, tensors=tensors, base=base)
+def shared(base: str, tensors: Mapping[str, Tensor], remedy: str, **config: Any) -> Any:
+    said = f"{APART}'{MODEL}{next(iter(tensors))}'"
+    return case("shared embedding", said, remedy, tensors=tensors, base=base, **config)
 
 
 REFUSED = [
@@ -452,10 +457,14 @@ REFUSED = [
     *(
         case(
             "outside the targets",
-            f"updates of modules that target_modules in adapter_config.json does not name: '{Q}'",
-            target_modules=targets,
+            f"adapter_config.json selects none of the modules whose updates are here: '{Q}'",
+            **config,
         )
-        for targets in (["k_proj", "proj"], ".*k_proj", "q_proj")
+        for config in (
+            *({"target_modules": targets} for targets in (["k_proj", "proj"], ".*k_proj", "q_proj")),
+            {"exclude_modules": ["q_proj"]},
+            {"layers_to_transform": [1]},
+        )
     ),
     misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_A.weight [3, 16], expected [2, 16]'"),
     misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_B.weight [16, 3], expected [16, 2]'"),
@@ -464,15 +473,16 @@ REFUSED = [
     misshapen(factors("model.norm"), f"'{MODEL}model.norm.lora_A.weight [2, 16], expected [2]'"),
     misshapen(embedding_factors("model.norm", 16, 16), f"'{MODEL}model.norm.lora_embedding_B [16, 2], expected [2]'"),
     misshapen(embedding_factors(TOKENS, 21, 16), "lora_embedding_A [2, 21], expected [2, 20]'"),
-    misshapen({"lm_head.weight": noise(21, 16)}, f"'{MODEL}lm_head.weight [21, 16], expected [20, 16]'"),
-    shared("tied", embedding_factors(TOKENS, VOCABULARY, WIDTH)),
-    shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}),
-    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH)),
-    case(
-        "tied head",
-        f"{MISSING}: '{MODEL}lm_head.lora_A.weight'",
-        tensors=factors("lm_head", rows=VOCABULARY),
-        base="tied",
+    misshapen({"lm_head.weight": noise(20, 17)}, f"'{MODEL}lm_head.weight [20, 17], expected [20, 16]'"),
+    shared("tied", embedding_factors(TOKENS, VOCABULARY, WIDTH), UNTIE),
+    shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["embed_tokens"]),
+    shared("tied", {"lm_head.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["lm_head"]),
+    shared("tied", factors("lm_head", rows=VOCABULARY), UNTIE),
+    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH), REMEDY),
+    besides(
+        "whole tensor under two names",
+        f"tensors that change '{NORM}' a second time: '{MODEL}{NORM}'",
+        {"model.norm.modules_to_save.default.weight": noise(WIDTH), NORM: noise(WIDTH)},
     ),
     besides(
         "integers",
