@@ -32,18 +32,17 @@ def _python(steps: Collection[str]) -> str:
 
 UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
 """Command that writes a model whose head is tied to its embedding with a head of its own."""
+_RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
+_DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
 _TRAINING_STATES = (
-    (
-        r"global_step\d+|zero_to_fp32\.py",
-        "DeepSpeed",
-        "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization",
-    ),
-    (r"pytorch_model_fsdp_\d+", "FSDP", "accelerate merge-weights FOUND FOLDER"),
-    (r".*\.distcp", "FSDP", "accelerate merge-weights FOLDER FOLDER"),
-    (r".*\.ckpt", "Lightning", f"{_python(_LIGHTNING)} FOUND FILE"),
+    (r"global_step\d+", "DeepSpeed", _RUNS_CODE, _DEEPSPEED),
+    (r"zero_to_fp32\.py", "DeepSpeed", _RUNS_CODE, _DEEPSPEED),
+    (r"pytorch_model_fsdp_\d+", "FSDP", _RUNS_CODE, "accelerate merge-weights FOUND FOLDER"),
+    (r".*\.distcp", "FSDP", _RUNS_CODE, "accelerate merge-weights FOLDER FOLDER"),
+    (r".*\.ckpt", "Lightning", ", reading tensors only", f"{_python(_LIGHTNING)} FOUND FILE"),
 )
-"""Names of files and folders in a checkpoint that a training run leaves, whose it is, and the command that makes
-safetensors of it."""
+"""Names of files and folders that a training run leaves in the place of a model, whose they are, what to know before
+they are converted, and the command that does it."""
 
 
 def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
@@ -54,16 +53,13 @@ def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
     """
     if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in names):
         return ""
-    for pattern, whose, command in _TRAINING_STATES:
+    for pattern, whose, caution, command in _TRAINING_STATES:
         found = max((name for name in names if re.fullmatch(pattern, name)), default=None)
         if found is not None:
             place = Path(folder).as_posix()
             paths = {"FOUND": f"{place}/{found}", "FOLDER": place, "FILE": f"{place}/model.safetensors"}
             words = [paths.get(word, word) for word in shlex.split(command)]
-            return (
-                f"it holds a checkpoint of {whose} ('{found}'), not a model. Loading it can run code, since it is "
-                f"pickled; where you trust it, convert it:\n    {shlex.join(words)}"
-            )
+            return f"it holds a checkpoint of {whose} ('{found}'); convert that{caution}:\n    {shlex.join(words)}"
     return ""
 
 
