@@ -109,7 +109,7 @@ def read_tokenizer(folder: Path) -> dict[str, Any] | None:
     vocabulary, added = _read(folder / "vocab.json"), _read(folder / "added_tokens.json") or {}
     if vocabulary is None:
         return None
-    model = {"vocab": vocabulary}
+    model: dict[str, Any] = {"vocab": vocabulary}
     if (folder / "merges.txt").is_file():
         lines = (folder / "merges.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         model["merges"] = [line for line in lines if line and not line.startswith("#version")]
