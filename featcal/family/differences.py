@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from featcal.formats.conversions import UNTIE
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.system.formatting import some
@@ -43,8 +44,15 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     another = another or _explain_stacking({name: found[name] for name in extra}, missing)
     if another:
         return [f"{label}: {another}"]
+    head = _tied_head(adapter, config or {}, missing)
+    missing = [name for name in missing if name != head]
     renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
     problems = [f"{label}: {sentence}" for sentence in sentences]
+    if head:
+        problems.append(
+            f"{label}: its head is tied to its embedding, and the base has '{head}' apart; save it with a head of its "
+            f"own:\n    {UNTIE}"
+        )
     missing = [name for name in missing if name not in renamed.values()]
     extra = [name for name in extra if name not in renamed]
     # Another architecture altogether: its own tensors would all be listed as extra.
@@ -70,6 +78,12 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
         if name in found and not found[name].dtype.is_floating_point
     ]
     return problems
+
+
+def _tied_head(adapter: Adapter, config: Mapping[str, Any], missing: Sequence[str]) -> str:
+    """Return the name of the base's head if it is the one tensor that a model lacks, since it ties its own; else ""."""
+    head = adapter.vocabulary[-1] if len(adapter.vocabulary) == 2 and not adapter.aliases else ""
+    return head if [*missing] == [head] and config.get("tie_word_embeddings", True) else ""
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
@@ -141,14 +155,15 @@ def _renames(
 ) -> tuple[dict[str, str], list[str]]:
     """Pair extra tensors with missing ones that look renamed; return {extra: missing} and sentences.
 
-    An extra tensor is paired with the missing one of its shape that shares most of its name; pairs that differ in the
-    same part are one finding. A pair on its own must be nearly the same name.
+    An extra tensor is paired with the missing one of its shape of which it only lacks a prefix, or has one more, else
+    with the one that shares most of its name; pairs that differ in the same part are one finding. A pair on its own
+    must be nearly the same name.
     """
     rules: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for name, shape in extra.items():
         candidates = [other for other, own in missing.items() if own == shape]
         if candidates:
-            closest = max(candidates, key=lambda other: _shared_parts(name, other))
+            closest = max(candidates, key=lambda other: (_is_inside(name, other), _shared_parts(name, other)))
             rules[_differing_part(name, closest)][name] = closest
     pairs: dict[str, str] = {}
     sentences = []
@@ -166,6 +181,11 @@ def _renames(
         what = f"{count} tensors look renamed" if len(renamed) > 1 else "a tensor looks renamed"
         sentences.append(f"{what}, {how}: '{first}' for '{other}'; save the model again under the base's names")
     return pairs, sentences
+
+
+def _is_inside(a: str, b: str) -> bool:
+    """Say whether one of two dotted names is the end of the other."""
+    return f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}")
 
 
 def _shared_parts(a: str, b: str) -> int:

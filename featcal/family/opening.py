@@ -12,6 +12,7 @@ from torch import Tensor
 
 from featcal.family.differences import differences
 from featcal.formats.contents import inputs_digest
+from featcal.formats.conversions import untie_base
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
@@ -416,8 +417,10 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
             if theirs[name] != value
         ]
     problems += _check_orientation(stored, adapter) if isinstance(stored, LoraWeights) else []
+    remedy = "" if located.label == "base" else untie_base(adapter.aliases)
     problems += [
         f"{located.label}: '{repeated}' must repeat '{name}' but holds other values ({located.folder})"
+        f"{remedy and f'; {remedy}'}"
         for repeated, name in adapter.aliases.items()
         if repeated in stored.leftovers and name in stored.info and not stored.repeats(repeated, name)
     ]

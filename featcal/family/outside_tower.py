@@ -1,8 +1,9 @@
-"""Find what experts changed outside the tower, which a recipe leaves out: it merges the tower alone."""
+"""Find what is left out of experts: what they changed outside the tower, which alone a recipe merges, and updates that
+an adapter's own configuration does not select."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
@@ -11,23 +12,41 @@ from featcal.system.formatting import some
 
 
 def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
-    """Return a sentence, by task, for every expert that differs from the base in tensors which a merge leaves out.
+    """Return a sentence, by task, for every expert of which something is left out of a merge.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
     left out: it scores every model on that task.
     """
-    notes, maps = {}, family.adapter.classifier
+    notes = {}
     # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():
-        known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
-        names = changed_names(family.base, expert, known)
-        if names:
-            count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
-            notes[task] = (
-                f"expert '{task}': it changed {count} outside the tower that is merged ({some(names, 3)}); they are "
-                "left out, and the written model has the base's"
-            )
+        if found := [*_unselected(expert), *_outside(family, expert)]:
+            notes[task] = f"expert '{task}': {'; '.join(found)}"
     return ranks.union(notes)
+
+
+def _unselected(expert: Weights) -> Iterator[str]:
+    """Yield what the configuration of an adapter does not select of its file."""
+    modules: Sequence[str] = getattr(expert, "left_out", ())
+    if modules:
+        count = "one module" if len(modules) == 1 else f"{len(modules)} modules"
+        yield (
+            f"its adapter_config.json does not select {count} whose updates are in its file ({some(modules, 3)}); they "
+            "are left out, as peft does"
+        )
+
+
+def _outside(family: Family, expert: Weights) -> Iterator[str]:
+    """Yield what an expert changed outside the tower."""
+    maps = family.adapter.classifier
+    known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
+    names = changed_names(family.base, expert, known)
+    if names:
+        count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
+        yield (
+            f"it changed {count} outside the tower that is merged ({some(names, 3)}); they are left out, and the "
+            "written model has the base's"
+        )
 
 
 def changed_names(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:

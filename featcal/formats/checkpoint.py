@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from featcal.formats.conversions import explain_training_state
 from featcal.formats.hub import fetch_model, hub_model
 from featcal.formats.pickles import PICKLED_FILE, PICKLED_INDEX, convert_once, select_pickled
 from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite, dtype_of
@@ -154,14 +155,15 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
             if missing:
                 raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
             return [folder / name for name in names]
-    pickles = select_pickled([path.name for path in folder.iterdir()])
+    inside = [path.name for path in folder.iterdir()]
+    pickles, training = select_pickled(inside), explain_training_state(folder, inside)
+    if training or not pickles:
+        raise InputError(f"{label}: no {SINGLE_FILE} in {folder}{training and f'; {training}'}")
     if len(pickles) > 1:
         raise InputError(
             f"{label}: {folder} has several pickled files and no index ({some(pickles)}); name the one that holds the "
             f"weights {PICKLED_FILE}"
         )
-    if not pickles:
-        raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
     return [folder / pickles[0]]
 
 

@@ -6,7 +6,7 @@ rank-stabilised (rsLoRA). Anything that cannot be reproduced exactly from the fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -50,15 +50,15 @@ class LoraWeights:
         self.adapter = read_adapter_config(folder, label)
         self._file = weight_file(folder, label)
         self._read_from = make_safetensors(self._file, label)
-        header = read_header(self._read_from, label)
-        plan = Plan(header, self.adapter, base.info, canonical, frozenset(aliases.values()))
+        self._header = read_header(self._read_from, label)
+        plan = Plan(self._file, self._header, self.adapter, base.info, canonical, aliases)
         if problems := plan.fill():
-            raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
+            raise InputError(*(f"{label}: {problem}" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
         """The adapter's changes by canonical name."""
-        self._added = plan.added
-        dtypes = {name: dtype_of(header[key][1], f"{label}: tensor '{key}'") for name, key in plan.added.items()}
-        self._added_info = {name: TensorInfo(header[key][0], dtypes[name]) for name, key in plan.added.items()}
+        self.left_out: Sequence[str] = plan.left_out
+        """Modules whose updates are in the file and not selected by its config, so that peft leaves them out."""
+        self._added, self._repeated = plan.added, plan.repeated
 
     def transposed_names(self, names: Collection[str]) -> list[str]:
         """Return those of the names to whose tensors the transposed product of two factors is added."""
@@ -71,12 +71,16 @@ class LoraWeights:
 
     @property
     def leftovers(self) -> Mapping[str, Path]:
-        """Return the base's leftovers: the adapter changes no repeated tensor."""
-        return self._base.leftovers
+        """Return stored names of tensors that repeat others, in the base or beside the adapter's own."""
+        return {**self._base.leftovers, **dict.fromkeys(self._repeated, self._file)}
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Say whether a tensor that the base leaves out equals the tensor `name` in every value."""
-        return self._base.repeats(stored, name)
+        """Say whether a tensor that was left out equals the tensor `name` in every value."""
+        if stored not in self._repeated:
+            return self._base.repeats(stored, name)
+        own = self.read([name])[name]
+        with open_file(self._read_from, self.label) as handle:
+            return own.equal(handle.get_tensor(self._repeated[stored]).to(own.dtype))
 
     @property
     def declared_base(self) -> str | None:
@@ -87,10 +91,19 @@ class LoraWeights:
     @cached_property
     def info(self) -> Mapping[str, TensorInfo]:
         base = self._base.info
+        added = {
+            name: TensorInfo(self._header[key][0], dtype_of(self._header[key][1], f"{self.label}: tensor '{key}'"))
+            for name, key in self._added.items()
+        }
+        # A tensor that is stored whole may have another number of rows than the base's.
+        shapes = {
+            name: base[name].shape if change.value is None else self._header[change.value][0]
+            for name, change in self.changes.items()
+        }
         return {
             **base,
-            **self._added_info,
-            **{name: TensorInfo(base[name].shape, _compute_dtype(base[name])) for name in self.changes},
+            **added,
+            **{name: TensorInfo(shape, _compute_dtype(base[name])) for name, shape in shapes.items()},
         }
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:

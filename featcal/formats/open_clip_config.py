@@ -17,13 +17,14 @@ _NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask",
 
 
 def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
-    """Return `model_cfg` and `preprocess_cfg` of an `open_clip_config.json`.
+    """Return `model_cfg` and `preprocess_cfg` of an `open_clip_config.json`, or of the configuration of an architecture
+    alone, as open_clip's own training takes it.
 
     Raises:
         InputError: the file cannot be read, or does not configure a CLIP with two towers.
     """
     content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
-    model_cfg = content.get("model_cfg")
+    model_cfg = content.get("model_cfg", content)
     parts = [model_cfg.get(part) for part in ("vision_cfg", "text_cfg")] if isinstance(model_cfg, dict) else []
     if not (len(parts) == 2 and all(isinstance(part, dict) for part in parts)):
         raise InputError(f"{label}: {file} has no 'model_cfg' with 'vision_cfg' and 'text_cfg'")

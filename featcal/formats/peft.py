@@ -6,16 +6,27 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from torch import Tensor
 
+from featcal.formats.conversions import untie_base
+from featcal.formats.name_patterns import LONGEST, Matcher, check_pattern, match_end
 from featcal.formats.weights import Canonical, TensorInfo
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
@@ -26,6 +37,7 @@ WEIGHT_FILE = "adapter_model.safetensors"
 PICKLED_WEIGHTS = "adapter_model.bin"
 _REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
+_APART = "updates of an embedding that several modules share, but not of all of them"
 MODEL_PREFIX = "base_model.model."
 """What peft puts in front of the path of a module."""
 _LINEAR = ("lora_A.weight", "lora_B.weight")
@@ -36,11 +48,34 @@ _BASE_KEPT = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Initialisations that leave the base unchanged; with the others the adapter was trained against a changed base."""
 _WITHOUT_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
     "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
 }  # fmt: skip
 """Options that do not change the meaning of the file's tensors; any other option that is set is refused."""
+_ALL_LINEAR = "all-linear"
+_HEADS = ("lm_head", "embed_out")
+"""Modules that peft leaves out of all linear maps, because they make a model's scores."""
 
+
+def _match_inside(pattern: str) -> str:
+    """Return the pattern of a module and of all modules inside it, as peft writes it for `modules_to_save`."""
+    return rf"(^|.*\.){pattern}($|\..*)"
+
+
+def _match_layer(pattern: str) -> str:
+    """Return the pattern of a name with the number of its layer, as peft writes it for `layers_pattern`."""
+    return rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\."
+
+
+_ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
+_USES: Mapping[str, Callable[[str], str]] = {
+    "rank_pattern": match_end,
+    "alpha_pattern": match_end,
+    "target_modules": str,
+    "exclude_modules": str,
+    "modules_to_save": _match_inside,
+    "layers_pattern": _match_layer,
+}
+"""Options that are patterns, and the regular expression that peft makes of one."""
 
 Number = TypeVar("Number", int, float)
 
@@ -61,37 +96,88 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
     target_modules: str | list[str] | None = None
+    exclude_modules: str | list[str] | None = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: str | list[str] | None = None
     modules_to_save: list[str] | None = None
     """Modules that were trained whole, such as a classifier that the base does not have."""
+    ensure_weight_tying: bool = False
+    """Whether what changes an embedding changes the head that is tied to it, too."""
     base_model_name_or_path: str | None = None
     revision: str | None = None
 
-    @field_validator("rank_pattern", "alpha_pattern", "target_modules")
+    _matcher: Matcher = PrivateAttr(default_factory=Matcher)
+
+    @field_validator(*_USES)
     @classmethod
-    def _are_regular_expressions(cls, value: Any) -> Any:
-        for pattern in [value] if isinstance(value, str) else value if isinstance(value, dict) else ():
-            try:
-                re.compile(_match_end(pattern))
-            except re.error as error:
-                raise ValueError(f"'{pattern}' is not a regular expression ({error})") from error
+    def _are_patterns(cls, value: Any, info: ValidationInfo) -> Any:
+        option = str(info.field_name)
+        # Lists of targets and exclusions hold names, or ends of names.
+        several = () if option in ("target_modules", "exclude_modules") else value or ()
+        for pattern in [value] if isinstance(value, str) else several:
+            check_pattern(pattern, _USES[option])
+        return value
+
+    @field_validator("layers_to_transform")
+    @classmethod
+    def _goes_with_a_list(cls, value: Any, info: ValidationInfo) -> Any:
+        if value not in (None, []) and isinstance(info.data.get("target_modules"), str):
+            raise ValueError("it goes with a list of target_modules, and peft refuses it beside a pattern; drop it")
         return value
 
     def rank(self, module: str) -> int:
         """Return r of a module: that of the first pattern that matches, else the common one."""
-        return _first_match(self.rank_pattern, module, self.r)
+        return self._first_match(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
         """Return s = alpha / r, or alpha / √r for rsLoRA; both alpha and r may come from a pattern."""
-        alpha, rank = _first_match(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
+        alpha, rank = self._first_match(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def targets(self, module: str) -> bool:
-        """Say whether `target_modules` covers a module: a regex for its whole name, or a list of endings."""
-        if self.target_modules is None or self.target_modules == "all-linear":
+    def selects(self, module: str, is_linear: bool) -> bool:
+        """Say whether peft builds an update for a module, by the rules of `check_target_module_exists` of peft 0.21.
+
+        Without `target_modules` every module counts: peft would look up what is usual for the model's type.
+
+        Args:
+            is_linear: whether it is one of those that "all-linear" means.
+        """
+        targets = self.target_modules
+        if self._excludes(module):
+            return False
+        if isinstance(targets, str):
+            # "all-linear" is no pattern, in whatever case it is written.
+            return is_linear if targets.lower() == _ALL_LINEAR else bool(self._matcher.fullmatch(targets, module))
+        return (targets is None or _ends_with_one(module, targets)) and self._is_in_chosen_layer(module)
+
+    def saves(self, module: str) -> bool:
+        """Say whether peft trains a copy of a module whole, beside the module itself."""
+        return any(module.endswith(name) for name in self.modules_to_save or ())
+
+    def _excludes(self, module: str) -> bool:
+        excluded = self.exclude_modules or ()
+        if isinstance(excluded, str):
+            named = self._matcher.fullmatch(excluded, module) is not None
+        else:
+            named = _ends_with_one(module, excluded)
+        # What is trained whole gets no update besides.
+        return named or any(self._matcher.match(_match_inside(name), module) for name in self.modules_to_save or ())
+
+    def _is_in_chosen_layer(self, module: str) -> bool:
+        chosen = self.layers_to_transform
+        if chosen is None or chosen == []:
             return True
-        if isinstance(self.target_modules, str):
-            return re.fullmatch(self.target_modules, module) is not None
-        return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
+        patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern or []
+        # Without a pattern, the first number in a name is its layer.
+        expressions = [_match_layer(one) for one in patterns] if self.layers_pattern else [_ANY_LAYER]
+        found = (self._matcher.match(one, module) for one in expressions)
+        layer = next((match.group("idx") for match in found if match), None)
+        return layer is not None and int(layer) in (chosen if isinstance(chosen, list) else [chosen])
+
+    def _first_match(self, patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:
+        """Return the value of the first pattern that matches a module's name, or its end after one of the dots."""
+        matches = (value for pattern, value in (patterns or {}).items() if self._matcher.ends_with(pattern, module))
+        return next(matches, otherwise)
 
     def unsupported_options(self) -> list[str]:
         """Return every option of the config that changes what tensors mean and that is not reproduced here."""
@@ -178,19 +264,46 @@ def weight_file(folder: Path, label: str) -> Path:
 class Plan:
     """A plan that gives every tensor of an adapter file its place, or says why it has none."""
 
+    file: Path
     header: Mapping[str, tuple[tuple[int, ...], str]]
     config: AdapterConfig
     base: Mapping[str, TensorInfo]
     canonical: Canonical
-    shared: Collection[str]
-    """Tensors of the base that several modules share, by canonical name."""
+    aliases: Mapping[str, str]
+    """Other names of tensors that several modules share → those tensors."""
     changes: dict[str, Change] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     """Canonical names of tensors that the base does not have → their names in the adapter file."""
+    repeated: dict[str, str] = field(default_factory=dict)
+    """Names in `aliases` that are stored beside the tensors they repeat → their names in the adapter file."""
+    left_out: list[str] = field(default_factory=list)
+    """Modules that the config does not select; peft leaves their updates out."""
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def fill(self) -> list[str]:
-        """Fill `changes` and `added`, and return one message for each kind of problem."""
+        """Fill what is left to be filled of the plan, and return one message for each kind of problem."""
+        try:
+            self._place()
+        # Nothing more can be said of a file with a pattern that takes too long to match.
+        except InputError as error:
+            return [f"{problem} ({self.file})" for problem in error.problems]
+        remedies = {_APART: f"; {untie_base(self.aliases) or _REMEDY}"}
+        return [f"{kind}: {some(keys)} ({self.file}){remedies.get(kind, '')}" for kind, keys in self.wrong.items()]
+
+    def _place(self) -> None:
+        """Give every tensor its place, or note what is wrong with it."""
+        modules, whole = self._sort_names()
+        chosen = {name: parts for name, parts in modules.items() if self._is_chosen(name, parts)}
+        self.left_out = [name for name in modules if name not in chosen]
+        if modules and not chosen:
+            self.wrong[f"{CONFIG_FILE} selects none of the modules whose updates are here"] = self.left_out
+        for key in whole:
+            self._replace(key, chosen)
+        for module, parts in chosen.items():
+            self._adapt(module, parts)
+
+    def _sort_names(self) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """Return the parts of every module's update, part → name in the file, and the names of whole tensors."""
         modules: dict[str, dict[str, str]] = defaultdict(dict)
         whole: list[str] = []
         for key, (_, code) in self.header.items():
@@ -200,30 +313,42 @@ class Plan:
             module = plain.removeprefix(MODEL_PREFIX).removesuffix(f".{part}")
             if code not in _FLOATS:
                 self.wrong["adapter tensors that are not floating-point"].append(f"{key} ({code})")
-            elif not key.startswith(MODEL_PREFIX) or (part and part in modules[module]):
+            elif not key.startswith(MODEL_PREFIX) or len(key) > LONGEST or (part and part in modules[module]):
                 self.wrong[_UNKNOWN].append(key)
             elif part:
                 modules[module][part] = key
             else:
                 whole.append(key)
-        for key in whole:
-            self._replace(key, modules)
-        for module, parts in modules.items():
-            self._adapt(module, parts)
-        return [f"{kind}: {some(keys)}" for kind, keys in self.wrong.items()]
+        return {name: parts for name, parts in modules.items() if parts and not self._follows(name)}, whole
 
-    def _replace(self, key: str, modules: Mapping[str, Mapping[str, str]]) -> None:
-        """Place a tensor that is stored whole: a bias, or part of a module in `modules_to_save`."""
+    def _follows(self, module: str) -> bool:
+        """Say whether a module is tied to another one whose update is its own, so that its own only repeats that."""
+        return self.config.ensure_weight_tying and f"{module}.weight" in self.aliases
+
+    def _is_chosen(self, module: str, parts: Mapping[str, str]) -> bool:
+        target = self.base.get(str(self.canonical(f"{module}.weight")))
+        is_matrix = target is not None and len(target.shape) == 2 and _LINEAR[0] in parts
+        return self.config.selects(module, is_matrix and module.rpartition(".")[2] not in _HEADS)
+
+    def _replace(self, key: str, chosen: Collection[str]) -> None:
+        """Place a tensor that is stored whole: a bias, an embedding, or part of a module in `modules_to_save`."""
         own = key.removeprefix(MODEL_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
-        if (own != name) != (name.rpartition(".")[0] in modules):  # peft would silently ignore it
+        module = name.rpartition(".")[0]
+        if own != name and (module in self.left_out or self._follows(module)):
+            return
+        if (own != name) != (module in chosen):  # peft would silently ignore it
             self.wrong[_UNKNOWN].append(key)
             return
         if self._is_added(name):
             self.added[str(self.canonical(name))] = key
             return
-        target = self._target(name, key)
-        if target and self._fits(key, self.base[target].shape):
+        together = self.config.ensure_weight_tying or not (module in chosen or self.config.saves(module))
+        if together and name in self.aliases:
+            self.repeated[name] = key
+            return
+        target = self._target(name, key, together)
+        if target and self._fits(key, self.base[target].shape, any_rows=True):
             self._claim(target, key, Change(value=key))
 
     def _is_added(self, name: str) -> bool:
@@ -240,13 +365,12 @@ class Plan:
             found = f"{module} ({', '.join(sorted(parts))})"
             self.wrong[f"updates that are not made of {', '.join(sorted(needed))}"].append(found)
             return
-        if not self.config.targets(module):
-            self.wrong[f"updates of modules that target_modules in {CONFIG_FILE} does not name"].append(module)
-            return
         first, second = parts[pair[0]], parts[pair[1]]
         scale = self.config.scale(module)
-        if target := self._target(f"{module}.weight", first):
-            weight = self.base[target].shape
+        if target := self._target(f"{module}.weight", first, self.config.ensure_weight_tying):
+            # A vocabulary that was resized is stored with its update.
+            whole = self.changes.get(target, Change()).value
+            weight = self.base[target].shape if whole is None else self.header[whole][0]
             turned = pair is _EMBEDDING or (self.config.fan_in_fan_out and len(weight) == 2)
             shapes = _factor_shapes(weight, self.config.rank(module), turned)
             # A list and not `and`: both shapes are checked, so that both problems are reported.
@@ -256,25 +380,36 @@ class Plan:
         if bias and (target := self._target(f"{module}.bias", bias)) and self._fits(bias, self.base[target].shape):
             self._claim(target, bias, Change(None, (bias,), scale))
 
-    def _target(self, name: str, key: str) -> str | None:
-        """Return the canonical name of the tensor that `key` changes; None if the base has none of its own for it."""
+    def _target(self, name: str, key: str, together: bool = False) -> str | None:
+        """Return the canonical name of the tensor that `key` changes; None if the base has none of its own for it.
+
+        Args:
+            together: whether every module that shares the tensor changes with it.
+        """
         target = self.canonical(name)
-        if target is None or target not in self.base:
-            self.wrong["tensors for which the base has none (another model, or a head that is tied)"].append(key)
+        if not together and (name in self.aliases or target in self.aliases.values()):
+            self.wrong[_APART].append(key)
             return None
-        if target in self.shared:
-            self.wrong[f"updates of an embedding that several modules share; {_REMEDY}"].append(key)
+        if target is None or target not in self.base:
+            self.wrong["tensors for which the base has none (another model, or a head that it lacks)"].append(key)
             return None
         if self.base[target].dtype not in _FLOATS.values():
             self.wrong["updates of tensors that are not floating-point in the base"].append(key)
             return None
         return target
 
-    def _fits(self, key: str, shape: tuple[int, ...]) -> bool:
+    def _fits(self, key: str, shape: tuple[int, ...], any_rows: bool = False) -> bool:
+        """Say whether a tensor has a shape, and note it if not.
+
+        Args:
+            any_rows: allow another number of rows, such as that of a resized vocabulary; whether it is one that the
+                model can have is judged where that of a whole model is.
+        """
         found = self.header[key][0]
-        if found != shape:
+        fits = found == shape or (any_rows and len(found) == len(shape) > 0 and found[1:] == shape[1:])
+        if not fits:
             self.wrong["tensors of the wrong shape"].append(f"{key} {list(found)}, expected {list(shape)}")
-        return found == shape
+        return fits
 
     def _claim(self, target: str, key: str, change: Change) -> None:
         before = self.changes.get(target, Change())
@@ -293,11 +428,5 @@ def _factor_shapes(weight: tuple[int, ...], rank: int, turned: bool) -> tuple[tu
     return (rank, *columns), (rows, rank, *[1] * (len(columns) - 1))
 
 
-def _first_match(patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:
-    """Return the value of the first pattern that matches a module's name, or its end after one of the dots."""
-    matches = (value for pattern, value in (patterns or {}).items() if re.fullmatch(_match_end(pattern), module))
-    return next(matches, otherwise)
-
-
-def _match_end(pattern: str) -> str:
-    return rf"(.*\.)?({pattern})"
+def _ends_with_one(module: str, names: Iterable[str]) -> bool:
+    return any(f".{module}".endswith(f".{name}") for name in names)

@@ -95,6 +95,12 @@ class Over:
         changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
         return changes
 
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Return the modules whose updates the model below leaves out if it is an adapter, else none."""
+        left_out: Sequence[str] = getattr(self.under, "left_out", ())
+        return left_out
+
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         return self.under.read(names)
 

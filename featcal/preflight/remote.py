@@ -17,6 +17,7 @@ from featcal.formats.checkpoint import (
     Header,
     shards,
 )
+from featcal.formats.conversions import explain_training_state
 from featcal.formats.hub import RECORD_FILE, HubModel, look_up, no_such_folder
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, dtype_of, name_shared
@@ -117,6 +118,9 @@ def remote_model(model: HubModel) -> RemoteModel:
     pickles: list[str] = []
     if not any(name.endswith(".safetensors") for name in own):
         pickles = list(filter_repo_objects(list(sizes), **model.pickle_patterns))
+        training = explain_training_state("FOLDER", {name.partition("/")[0] for name in model.select_files(sizes)})
+        if training:
+            raise InputError(f"'{ref}' on the Hub has no safetensors; fetch it to a folder FOLDER: {training}")
         if not pickles:
             raise InputError(f"'{ref}' on the Hub has no weights that featcal reads{model.other_folders(sizes)}")
     download = Download(

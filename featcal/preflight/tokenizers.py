@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
     """Say how the tokenizer beside a model differs from the base's, with the first tokens that do; None if it does not,
     or if there is none.
 
-    It reads `tokenizer.json`, else `vocab.json` with `added_tokens.json`; files of sentencepiece alone are compared
-    byte by byte.
+    It reads `tokenizer.json`, else `vocab.json` with `merges.txt` and `added_tokens.json`; files of sentencepiece alone
+    are compared byte by byte.
 
     Raises:
         InputError: the base's own is not laid out as a tokenizer.
@@ -55,9 +56,39 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
         examples = ", ".join(f"'{one}' is {b[one]}" for one in added[:NAMED])
         count = "one token" if len(added) == 1 else f"{len(added)} tokens"
         return Disagreement(f"its tokenizer has {count} that the base's does not have ({examples})", False)
-    if any(own.get(part) != theirs.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "model")):
+    if own != theirs and _cut_otherwise(own, theirs):
         return Disagreement("its tokenizer has the base's tokens but cuts text by other rules", False)
     return None
+
+
+def _cut_otherwise(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Say whether two tokenizers with the same tokens cut text by other rules, as far as both state them."""
+    a, b = _rules(own), _rules(theirs)
+    return any(a[name] != b[name] for name in a.keys() & b.keys())
+
+
+def _rules(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that decides how a tokenizer cuts text, in one form: merges are stored as pairs or as texts, and
+    older files lack what newer ones state."""
+    # What is made of older files states no version, and how else it cuts stands in no file.
+    parsed = _parse(json.dumps(tokenizer)) if "version" in tokenizer else None
+    content = tokenizer if parsed is None else json.loads(parsed.to_str())
+    model = dict(content.get("model", {}))
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [one.split(" ") if isinstance(one, str) else one for one in model["merges"]]
+    rules = {part: content[part] for part in ("normalizer", "pre_tokenizer", "post_processor") if part in content}
+    return rules | model
+
+
+def _parse(text: str) -> Any | None:
+    """Return the library's own tokenizer of what a `tokenizer.json` holds; None if it cannot be made."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(text)
+    # The library raises plain Exception, for whatever is wrong with a file.
+    except Exception:
+        return None
 
 
 def tokenizer_problem(folder: Path) -> str | None:
@@ -71,14 +102,18 @@ def tokenizer_problem(folder: Path) -> str | None:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any] | None:
-    """Read `tokenizer.json`, or make its content of the two files that older tokenizers have in its place."""
+    """Read `tokenizer.json`, or make its content of the files that older tokenizers have in its place."""
     whole = _read(folder / "tokenizer.json")
     if whole is not None:
         return whole
     vocabulary, added = _read(folder / "vocab.json"), _read(folder / "added_tokens.json") or {}
     if vocabulary is None:
         return None
-    return {"model": {"vocab": vocabulary}, "added_tokens": [{"content": one, "id": id} for one, id in added.items()]}
+    model: dict[str, Any] = {"vocab": vocabulary}
+    if (folder / "merges.txt").is_file():
+        lines = (folder / "merges.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        model["merges"] = [line for line in lines if line and not line.startswith("#version")]
+    return {"model": model, "added_tokens": [{"content": one, "id": id} for one, id in added.items()]}
 
 
 def _pieces(base: Path, other: Path) -> Disagreement | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lora_files import RANK, WIDTH, write_adapter
 from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 
@@ -39,6 +40,25 @@ def test_storage_in_half_precision_is_no_change_of_other_tensors(own_suite_file:
     whole_expert(own_suite_file.parent, torch.float16)
     (note,) = note_left_out(open_family(load_suite(own_suite_file), "cpu")).values()
     assert f"it changed 3 tensors outside the tower that is merged ({', '.join(map(repr, CHANGED))})" in note
+
+
+@pytest.mark.parametrize("cut", ["exact", "base"])
+def test_what_the_configuration_of_an_adapter_does_not_select_is_named(own_suite_file: Path, cut: str) -> None:
+    root = own_suite_file.parent
+    modules = [f"encoder.layers.{i}.self_attn.q_proj" for i in (0, 1)]
+    shapes = {"lora_A": (RANK, WIDTH), "lora_B": (WIDTH, RANK)}
+    update = {f"{m}.{part}.weight": torch.ones(shape) for m in modules for part, shape in shapes.items()}
+    write_adapter(root / "adapter", update, target_modules=["q_proj"], layers_to_transform=[1])
+    suite = load_suite(own_suite_file)
+    tasks = suite.tasks | {"pets": suite.tasks["pets"].model_copy(update={"expert": "base+adapter"})}
+    family = open_family(suite.model_copy(update={"tasks": tasks, "vocabulary": cut}), "cpu").resident()
+    assert note_left_out(family)["pets"] == (
+        "expert 'pets': its adapter_config.json does not select one module whose updates are in its file "
+        f"('{modules[0]}'); they are left out, as peft does"
+    )
+    names = [f"vision_model.{module}.weight" for module in modules]
+    found, base = family.experts["pets"].read(names), family.base.read(names)
+    assert [float((found[name] - base[name]).mean()) for name in names] == pytest.approx([0, 3], abs=1e-5)
 
 
 def test_a_number_stored_as_a_vector_is_no_change(own_suite_file: Path) -> None:

@@ -17,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call
 
+from featcal.family.opening import open_checked
 from featcal.formats.checkpoint import Checkpoint
+from featcal.formats.conversions import UNTIE
 from featcal.formats.locate import locate
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.weights import Stored, Weights
+from featcal.formats.peft import AdapterConfig, Plan
+from featcal.formats.weights import Stored, TensorInfo, Weights
 from featcal.models.families.clip import ClipVision
 from featcal.models.families.registry import adapter_for
 from featcal.system.errors import InputError
@@ -61,7 +64,7 @@ def saved(model: Any, folder: Path) -> Path:
 
 SHARED = {
     "tied": {"lm_head.weight": "model.embed_tokens.weight"},
-    "t5": {"encoder.embed_tokens.weight": "shared.weight"},
+    "t5": {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
 }
 """Names that repeat a tensor, and the tensor, by base."""
 
@@ -83,7 +86,10 @@ def adapt(bases: Mapping[str, Path], tmp_path: Path) -> Adapt:
 
     def make(tensors: Mapping[str, Tensor], base: str = "llama", **config: Any) -> LoraWeights:
         write_adapter(tmp_path / "adapter", tensors, **config)
-        return LoraWeights(open_base(bases[base]), tmp_path / "adapter", "expert 'x'", str, SHARED.get(base, {}))
+        shared = SHARED.get(base, {})
+        canonical = dict.fromkeys(shared).get
+        folder = tmp_path / "adapter"
+        return LoraWeights(open_base(bases[base]), folder, "expert 'x'", lambda n: canonical(n, n), shared)
 
     return make
 
@@ -263,6 +269,130 @@ def test_clip_by_canonical_names(tiny_suite_file: Path, tmp_path: Path, prefix: 
     close(change(weights, base.folder, f"vision_model.{patches}.weight"), 1.5 * expected)
 
 
+MODULES = [
+    f"model.layers.{i}.{rest}"
+    for i in (0, 1, 11)
+    for rest in ("self_attn.q_proj", "self_attn.v_proj", "mlp.experts.1.up_proj")
+] + ["model.embed_tokens", "lm_head", "h.1.q_proj"]
+QUERIES = [f"model.layers.{i}.self_attn.q_proj" for i in (0, 1, 11)]
+BOTH = ["q_proj", "v_proj"]
+SELECTED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"target_modules": ["q_proj"]}, [*QUERIES, "h.1.q_proj"]),
+    ({"target_modules": ["0.self_attn.q_proj", "roj", "lm_head"]}, [QUERIES[0], "lm_head"]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [0, 11]}, [QUERIES[0], QUERIES[2]]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": 1}, [QUERIES[1]]),
+    ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [11]}, [QUERIES[2], MODULES[8]]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": []}, [*QUERIES, "h.1.q_proj"]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "layers"}, [QUERIES[1]]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "no"]}, ["h.1.q_proj"]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": []}, [QUERIES[1]]),
+    ({"target_modules": ["up_proj"], "layers_to_transform": [1], "layers_pattern": "experts"}, MODULES[2:9:3]),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "layers|h"}, ["h.1.q_proj"]),
+    ({"target_modules": BOTH, "exclude_modules": ["v_proj", "1.self_attn.q_proj"]}, [*QUERIES[::2], "h.1.q_proj"]),
+    ({"target_modules": BOTH, "exclude_modules": r".*layers\.1\..*|.*v_proj|h.*"}, QUERIES[::2]),
+    ({"target_modules": BOTH, "exclude_modules": "q_proj"}, [m for m in MODULES if m.endswith(("q_proj", "v_proj"))]),
+    ({"target_modules": ["lm_head", "embed_tokens"], "modules_to_save": ["lm_head"]}, ["model.embed_tokens"]),
+    ({"target_modules": BOTH, "modules_to_save": ["layers.1", "v_proj", "h"]}, QUERIES[::2]),
+    ({"target_modules": r".*\.(0|h\.1)\..*q_proj|h.*", "exclude_modules": []}, [QUERIES[0], "h.1.q_proj"]),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), SELECTED)
+def test_which_modules_are_selected(config: dict[str, Any], expected: list[str]) -> None:
+    own = AdapterConfig(peft_type="LORA", r=2, lora_alpha=3, **config)
+    assert [module for module in MODULES if own.selects(module, is_linear=True)] == sorted(expected, key=MODULES.index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "expected"), SELECTED)
+def test_selected_as_in_peft(config: dict[str, Any], expected: list[str]) -> None:
+    peft = pytest.importorskip("peft")
+    from peft.tuners.tuners_utils import _ExcludedModule, check_target_module_exists
+
+    theirs = {module: check_target_module_exists(peft.LoraConfig(**config), module) for module in MODULES}
+    assert {m for m, found in theirs.items() if found and not isinstance(found, _ExcludedModule)} == {*expected}
+
+
+def test_what_the_config_does_not_select_is_left_out(adapt: Adapt, bases: Mapping[str, Path]) -> None:
+    other = Q.replace("layers.0", "layers.1")
+    tensors = {**factors(Q), **factors(K, rows=8), **factors(other)}
+    tensors[f"{other}.base_layer.bias"] = noise(WIDTH)
+    weights = adapt(tensors, target_modules=["q_proj", "k_proj"], layers_to_transform=[0], exclude_modules=["k_proj"])
+    assert set(weights.changes) == {f"{Q}.weight"}
+    assert sorted(weights.left_out) == [K, other]
+    close(change(weights, bases["llama"], f"{Q}.weight"), 1.5 * product(tensors, Q))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "ALL-linear"])
+def test_all_linear_means_neither_head_nor_embedding(adapt: Adapt, targets: str) -> None:
+    tensors = {**factors(Q), **factors("lm_head", rows=VOCABULARY), **embedding_factors(TOKENS, VOCABULARY, WIDTH)}
+    weights = adapt(tensors, target_modules=targets)
+    assert set(weights.changes) == {f"{Q}.weight"}
+    assert sorted(weights.left_out) == ["lm_head", TOKENS]
+
+
+def opened(base: Path, folder: Path, cut: bool = False) -> Weights:
+    """The adapter over a base as an expert of a suite is opened: checked against the base's architecture."""
+    found = locate(f"{base}+{folder}", folder, "expert 'x'")
+    adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
+    return open_checked(found, adapter, torch.device("cpu"), cut)
+
+
+@pytest.mark.parametrize("base", ["llama", "tied"])
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_resized_vocabulary_goes_in_as_that_of_a_whole_expert(
+    bases: Mapping[str, Path], tmp_path: Path, base: str, updated: bool
+) -> None:
+    """peft saves both embeddings whole then, and where a LoRA lies over one, as its base layer."""
+    embedding, head = noise(VOCABULARY + 3, WIDTH, seed=3), noise(VOCABULARY + 3, WIDTH, seed=4)
+    update = embedding_factors(TOKENS, VOCABULARY + 3, WIDTH) if updated and base == "llama" else {}
+    own = {
+        f"{TOKENS}.{'base_layer.' if update else ''}weight": embedding,
+        "lm_head.weight": head if base == "llama" else embedding.clone(),
+    }
+    write_adapter(tmp_path, {**factors(Q), **update, **own})
+    with pytest.raises(InputError, match=r"vocabulary of 23 rows, the base has 20 .*'vocabulary: base' in the suite"):
+        opened(bases[base], tmp_path)
+    weights = opened(bases[base], tmp_path, cut=True)
+    expected = embedding[:VOCABULARY]
+    if update:
+        first, second = update.values()
+        expected = expected + 1.5 * (second @ first).T[:VOCABULARY]
+    assert weights.info[f"{TOKENS}.weight"].shape == (VOCABULARY, WIDTH)
+    close(weights.read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"], expected)
+    if base == "llama":
+        close(weights.read(["lm_head.weight"])["lm_head.weight"], head[:VOCABULARY])
+    close(change(weights, bases[base], f"{Q}.weight"), 1.5 * product(factors(Q), Q))
+
+
+def test_a_head_stored_beside_the_embedding_that_it_is_tied_to_must_repeat_it(
+    bases: Mapping[str, Path], tmp_path: Path
+) -> None:
+    embedding = noise(VOCABULARY, WIDTH, seed=3)
+    write_adapter(tmp_path, {**factors(Q), f"{TOKENS}.weight": embedding, "lm_head.weight": embedding.clone()})
+    assert opened(bases["tied"], tmp_path).read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"].equal(embedding)
+    write_adapter(tmp_path, {**factors(Q), f"{TOKENS}.weight": embedding, "lm_head.weight": embedding + 1})
+    with pytest.raises(InputError, match=r"'lm_head.weight' must repeat .*embedding and head were trained apart") as no:
+        opened(bases["tied"], tmp_path)
+    assert str(no.value).endswith(UNTIE)
+
+
+def test_what_peft_keeps_tied_changes_embedding_and_head(bases: Mapping[str, Path], tmp_path: Path) -> None:
+    """With `ensure_weight_tying`, peft stores the head's update too; it repeats the embedding's."""
+    embedding = noise(VOCABULARY, WIDTH, seed=3)
+    tied: dict[str, Any] = {"ensure_weight_tying": True}
+    whole = {f"{TOKENS}.weight": embedding, "lm_head.weight": embedding.clone()}
+    write_adapter(tmp_path, {**factors(Q), **whole}, **tied, modules_to_save=["embed_tokens"])
+    assert opened(bases["tied"], tmp_path).read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"].equal(embedding)
+    update = embedding_factors(TOKENS, VOCABULARY, WIDTH)
+    first, second = update.values()
+    head = {"lm_head.lora_A.weight": second.T.contiguous(), "lm_head.lora_B.weight": first.T.contiguous()}
+    base_layers = {f"{one}.base_layer.weight": embedding.clone() for one in (TOKENS, "lm_head")}
+    write_adapter(tmp_path, {**update, **head, **base_layers}, **tied)
+    found = opened(bases["tied"], tmp_path).read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"]
+    close(found, embedding + 1.5 * (second @ first).T)
+
+
 def test_reads_only_what_is_asked_for(adapt: Adapt, monkeypatch: pytest.MonkeyPatch) -> None:
     from featcal.formats.peft import Change
 
@@ -356,12 +486,13 @@ def test_references_that_make_no_sense(ref: str) -> None:
 
 
 UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {REMEDY}"
-MISSING = "tensors for which the base has none (another model, or a head that is tied)"
+MISSING = "tensors for which the base has none (another model, or a head that it lacks)"
+APART = "updates of an embedding that several modules share, but not of all of them: "
 HALF = "updates that are not made of lora_A.weight, "
 A, B = factors(Q).values()
 GATE = "model.layers.0.mlp.down_proj"
 MORE_LAYERS = {name: tensor for i in range(5) for name, tensor in factors(f"model.layers.{i}.mlp.foo").items()}
-TOKENS = "model.embed_tokens"
+TOKENS, NORM = "model.embed_tokens", "model.norm.weight"
 
 
 def case(
@@ -389,9 +520,9 @@ def misshapen(tensors: Mapping[str, Tensor], expected: str) -> Any:
     return case("shape", "tensors of the wrong shape: ", expected, tensors=tensors)
 
 
-def shared(base: str, tensors: Mapping[str, Tensor]) -> Any:
-    said = f"updates of an embedding that several modules share; {REMEDY}: '{MODEL}{next(iter(tensors))}'"
-    return case("shared embedding", said, tensors=tensors, base=base)
+def shared(base: str, tensors: Mapping[str, Tensor], remedy: str, **config: Any) -> Any:
+    said = f"{APART}'{MODEL}{next(iter(tensors))}'"
+    return case("shared embedding", said, remedy, tensors=tensors, base=base, **config)
 
 
 REFUSED = [
@@ -419,6 +550,10 @@ REFUSED = [
     invalid("lora_alpha: Input should be a finite number", lora_alpha=float("nan")),
     invalid("rank_pattern.q_proj: Input should be greater than 0", rank_pattern={"q_proj": -1}),
     invalid("alpha_pattern: '(q' is not a regular expression", alpha_pattern={"(q": 1}),
+    invalid("exclude_modules: '(q' is not a regular expression", exclude_modules="(q"),
+    invalid("layers_pattern: '(q' is not a regular expression", layers_pattern=["h", "(q"], layers_to_transform=[0]),
+    invalid("modules_to_save: '(q' is not a regular expression", modules_to_save=["(q"]),
+    invalid("layers_to_transform: it goes with a list", target_modules=".*q_proj", layers_to_transform=[0]),
     invalid("target_modules: '(q' is not a regular expression", target_modules="(q"),
     *(
         besides(what, f"{UNKNOWN}: '{MODEL}{key}' (", {key: noise(*A.shape)}, bias="all")
@@ -452,10 +587,14 @@ REFUSED = [
     *(
         case(
             "outside the targets",
-            f"updates of modules that target_modules in adapter_config.json does not name: '{Q}'",
-            target_modules=targets,
+            f"adapter_config.json selects none of the modules whose updates are here: '{Q}'",
+            **config,
         )
-        for targets in (["k_proj", "proj"], ".*k_proj", "q_proj")
+        for config in (
+            *({"target_modules": targets} for targets in (["k_proj", "proj"], ".*k_proj", "q_proj")),
+            {"exclude_modules": ["q_proj"]},
+            {"layers_to_transform": [1]},
+        )
     ),
     misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_A.weight [3, 16], expected [2, 16]'"),
     misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_B.weight [16, 3], expected [16, 2]'"),
@@ -464,15 +603,16 @@ REFUSED = [
     misshapen(factors("model.norm"), f"'{MODEL}model.norm.lora_A.weight [2, 16], expected [2]'"),
     misshapen(embedding_factors("model.norm", 16, 16), f"'{MODEL}model.norm.lora_embedding_B [16, 2], expected [2]'"),
     misshapen(embedding_factors(TOKENS, 21, 16), "lora_embedding_A [2, 21], expected [2, 20]'"),
-    misshapen({"lm_head.weight": noise(21, 16)}, f"'{MODEL}lm_head.weight [21, 16], expected [20, 16]'"),
-    shared("tied", embedding_factors(TOKENS, VOCABULARY, WIDTH)),
-    shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}),
-    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH)),
-    case(
-        "tied head",
-        f"{MISSING}: '{MODEL}lm_head.lora_A.weight'",
-        tensors=factors("lm_head", rows=VOCABULARY),
-        base="tied",
+    misshapen({"lm_head.weight": noise(20, 17)}, f"'{MODEL}lm_head.weight [20, 17], expected [20, 16]'"),
+    shared("tied", embedding_factors(TOKENS, VOCABULARY, WIDTH), UNTIE),
+    shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["embed_tokens"]),
+    shared("tied", {"lm_head.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["lm_head"]),
+    shared("tied", factors("lm_head", rows=VOCABULARY), UNTIE),
+    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH), REMEDY),
+    besides(
+        "whole tensor under two names",
+        f"tensors that change '{NORM}' a second time: '{MODEL}{NORM}'",
+        {"model.norm.modules_to_save.default.weight": noise(WIDTH), NORM: noise(WIDTH)},
     ),
     besides(
         "integers",
@@ -495,6 +635,19 @@ def test_refusal(
         adapt(tensors, base, **config)
     assert all(problem.startswith("expert 'x': ") for problem in caught.value.problems)
     assert all(part in str(caught.value) for part in expected), str(caught.value)
+
+
+def test_a_pattern_that_takes_too_long_is_a_problem(tmp_path: Path) -> None:
+    config, name = (
+        AdapterConfig(peft_type="LORA", r=2, lora_alpha=3, target_modules="((.)|(..))*(?(1)[!]|[?])"),
+        "a" * 60,
+    )
+    config._matcher.left = 0.05
+    header = {f"{MODEL}{name}.lora_{part}.weight": ((2, 2), "F32") for part in "AB"}
+    plan = Plan(tmp_path, header, config, {f"{name}.weight": TensorInfo((2, 2), torch.float32)}, str, {})
+    (problem,) = plan.fill()
+    assert problem.startswith("the pattern '((.)|(..))*(?(1)[!]|[?])' takes too long to match 'aaaa")
+    assert problem.endswith(f"({tmp_path})")
 
 
 def test_options_that_are_off_are_no_obstacle(adapt: Adapt) -> None:

@@ -41,6 +41,44 @@ def test_tokenizers_that_disagree(tmp_path: Path) -> None:
     )
 
 
+def write_bpe(folder: Path, merges: list[Any], **model: Any) -> Path:
+    """A tokenizer of byte pairs, with what the library states of it and other parts of its model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    own = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2, "ba": 3}, merges=[("a", "b"), ("b", "a")]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    content = json.loads(own.to_str())
+    content["model"] |= {"merges": merges, **model}
+    content["model"] = {name: value for name, value in content["model"].items() if value is not ...}
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+PAIRS, TEXTS = [["a", "b"], ["b", "a"]], ["a b", "b a"]
+
+
+def test_a_tokenizer_saved_in_an_older_form_is_the_same(tmp_path: Path) -> None:
+    """Merges were texts before tokenizers 0.20, and what a later version added has its default."""
+    base = write_bpe(tmp_path / "base", TEXTS, ignore_merges=..., type=..., fuse_unk=...)
+    assert tokenizer_disagreement(base, write_bpe(tmp_path / "same", PAIRS)) is None
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "ba": 3}))
+    (older / "merges.txt").write_text("#version: 0.2\na b\nb a\n")
+    assert tokenizer_disagreement(base, older) is None
+    (older / "merges.txt").write_text("#version: 0.2\nb a\na b\n")
+    changes = {"order": {"merges": PAIRS[::-1]}, "fewer": {"merges": PAIRS[:1]}, "skip": {"ignore_merges": True}}
+    others = [write_bpe(tmp_path / name, **{"merges": PAIRS, **change}) for name, change in changes.items()]
+    for other in (older, *others):
+        found = tokenizer_disagreement(base, other)
+        assert found is not None
+        assert (found.sentence, found.changed) == (
+            "its tokenizer has the base's tokens but cuts text by other rules",
+            False,
+        )
+
+
 @pytest.mark.parametrize("content", [{"model": [1]}, {"model": {"vocab": [1]}}, {"added_tokens": [{"id": 1}]}])
 def test_a_tokenizer_that_is_none_is_a_problem(tmp_path: Path, content: dict[str, Any]) -> None:
     for name, written in (("base", {"model": {"vocab": {"a": 0}}}), ("damaged", content)):

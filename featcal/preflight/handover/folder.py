@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE, Header, read_header, shards
+from featcal.formats.conversions import explain_training_state
 from featcal.formats.open_clip import is_open_clip_folder
 from featcal.formats.output import PARTIAL
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
@@ -166,9 +167,11 @@ class Folder:
                 f"{SINGLE_FILE} lies beside {INDEX_FILE}, and programs differ in which they read; remove the older one",
             )
         if not self._files() and not missing:
-            pickles = select_pickled([one.name for one in self.path.iterdir()])
-            only = f"only pickled weights ({some(pickles)})" if pickles else f"no {SINGLE_FILE}"
-            yield Obstacle("weights", f"there is {only}; write safetensors with featcal export first")
+            inside = [one.name for one in self.path.iterdir()]
+            pickles, training = select_pickled(inside), explain_training_state(self.path, inside)
+            only = f"only pickled weights ({some(pickles)})" if pickles and not training else f"no {SINGLE_FILE}"
+            remedy = training or "write safetensors with featcal export first"
+            yield Obstacle("weights", f"there is {only}; {remedy}")
 
     def _check_index(self, headers: Mapping[Path, Header]) -> Iterator[Obstacle]:
         """Yield where the index and the files that it names do not agree."""

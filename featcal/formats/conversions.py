@@ -1,0 +1,78 @@
+"""Give the commands that make of a folder one that featcal reads, for messages that refuse it as it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+_LIGHTNING = (
+    "import sys, torch",
+    "from safetensors.torch import save_file",
+    'w = torch.load(sys.argv[1], map_location="cpu", weights_only=True)["state_dict"]',
+    'p = "model." if all(k.startswith("model.") for k in w) else ""',
+    'save_file({k.removeprefix(p): v.clone().contiguous() for k, v in w.items()}, sys.argv[2], {"format": "pt"})',
+)
+_UNTIE = (
+    "import sys, torch, transformers as t",
+    "base, out = sys.argv[1:]",
+    'm = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base, dtype="auto")',
+    "m.config.tie_word_embeddings = m.config.get_text_config().tie_word_embeddings = False",
+    "h = m.get_output_embeddings()",
+    "h.weight = torch.nn.Parameter(h.weight.detach().clone())",
+    "m.save_pretrained(out)",
+    "t.AutoProcessor.from_pretrained(base).save_pretrained(out)",
+)
+
+
+def _python(steps: Collection[str]) -> str:
+    return shlex.join(["python", "-c", "; ".join(steps)])
+
+
+UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
+"""Command that writes a model whose head is tied to its embedding with a head of its own."""
+_RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
+_DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
+_TRAINING_STATES = (
+    (r"global_step\d+", "DeepSpeed", _RUNS_CODE, _DEEPSPEED),
+    (r"zero_to_fp32\.py", "DeepSpeed", _RUNS_CODE, _DEEPSPEED),
+    (r"pytorch_model_fsdp_\d+", "FSDP", _RUNS_CODE, "accelerate merge-weights FOUND FOLDER"),
+    (r".*\.distcp", "FSDP", _RUNS_CODE, "accelerate merge-weights FOLDER FOLDER"),
+    (r".*\.ckpt", "Lightning", ", reading tensors only", f"{_python(_LIGHTNING)} FOUND FILE"),
+)
+"""Names of files and folders that a training run leaves in the place of a model, whose they are, what to know before
+they are converted, and the command that does it."""
+
+
+def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
+    """Say what a training run left in a folder in place of a model, and how to make one of it; "" if it left nothing.
+
+    Args:
+        names: names of the files and folders inside; whole weights among them are the model.
+    """
+    if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in names):
+        return ""
+    for pattern, whose, caution, command in _TRAINING_STATES:
+        found = max((name for name in names if re.fullmatch(pattern, name)), default=None)
+        if found is not None:
+            place = Path(folder).as_posix()
+            paths = {"FOUND": f"{place}/{found}", "FOLDER": place, "FILE": f"{place}/model.safetensors"}
+            words = [paths.get(word, word) for word in shlex.split(command)]
+            return f"it holds a checkpoint of {whose} ('{found}'); convert that{caution}:\n    {shlex.join(words)}"
+    return ""
+
+
+def untie_base(aliases: Mapping[str, str]) -> str:
+    """Say how to give the base a head of its own, if nothing but its head is tied to its embedding; else "".
+
+    Args:
+        aliases: other names of tensors that several modules share → those tensors.
+    """
+    if len(aliases) != 1:
+        return ""
+    return (
+        "embedding and head were trained apart, and the base ties them. Save the base with a head of its own, and give "
+        "UNTIED as the base of the suite and in front of every '+'; save experts that tie theirs in the same way:\n"
+        f"    {UNTIE}"
+    )

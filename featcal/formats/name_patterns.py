@@ -1,0 +1,96 @@
+"""Match names of modules by regular expressions that come in files of strangers, without ever hanging.
+
+A regular expression can take longer than anybody waits (`(a|a)*b`), and which ones do cannot be read off them. So they
+are run by the package `regex`, which stops when told to.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import regex
+
+from featcal.system.errors import InputError
+
+LONGEST = 4000
+"""Characters that a pattern, or a name, may have at most: far more than any tool writes."""
+SECONDS = 5.0
+"""Processor time for all names of a file; those of the largest models take a fifth of it."""
+_PLAIN = re.compile(r"[\w.-]+")
+_READ_OTHERWISE = re.compile(r"\{(?![\d,])|\[:")
+"""Parts of patterns to which `regex` gives a meaning of its own."""
+
+
+@dataclass
+class Matcher:
+    """Matches names, within one time for all of them."""
+
+    left: float = SECONDS
+
+    def match(self, pattern: str, name: str) -> regex.Match[str] | None:
+        """Match the beginning of a name, as `re.match` does.
+
+        Raises:
+            InputError: the time is up.
+        """
+        return self._within_time(regex.match, pattern, name)
+
+    def fullmatch(self, pattern: str, name: str) -> regex.Match[str] | None:
+        """Match a whole name, as `re.fullmatch` does.
+
+        Raises:
+            InputError: the time is up.
+        """
+        return self._within_time(regex.fullmatch, pattern, name)
+
+    def ends_with(self, pattern: str, name: str) -> bool:
+        """Say whether a pattern matches a whole name, or its end behind one of its dots.
+
+        Raises:
+            InputError: the time is up.
+        """
+        # Tools write names themselves, often one per module: a comparison is a thousandth of compiling each.
+        if _PLAIN.fullmatch(pattern):
+            start = len(name) - len(pattern)
+            inside = start == 0 or (start > 0 and name[start - 1] == ".")
+            return inside and all(own in (".", other) for own, other in zip(pattern, name[start:], strict=True))
+        return self.fullmatch(match_end(pattern), name) is not None
+
+    def _within_time(
+        self, function: Callable[..., regex.Match[str] | None], pattern: str, name: str
+    ) -> regex.Match[str] | None:
+        begun = time.process_time()
+        try:
+            return function(pattern, name, timeout=self.left)
+        except TimeoutError as error:
+            raise InputError(
+                f"the pattern '{pattern[:60]}' takes too long to match '{name[:60]}'; give the names themselves instead"
+            ) from error
+        finally:
+            # Never none at all: a pattern that takes no time still gets its answer.
+            self.left = max(self.left - (time.process_time() - begun), 0.01)
+
+
+def match_end(pattern: str) -> str:
+    """Return the pattern of a whole name, or of its end behind one of its dots."""
+    return rf"(.*\.)?({pattern})"
+
+
+def check_pattern(pattern: str, use: Callable[[str], str]) -> None:
+    """Raise ValueError if a pattern cannot be used: too long, no regular expression, or read in two ways.
+
+    Args:
+        use: makes the expression that is matched of the pattern.
+    """
+    if len(pattern) > LONGEST:
+        raise ValueError(f"a pattern of {len(pattern)} characters, {LONGEST} are the most")
+    if _READ_OTHERWISE.search(pattern):
+        raise ValueError(f"'{pattern}' has '{{' or '[:' in it, which no name of a module has; leave it out")
+    try:
+        re.compile(use(pattern))
+        regex.compile(use(pattern))
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"'{pattern[:60]}' is not a regular expression ({error})") from error
