@@ -24,10 +24,10 @@ from featcal.calibration.store import Watch, watch_nothing
 from featcal.evaluation.generation_check import canary, canary_warnings, note_unchecked
 from featcal.export.card import model_card
 from featcal.export.drift_picture import PICTURE_FILE, write_drift_picture
+from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import identify_model, input_files, input_hashes, read_draws
 from featcal.export.to_model import library_model
-from featcal.export.unchecked import UNCHECKED, keep_work, require_checked
 from featcal.export.write import can_reload, plain_card, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family
@@ -177,14 +177,12 @@ def calibrate_to_folder(
     have its task, and rank 0 writes.
 
     Returns:
-        The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder. Empty on other
-        ranks than 0.
+        The document of `featcal calibrate --json`; all but `out` is also `featcal.json`. Empty on ranks but 0.
 
     Raises:
-        InputError: suite, models, samples or folder are not usable, or a model does not come from the base.
-        NumericalError: the closed form has no trustworthy solution, or the folder does not load back to the same model.
-        UncheckedError: the folder is written, but generation, card, picture or what was written could not be checked;
-            it has the document.
+        InputError: suite, models, samples or folder are not usable.
+        NumericalError: there is no trustworthy solution, or the folder does not load back to the same model.
+        UncheckedError: the folder is written, but something of it could not be checked; it has the document.
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())

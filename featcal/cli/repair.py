@@ -82,7 +82,6 @@ def calibrate(
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.calibration.memory import MemoryLimits
-    from featcal.export.unchecked import UNCHECKED
     from featcal.system.distributed import join_process_group, own_device
 
     if max_memory is None:
@@ -106,17 +105,28 @@ def calibrate(
         try:
             document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=progress)
         except UncheckedError as error:
-            document = dict(error.document)  # its warnings say what was not checked
+            document = error.document  # its warnings say what was not checked
     if not document:  # of several processes rank 0 alone prints
         return
+    _show_drift(document, as_json)
+    if not as_json:
+        _say_written(document)
+    if _is_doubtful(document, require_canary):
+        raise SystemExit(1)
+
+
+def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print warnings and notes on stderr, and the document, or its drift behind every block."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
-    if not as_json:
-        _say_written(document)
+
+
+def _is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
+    """Say whether something of a written model could not be checked, or generation is not known to be sound where that
+    is required."""
     # A missing canary is a failure too: generation could not be checked.
-    if UNCHECKED in document or (require_canary and document.get("canary", {}).get("broken", True)):
-        raise SystemExit(1)
+    return "unchecked" in document or (require_canary and document.get("canary", {}).get("broken", True))
 
 
 def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:

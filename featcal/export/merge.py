@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from featcal.export.card import Making, model_card
+from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
-from featcal.export.unchecked import require_checked
 from featcal.export.write import can_reload, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family

@@ -13,7 +13,7 @@ import torch
 from featcal.export.config_files import say_model, say_packed, say_processor, say_tokenizer
 from featcal.export.content import Content
 from featcal.export.drift_picture import PICTURE_FILE
-from featcal.export.unchecked import UNCHECKED, keep_work, require_checked
+from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
 from featcal.family.opening import open_checked
 from featcal.formats.card_data import read_card_text
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
@@ -89,13 +89,7 @@ def write_model(
     content = Content(adapter, container.open(adapter.canonical, adapter.aliases), model)
     beside = files_in(folder.model)
     written, notes = _write_files(folder, adapter, container, content, model, whole)
-    unverified: list[str] = []
-    try:
-        with keep_work(unverified, "the written model was not compared with the one in memory", finds=True):
-            _verify(folder.model, adapter, model, content, whole)
-    except NumericalError:
-        folder.reject()
-        raise
+    unverified = _verify(folder, adapter, model, content, whole)
     hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
     # Asked now, so that the record can say how long writing and verifying took.
     account = dict(record())
@@ -118,14 +112,25 @@ def write_model(
     return account
 
 
-def _verify(folder: Path, adapter: Adapter, model: Weights, content: Content, whole: bool) -> None:
-    """Load what was written and compare it with the model; raise NumericalError where it is another one."""
-    back = locate(str(folder), Path.cwd(), "written model", unpack=True)
-    own = _adapter_of(back, adapter)
-    if whole:
-        verify_reload(folder, own, model)
-    else:
-        verify_streamed(back.open(own.canonical, own.aliases), own, content.dense, model)
+def _verify(folder: OutputFolder, adapter: Adapter, model: Weights, content: Content, whole: bool) -> list[str]:
+    """Load what was written and compare it with the model; return a sentence where that cannot be done.
+
+    Raises:
+        NumericalError: it is another model, and was deleted.
+    """
+    unverified: list[str] = []
+    try:
+        with keep_work(unverified, "the written model was not compared with the one in memory", finds=True):
+            back = locate(str(folder.model), Path.cwd(), "written model", unpack=True)
+            own = _adapter_of(back, adapter)
+            if whole:
+                verify_reload(folder.model, own, model)
+            else:
+                verify_streamed(back.open(own.canonical, own.aliases), own, content.dense, model)
+    except NumericalError:
+        folder.reject()
+        raise
+    return unverified
 
 
 def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
@@ -179,10 +184,8 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
         carry_companions(container.folder, folder.model, record)
         _add_files(folder.model, added or {})
         content = write_model(folder, adapter, container, model, lambda: record, text)
-    told = ("written", "notes", UNCHECKED)
-    return require_checked(
-        {"out": str(folder.out), "format": layout, **{name: content[name] for name in told if name in content}}
-    )
+    shown = {name: content[name] for name in ("written", "notes", UNCHECKED) if name in content}
+    return require_checked({"out": str(folder.out), "format": layout, **shown})
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:

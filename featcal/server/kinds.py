@@ -78,7 +78,7 @@ def calibrate(work: Work) -> dict[str, Any]:
     try:
         return calibrate_to_folder(family, config, out, resume=begun, progress=work.progress)
     except UncheckedError as error:
-        return dict(error.document)
+        return error.document
     except BaseException:  # cancelled too
         if out == kept or not begun:
             shutil.rmtree(partial, ignore_errors=True)

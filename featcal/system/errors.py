@@ -1,6 +1,6 @@
 """Errors that featcal raises on purpose; each ends a command with one clear message and exit status 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -33,6 +33,6 @@ class UncheckedError(FeatcalError):
     """A model that was written whole, of which something could not be checked; `document` is what its writer returns
     where all could be."""
 
-    def __init__(self, document: Mapping[str, Any], out: str, sentences: Sequence[str]) -> None:
+    def __init__(self, document: dict[str, Any], out: str, sentences: Sequence[str]) -> None:
         self.document = document
         super().__init__(f"written to {out}, but {'; '.join(sentences)}")

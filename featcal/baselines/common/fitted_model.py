@@ -12,10 +12,10 @@ from featcal.baselines.common.baseline import Baseline
 from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
 from featcal.baselines.common.task_adapters import adapted_by_task, describe_adapters, write_adapters
 from featcal.export.card import Making, model_card
+from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
-from featcal.export.unchecked import require_checked
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def keep_work(unchecked: list[str], sentence: str, *, finds: bool = False) -> It
         unchecked.append(f"{sentence}: {_explain(error)}")
 
 
-def require_checked(document: Mapping[str, Any]) -> dict[str, Any]:
+def require_checked(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document of a written folder.
 
     Raises:
@@ -44,7 +44,7 @@ def require_checked(document: Mapping[str, Any]) -> dict[str, Any]:
     """
     if document.get(UNCHECKED):
         raise UncheckedError(document, document["out"], document[UNCHECKED])
-    return dict(document)
+    return document
 
 
 def _explain(error: Exception) -> str:
