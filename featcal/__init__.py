@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_re
     from featcal.system.errors import FeatcalError as FeatcalError
     from featcal.system.errors import InputError as InputError
     from featcal.system.errors import NumericalError as NumericalError
+    from featcal.system.errors import UncheckedError as UncheckedError
 
 __version__ = "0.1.0"
 

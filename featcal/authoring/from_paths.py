@@ -17,7 +17,7 @@ from featcal.formats.located_model import TEXT_CLASSES, is_classifier
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.formats.peft import task_type
-from featcal.formats.sentences import MODULES_FILE
+from featcal.formats.sentences import MODULES_FILE, SentenceText
 from featcal.formats.tokenizers import has_chat_template
 from featcal.models.families.decoder_facts import FACTS
 from featcal.models.families.encoder_facts import ENCODERS
@@ -82,6 +82,8 @@ def begin(parts: SuiteParts, out: Path) -> Beginning:
         content["merged"], more = _choose_merged(parts.merged, out.parent)
         assumed += more
     reads = _reads(parts.base, parts.experts.values())
+    text, lines = _text_of(parts.base) if reads == "likeness" else ({}, [])
+    assumed += lines
     for task, expert in parts.experts.items():
         content["tasks"][task] = {}
         with _collect_problems(problems):
@@ -90,7 +92,7 @@ def begin(parts: SuiteParts, out: Path) -> Beginning:
             with _collect_problems(problems, f"task '{task}': "):
                 found = guess(parts.data[task], out.parent, reads)
                 classes = _classes(expert) if reads == "classes" else {}
-                content["tasks"][task] |= {**classes, **found.task}
+                content["tasks"][task] |= {**classes, **text, **found.task}
                 assumed += [f"task '{task}': classes are named as in the expert's config.json"] * bool(classes)
                 assumed += (f"task '{task}': {line}" for line in found.assumed)
                 missing += (f"task '{task}': {line}" for line in found.missing)
@@ -122,6 +124,18 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
         if has_chat_template(folder):
             return "turns"
     return "answers"
+
+
+def _text_of(base: str) -> tuple[dict[str, int], list[str]]:
+    """Return the length at which a sentence-transformers folder cuts texts, as a key of a task, and lines on what it
+    does to them."""
+    folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
+    found, lines = SentenceText.from_folder(folder), []
+    if found.max_seq_length is not None:
+        lines.append(f"max_length: texts are cut at {found.max_seq_length} tokens, as the base's own files say")
+    if found.prompt:
+        lines.append(f"every text has the base's default prompt in front of it, {found.prompt!r}")
+    return ({} if found.max_seq_length is None else {"max_length": found.max_seq_length}), lines
 
 
 def _classifies(expert: str) -> bool:

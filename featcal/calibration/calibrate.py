@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from featcal.calibration.store import Watch, watch_nothing
 from featcal.evaluation.generation_check import canary, canary_warnings, note_unchecked
 from featcal.export.card import model_card
 from featcal.export.drift_picture import PICTURE_FILE, write_drift_picture
+from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import identify_model, input_files, input_hashes, read_draws
 from featcal.export.to_model import library_model
-from featcal.export.write import can_reload, require_weights_alone, write_model
+from featcal.export.write import can_reload, plain_card, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family
 from featcal.family.outside_tower import note_left_out
@@ -100,11 +101,12 @@ class CalibrationResult(Drawable):
         Raises:
             InputError: `out` exists or cannot be written.
             NumericalError: the folder does not load back to the same model.
+            UncheckedError: it is written, but something of it could not be checked.
         """
         origin = _origin(self.family)
         with OutputFolder(out) as folder:
             content = _write(folder, self, origin, lambda: self.record["seconds"])
-        written: list[str] = content["written"]
+        written: list[str] = require_checked({"out": str(folder.out), **content})["written"]
         return written
 
     def to_model(self) -> PreTrainedModel:
@@ -175,12 +177,12 @@ def calibrate_to_folder(
     have its task, and rank 0 writes.
 
     Returns:
-        The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder. Empty on other
-        ranks than 0.
+        The document of `featcal calibrate --json`; all but `out` is also `featcal.json`. Empty on ranks but 0.
 
     Raises:
-        InputError: suite, models, samples or folder are not usable, or a model does not come from the base.
-        NumericalError: the closed form has no trustworthy solution, or the folder does not load back to the same model.
+        InputError: suite, models, samples or folder are not usable.
+        NumericalError: there is no trustworthy solution, or the folder does not load back to the same model.
+        UncheckedError: the folder is written, but something of it could not be checked; it has the document.
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
@@ -214,7 +216,7 @@ def calibrate_to_folder(
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)
         content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, limits.process))
-    return {"out": str(folder.out), **content}
+    return require_checked({"out": str(folder.out), **content})
 
 
 def _folder(
@@ -363,19 +365,26 @@ def _write(
     whole: bool = True,
 ) -> dict[str, Any]:
     """Write a calibrated model with its card and record; return the content of `featcal.json`."""
-    family = made.family
-    record = {**made.record, **origin, **_generation(made, whole)}
-    record["warnings"] = [*made.record["warnings"], *canary_warnings(record)]
-    unchecked = note_unchecked(family) if "canary" in record else []
-    record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record), *unchecked]
+    family, failed, card = made.family, list[str](), plain_card(made.family.container.layout)
+    record = {**made.record, **origin}
+    with keep_work(failed, "whether it still generates was not checked"):
+        record |= _generation(made, whole)
+    pictured = False
+    with keep_work(failed, "the picture of the drift was not drawn"):
+        write_drift_picture(record["relative_drift"], folder.model / PICTURE_FILE)
+        pictured = True
+    record["warnings"] = [*made.record["warnings"], *canary_warnings(record), *failed]
+    left = note_unchecked(family) if "canary" in record else []
+    record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record), *left]
+    with keep_work(failed, "the card was not written"):
+        account = account_of(family, made.config, config_for(family), record["warnings"])
+        card = model_card(family, record, replace(account, pictured=pictured))
+    record |= {UNCHECKED: failed} if failed else {}
 
     def finished_record() -> dict[str, Any]:
         # Asked for when all is verified: time and memory of the writing are in them.
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
-    write_drift_picture(record["relative_drift"], folder.model / PICTURE_FILE)
-    account = account_of(family, made.config, config_for(family), record["warnings"])
-    card = model_card(family, record, account)
     return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from featcal.cli.completion import complete_model, complete_models, complete_suite
 from featcal.cli.terminal import say
@@ -69,9 +70,12 @@ def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]
 
 
 def note_folders(context: click.Context, param: click.Parameter, given: Any) -> Any:
-    """Return the name of a model, or of several each once, and say which of them a folder here has as well."""
+    """Return the name of a model, or of several each once, and say which of those that were typed a folder here has as
+    well."""
     names = given if isinstance(given, str | None) else tuple(dict.fromkeys(given))
-    for name in [names] if isinstance(names, str) else names or ():
+    # Whoever typed nothing meant no folder.
+    typed = context.get_parameter_source(str(param.name)) is not ParameterSource.DEFAULT
+    for name in ([names] if isinstance(names, str) else names or ()) if typed else ():
         if (name in NAMED or is_method(name)) and Path(name).exists() and not context.resilient_parsing:
             say(f"note: {param.opts[0]} {name} is what featcal calls so; write ./{name} for the folder", err=True)
     return names

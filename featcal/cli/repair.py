@@ -27,7 +27,7 @@ from featcal.cli.options import (
 )
 from featcal.cli.terminal import bar, require_new_file, say, say_notes, say_problems, show, write_new
 from featcal.suite.calibration_options import OF_A_RECIPE
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, UncheckedError
 from featcal.system.formatting import percent, readable
 from featcal.system.libraries import load_libraries
 from featcal.system.progress import keep_memory, silent
@@ -76,7 +76,8 @@ def calibrate(
     encoder's output. With torchrun (docs/scale.md) several processes share the tasks; one of them writes and prints.
 
     A model that generates text is then compared with the merged one as `featcal study canary` does. A repair that
-    breaks generation is still written, with warnings.
+    breaks generation is still written, with warnings. Where this, the card or the reloading fails, the checkpoint is
+    written, a warning says what was not checked, and the exit status is 1.
     """
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
@@ -101,17 +102,31 @@ def calibrate(
         if not ranks.rank:
             _say_slow_precision(config, family)
         limits = MemoryLimits(max_memory, max_device_memory)
-        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=progress)
+        try:
+            document = calibrate_to_folder(family, config, out, resume=resume, max_memory=limits, progress=progress)
+        except UncheckedError as error:
+            document = error.document  # its warnings say what was not checked
     if not document:  # of several processes rank 0 alone prints
         return
+    _show_drift(document, as_json)
+    if not as_json:
+        _say_written(document)
+    if _is_doubtful(document, require_canary):
+        raise SystemExit(1)
+
+
+def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print warnings and notes on stderr, and the document, or its drift behind every block."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
-    if not as_json:
-        _say_written(document)
+
+
+def _is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
+    """Say whether something of a written model could not be checked, or generation is not known to be sound where that
+    is required."""
     # A missing canary is a failure too: generation could not be checked.
-    if require_canary and document.get("canary", {}).get("broken", True):
-        raise SystemExit(1)
+    return "unchecked" in document or (require_canary and document.get("canary", {}).get("broken", True))
 
 
 def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.generation import Pupil, prompt_batch
+from featcal.models.generation import Generator, Pupil, prompt_batch
 from featcal.models.model import answers_apart, task_weights
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
@@ -128,8 +128,9 @@ def canary(
 ) -> Canary:
     """Let the experts, the model and the one it is held against answer the same prompts.
 
-    Decoding is greedy, on tasks that have calibration samples. One whole model is in memory at a time, in the compute
-    dtype, with the experts' distributions over the answers of one task.
+    Decoding is greedy, on tasks that have calibration samples. Prompts and answers have no more tokens together than
+    the model has positions by its configuration, rotary ones too: behind them every model errs. One whole model is in
+    memory at a time, in the compute dtype, with the experts' distributions over the answers of one task.
 
     Args:
         against: left out, the suite's merged model.
@@ -153,8 +154,11 @@ def canary(
     for done, (task, expert) in enumerate(experts.items()):
         progress("generation", done, len(experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
-        batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
-        teacher = Pupil(family.generator(expert), batches, TOKENS)
+        whole = _keep_within(family.generator(expert))
+        longest = _longest_prompt(whole)
+        batches = [prompt_batch(one, longest) for one in batches_of(drawn, TOGETHER, family.compute.device)]
+        teacher = Pupil(whole, batches, TOKENS)
+        del whole
         answers, theirs = teacher.answers, [one.exp() for one in teacher.log_probabilities(teacher.answers)]
         try:
             readings = [_reading(teacher, answers, theirs)]
@@ -162,9 +166,9 @@ def canary(
             # The merged model checked against itself is run once: both readings are the same.
             models = (model,) if held is model else (held, model)
             for one in models:
-                readings.append(
-                    _reading(Pupil(family.generator(task_weights(one, task)), batches, TOKENS), answers, theirs)
-                )
+                whole = _keep_within(family.generator(task_weights(one, task)))
+                readings.append(_reading(Pupil(whole, batches, TOKENS), answers, theirs))
+                del whole
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
         found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])
@@ -186,6 +190,17 @@ def note_unchecked(family: Family) -> list[str]:
     """Return a note on the tasks that have no prompts; none where every task has some."""
     left = ", ".join(f"'{task}'" for task in unchecked_tasks(family))
     return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
+
+
+def _keep_within(generator: Generator) -> Generator:
+    """Return the generator with answers that end at the last position of the model's configuration."""
+    return replace(generator, positions=generator.stated)
+
+
+def _longest_prompt(generator: Generator) -> int | None:
+    """Return the tokens of a prompt that leave room for an answer, or half of all positions; None for any number."""
+    rows = generator.positions
+    return None if rows is None else max(rows - TOKENS, rows // 2, 1)
 
 
 def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:

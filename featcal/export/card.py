@@ -54,6 +54,8 @@ class Making:
     settings: Mapping[str, Any]
     command: Command
     warnings: Sequence[str] = field(default=())
+    pictured: bool = True
+    """Whether `PICTURE_FILE` lies beside the card of a calibration."""
 
 
 def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str:
@@ -88,7 +90,7 @@ def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str
         making.what,
         *(f"**Warning:** {escape_markdown(one)}." for one in making.warnings),
         f"## Scores\n\n{mark(SCORES, _no_scores(record))}",
-        _drift(record),
+        _drift(record, making.pictured),
         _how_it_was_made(family, record, making, settings),
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
         "Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured.",
@@ -203,11 +205,11 @@ def _no_scores(record: Mapping[str, Any]) -> str:
     return f"{NOT_MEASURED} {sentence}\n\n{command}"
 
 
-def _drift(record: Mapping[str, Any]) -> str:
+def _drift(record: Mapping[str, Any], pictured: bool) -> str:
     """Return the part about the drift that a calibration measured."""
     if "relative_drift" not in record:
         return f"## Drift\n\n{NOT_MEASURED}"
-    picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})"
+    picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})\n\n" if pictured else ""
     sentences = (
         "Distance of the calibrated features from each expert's, over the norm of the expert's, on the calibration "
         "samples. Final features, before and after calibration"
@@ -218,7 +220,7 @@ def _drift(record: Mapping[str, Any]) -> str:
     ]
     table = ["| task | before | after | samples |", "|---|---:|---:|---:|", *rows]
     final = ":\n\n" + "\n".join(table) if rows else f": {NOT_MEASURED.lower()}"
-    return f"## Drift\n\n{picture}\n\n{sentences}{final}"
+    return f"## Drift\n\n{picture}{sentences}{final}"
 
 
 def _how_it_was_made(family: Family, record: Mapping[str, Any], making: Making, settings: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from featcal.export.card import Making, model_card
+from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import can_reload, write_model
@@ -55,6 +56,7 @@ def merge_to_folder(
     Raises:
         InputError: unknown method, an option that the method does not have, an expert that does not descend from the
             base, or an output that cannot be written.
+        UncheckedError: it is written, but could not be verified.
     """
     family = ensure_family(suite, "cpu")
     recipe = recipe_for(family.suite, method, **({} if scale is None else {"scale": scale}))
@@ -96,7 +98,7 @@ def write_merge(
             card,
             whole=can_reload(merged.info, max_memory),
         )
-    return {"out": str(folder.out), **content}
+    return require_checked({"out": str(folder.out), **content})
 
 
 def _with_recipe(family: Family, recipe: MergeRecipe) -> Family:

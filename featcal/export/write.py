@@ -13,6 +13,7 @@ import torch
 from featcal.export.config_files import say_model, say_packed, say_processor, say_tokenizer
 from featcal.export.content import Content
 from featcal.export.drift_picture import PICTURE_FILE
+from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
 from featcal.family.opening import open_checked
 from featcal.formats.card_data import read_card_text
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
@@ -76,11 +77,11 @@ def write_model(
 
     Returns:
         The content of `featcal.json`: the record, its notes and those on what transformers 4 cannot be told, how the
-        folder was verified ("reloaded" or "streamed"), the names of all files, `tensor_digests` of the weights and,
-        where these are packed, their bytes and those of the dense ones.
+        folder was verified ("reloaded", "streamed", or None and `UNCHECKED` says why), the names of all files,
+        `tensor_digests` of the weights and, where these are packed, their bytes and those of the dense ones.
 
     Raises:
-        NumericalError: the written model is not the one in memory.
+        NumericalError: the written model is not the one in memory, and was deleted.
         InputError: the disk refuses, or the model has maps or heads of its own, which no checkpoint of its
             architecture holds.
     """
@@ -88,19 +89,16 @@ def write_model(
     content = Content(adapter, container.open(adapter.canonical, adapter.aliases), model)
     beside = files_in(folder.model)
     written, notes = _write_files(folder, adapter, container, content, model, whole)
-    back = locate(str(folder.model), Path.cwd(), "written model", unpack=True)
-    own = _adapter_of(back, adapter)
-    if whole:
-        verify_reload(folder.model, own, model)
-    else:
-        verify_streamed(back.open(own.canonical, own.aliases), own, content.dense, model)
+    unverified = _verify(folder, adapter, model, content, whole)
     hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
     # Asked now, so that the record can say how long writing and verifying took.
     account = dict(record())
     account["notes"] = list(dict.fromkeys([*(account.get("notes") or ()), *notes]))
-    save_text(with_notes(card, account["notes"]), folder.model / CARD_FILE)
+    if unchecked := [*account.get(UNCHECKED, ()), *unverified]:
+        account |= {UNCHECKED: unchecked, "warnings": list(dict.fromkeys([*account.get("warnings", ()), *unchecked]))}
+    save_text(with_notes(card, [*account["notes"], *unchecked]), folder.model / CARD_FILE)
     account |= {
-        "verified": "reloaded" if whole else "streamed",
+        "verified": None if unverified else "reloaded" if whole else "streamed",
         "written": sorted({*written, *beside, CARD_FILE, RECORD_FILE}),
         "tensors": hashes,
     }
@@ -112,6 +110,27 @@ def write_model(
     save_text(json.dumps(account, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
     folder.commit()
     return account
+
+
+def _verify(folder: OutputFolder, adapter: Adapter, model: Weights, content: Content, whole: bool) -> list[str]:
+    """Load what was written and compare it with the model; return a sentence where that cannot be done.
+
+    Raises:
+        NumericalError: it is another model, and was deleted.
+    """
+    unverified: list[str] = []
+    try:
+        with keep_work(unverified, "the written model was not compared with the one in memory", finds=True):
+            back = locate(str(folder.model), Path.cwd(), "written model", unpack=True)
+            own = _adapter_of(back, adapter)
+            if whole:
+                verify_reload(folder.model, own, model)
+            else:
+                verify_streamed(back.open(own.canonical, own.aliases), own, content.dense, model)
+    except NumericalError:
+        folder.reject()
+        raise
+    return unverified
 
 
 def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
@@ -145,6 +164,7 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
     Raises:
         InputError: the model lacks tensors or has others than its architecture, or it is an adapter that adds a
             classifier which the base does not have.
+        UncheckedError: it is written, but could not be verified.
     """
     container = locate(str(source), Path.cwd(), "model to export")
     require_dense(container.config, container.label)
@@ -154,33 +174,30 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
     layout = container.layout
     if isinstance(model, LoraWeights):  # card and record of the base are not those of the sum
         _require_described_head(container)
-        text, record = _plain_card(layout), dict[str, Any]()
+        text, record = plain_card(layout), dict[str, Any]()
     else:
         text, record = carried_text(container, layout)
     if record:
         record["exported"] = layout
+        record.pop(UNCHECKED, None)  # a warning keeps what was not checked then; this folder is verified anew
     with OutputFolder(out) as folder:
         carry_companions(container.folder, folder.model, record)
         _add_files(folder.model, added or {})
         content = write_model(folder, adapter, container, model, lambda: record, text)
-    return {
-        "out": str(folder.out),
-        "format": layout,
-        "written": content["written"],
-        "notes": content["notes"],
-    }
+    shown = {name: content[name] for name in ("written", "notes", UNCHECKED) if name in content}
+    return require_checked({"out": str(folder.out), "format": layout, **shown})
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     """Return the card and the record that a model brings along, or a card without content and an empty record."""
     if not container.owns_folder:
-        return _plain_card(layout), {}
+        return plain_card(layout), {}
     record_file = container.folder / RECORD_FILE
-    text = read_card_text(container.folder) or _plain_card(layout)
+    text = read_card_text(container.folder) or plain_card(layout)
     return text, read_json(record_file) if record_file.is_file() else {}
 
 
-def _plain_card(layout: str) -> str:
+def plain_card(layout: str) -> str:
     """Return a card without content."""
     return f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
 

@@ -16,6 +16,7 @@ from featcal.formats.conversions import untie_base
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
+from featcal.formats.sentences import TEXT, SentenceText
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.activations import ActivationStore
@@ -117,7 +118,7 @@ class Family:
             InputError: there is none, or it does not fit the suite; the message lists every difference.
         """
         located = locate(ref, Path.cwd(), f"model '{ref}'", unpack=True)
-        return located, open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
+        return located, open_checked(located, self.adapter, self.compute.device, self.suite)
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
         """Merge the experts by a recipe, whatever the suite's own is."""
@@ -223,7 +224,7 @@ class Family:
             adapter.image_processor,
             pictures,
             self.write_texts,
-            embeds=adapter.embeds,
+            sentences=adapter.sentence_text,
             image_token=adapter.image_token,
         )
 
@@ -337,8 +338,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
         adapter = adapter_for(found.config, found.names, compute.device, "base", own_text, classifies)
         check_replay(adapter, compute.device)
-    cut = suite.vocabulary == "base"
-    opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, cut))
+    opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, suite))
     # In the suite's order, whichever step found them: all problems of all models at once.
     report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
     base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
@@ -391,18 +391,18 @@ def ensure_family(suite: Suite | Family, device: str = "auto", precision: str | 
     return replace(suite, compute=Compute(suite.compute.device, DTYPES[precision]))
 
 
-def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_vocabulary: bool = False) -> Weights:
+def open_checked(located: Located, adapter: Adapter, device: torch.device, suite: Suite | None = None) -> Weights:
     """Open a model of the adapter's architecture.
 
     Args:
-        cut_vocabulary: leave out rows of the vocabulary that the base does not have.
+        suite: says whether rows of the vocabulary that the base does not have are left out, and where texts are cut.
 
     Raises:
         InputError: listing every difference.
     """
     stored = located.open(adapter.canonical, adapter.aliases)
     weights: Weights = stored
-    if cut_vocabulary:
+    if suite is not None and suite.vocabulary == "base":
         rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}
         longer = {n: r for n, r in rows.items() if n in stored.info and stored.info[n].shape[0] > r}
         weights = FirstRows(stored, longer) if longer else stored
@@ -416,6 +416,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]
+    problems += _other_texts(located, adapter, suite)
     problems += _check_orientation(stored, adapter) if isinstance(stored, LoraWeights) else []
     remedy = "" if located.label == "base" else untie_base(adapter.aliases)
     problems += [
@@ -426,6 +427,17 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     ]
     report_all(problems)
     return weights
+
+
+def _other_texts(located: Located, adapter: Adapter, suite: Suite | None) -> list[str]:
+    """Return a problem where a model of sentence-transformers reads other texts than the base."""
+    if adapter.sentence_text is None or TEXT not in located.config:
+        return []
+    says_length = suite is not None and all(task.says_length for task in suite.tasks.values())
+    own, theirs = adapter.sentence_text, SentenceText(**located.config[TEXT])
+    remedy = "all models read the same texts, so let their files say the same"
+    remedy = f"{remedy} (for the length, 'max_length' of every task says it too)"
+    return [f"{located.label}: {one} ({located.folder}); {remedy}" for one in own.differences(theirs, says_length)]
 
 
 def _check_orientation(model: LoraWeights, adapter: Adapter) -> list[str]:

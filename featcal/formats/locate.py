@@ -13,7 +13,7 @@ from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.peft import task_type
-from featcal.formats.sentences import pooling_option
+from featcal.formats.sentences import sentence_options
 from featcal.formats.weights import Canonical, name_shared
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
@@ -63,7 +63,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
     folder = resolve(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label, under)
-    config = read_config(folder, label) | pooling_option(folder)
+    config = read_config(folder, label) | sentence_options(folder)
     # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)

@@ -187,6 +187,10 @@ class OutputFolder:
             raise InputError(f"cannot write {target}: {error.strerror}") from error
         return True
 
+    def reject(self) -> None:
+        """Delete what was written, because it is not the model; finished blocks stay."""
+        self._clear(self.model)
+
     def _file(self, block: Named) -> Path:
         return self._blocks / f"{block.name}.safetensors"
 

@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Located
+from featcal.formats.sentences import SentenceText
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing, find_place
 from featcal.models.families.mixture import Mixture
@@ -312,8 +313,8 @@ class Adapter(ABC):
     """Whether the first token is a class token."""
     causal = False
     """Whether every token sees only those before it."""
-    embeds = False
-    """Whether final features are embeddings of texts, whose cosines measure how alike two texts are."""
+    sentence_text: SentenceText | None = None
+    """Changes of sentence-transformers to a text before the model reads it; None for models that give no embeddings."""
     reads_prompts = False
     """Whether the text tower is a stage too: every picture then comes with a prompt, and every model's own text tower
     makes the heads from class prompts."""
@@ -329,6 +330,11 @@ class Adapter(ABC):
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""
+
+    @property
+    def embeds(self) -> bool:
+        """Say whether final features are embeddings of texts, whose cosines measure how alike two texts are."""
+        return self.sentence_text is not None
 
     @property
     def answers(self) -> Answers:

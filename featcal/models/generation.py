@@ -54,7 +54,10 @@ class Generator:
     encodes: bool
     """Whether the prompt goes to an encoder; otherwise the answer continues it."""
     positions: int | None = None
-    """Tokens that prompt and answer may have together if the model has a table of positions; answers end there."""
+    """Tokens that prompt and answer may have together; answers end there. None without a table of positions."""
+    stated: int | None = None
+    """Tokens that a text may have by the model's configuration; rotary positions go on behind them, where the model was
+    not trained. None if it names no number."""
     seen: Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]] | None = None
     """Returns the model's inputs for the pictures of a batch, given the batch and the token ids that it reads; None if
     the model reads no pictures."""
@@ -70,7 +73,7 @@ class Generator:
         return frozenset([] if named is None else named if isinstance(named, list) else [named])
 
     def answers(self, batch: Mapping[str, Tensor], **options: Any) -> Tensor:
-        """Return new token ids `[batch, new]`.
+        """Return new token ids `[batch, new]`, padded where another answer has more.
 
         Args:
             options: of transformers' `generate`; `pad_token_id` among them.
@@ -78,28 +81,37 @@ class Generator:
         Raises:
             InputError: the model's own settings rule that out.
         """
+        padding = options["pad_token_id"] or 0
+        return pad_sequence(self._produce(batch, options), batch_first=True, padding_value=padding)
+
+    def each_answer(self, batch: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
+        """Return the new token ids of every prompt, `[new]`, up to and including the first that ends an answer; the
+        options and errors are those of `answers`."""
+        return [self._cut_at_end(row) for row in self._produce(batch, options)]
+
+    def _produce(self, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        """Return new token ids of every prompt, `[new]`; padding stands only behind a token that ends an answer."""
         if self.encodes:
             ids, mask = batch["input_ids"], batch["attention_mask"]
         else:
             ids, mask = prompts(batch)
         if self.positions is not None:  # + 1: the last token is generated, but never read
-            room = self.positions - ids.shape[1] + 1
+            room = max(self.positions - ids.shape[1] + 1, 1)  # pictures take what they take
             wanted = options.get("max_new_tokens", self.positions + 1)
             if room < wanted and len(ids) > 1:
                 # Blanks in front of a short prompt would take the room of its answer.
                 alone = ({name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(len(ids)))
-                rows = [self.answers(one, **options)[0] for one in alone]
-                return pad_sequence(rows, batch_first=True, padding_value=options["pad_token_id"])
-            options["max_new_tokens"] = min(wanted, room)
+                return [row for one in alone for row in self._produce(one, options)]
+            options = {**options, "max_new_tokens": min(wanted, room)}
         pictures = self.seen(batch, ids) if self.seen is not None else {}
         if self.unsaid:
-            options["suppress_tokens"] = [*self.unsaid]
+            options = {**options, "suppress_tokens": [*self.unsaid]}
         try:
             produced: Tensor = self.model.generate(ids, attention_mask=mask, **pictures, **_PLAIN, **options)
         except (TypeError, ValueError) as error:
             why = shorten(" ".join(str(error).split()), 200)
             raise InputError(f"base: answers cannot be generated with the settings in its {_FILE} ({why})") from error
-        return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
+        return [*produced[:, 1 if self.encodes else ids.shape[1] :]]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
         """Draw answers from the model's own distribution, at temperature 1 and uncut, by torch's global generator.
@@ -116,7 +128,7 @@ class Generator:
         # Settings of sampling that came with the model would be merged with the options below.
         self.model.generation_config = GenerationConfig(decoder_start_token_id=own.decoder_start_token_id)
         try:
-            produced = self.answers(
+            return self.each_answer(
                 batch,
                 max_new_tokens=tokens,
                 max_length=None,
@@ -130,9 +142,8 @@ class Generator:
             )
         finally:
             self.model.generation_config = own
-        return [self.cut_at_end(row) for row in produced]
 
-    def cut_at_end(self, answer: Tensor) -> Tensor:
+    def _cut_at_end(self, answer: Tensor) -> Tensor:
         """Return new tokens `[new]` up to and including the first that ends an answer."""
         stops = [place for place, token in enumerate(answer.tolist()) if token in self.ends]
         return answer[: stops[0] + 1] if stops else answer
@@ -155,7 +166,8 @@ class Generator:
             ids, mask = prompts(batch)
             # Right padding from here on: left padding would shift positions in a plain forward.
             own = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-            rows = [torch.cat([prompt, answer])[: self.positions] for prompt, answer in zip(own, answers, strict=True)]
+            # Nothing is predicted by the last token, for which there may be no position.
+            rows = [torch.cat([prompt, answer[:-1]]) for prompt, answer in zip(own, answers, strict=True)]
             padded = pad_sequence(rows, batch_first=True)
             lengths = torch.tensor([len(row) for row in rows], device=padded.device)
             attended = (torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).long()
@@ -203,7 +215,11 @@ class Pupil:
     @cached_property
     def answers(self) -> list[Tensor]:
         """Return the model's answer to every prompt, up to the token that ends it: `[tokens]`."""
-        return [answer for batch in self._batches for answer in self._answers(batch)]
+        settings: dict[str, Any] = {
+            "max_new_tokens": self._tokens, "max_length": None, "do_sample": False, "num_beams": 1,
+            "pad_token_id": min(self.ends, default=0),
+        }  # fmt: skip
+        return [answer for batch in self._batches for answer in self._generator.each_answer(batch, **settings)]
 
     def log_probabilities(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
@@ -212,23 +228,22 @@ class Pupil:
             some = [*islice(rest, len(batch["input_ids"]))]
             yield from self._generator.log_probabilities(batch, some)
 
-    def _answers(self, batch: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        produced = self._generator.answers(
-            batch,
-            max_new_tokens=self._tokens,
-            max_length=None,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=min(self.ends, default=0),
-        )
-        yield from map(self._generator.cut_at_end, produced)
 
+def prompt_batch(batch: Mapping[str, Tensor], longest: int | None = None) -> Mapping[str, Tensor]:
+    """Return the prompts of a batch; texts without answers, as experts write them, are cut to their first half.
 
-def prompt_batch(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the prompts of a batch; texts without answers, as experts write them, are cut to their first half."""
-    kept = batch["attention_mask"]
-    # Texts with a picture must stay whole.
-    if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
+    Args:
+        longest: tokens from which the prompt of a decoder loses its beginning, but for its first token.
+    """
+    kept, answer = batch["attention_mask"], batch.get("completion_mask")
+    # Texts with a picture must stay whole, and an encoder's prompts are as long as its samples.
+    if "pixel_values" in batch or answer is None:
         return batch
-    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
-    return {"input_ids": batch["input_ids"], "attention_mask": half}
+    if torch.equal(answer, kept):
+        kept = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
+    else:
+        kept = kept * (1 - answer)
+    if longest is not None:
+        behind = kept.flip(1).cumsum(1).flip(1)
+        kept = kept * ((behind < longest) | (kept.cumsum(1) == 1))
+    return {"input_ids": batch["input_ids"], "attention_mask": kept}

@@ -74,7 +74,7 @@ def open_models(suite: Suite, places: Places) -> Opened:
                 if opened.adapter.scores_with == "vocabulary":
                     read_generation_config(found.folder)
             if opened.adapter is not None:
-                opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
+                opened.weights[role] = open_checked(found, opened.adapter, CPU, suite)
     return opened
 
 

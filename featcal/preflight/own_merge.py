@@ -60,7 +60,7 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
     differences = trio.compare()
     as_base = replace(found, config=_base_settings(family.origin, found.config))
     try:
-        merged = open_checked(as_base, adapter, family.compute.device, suite.vocabulary == "base")
+        merged = open_checked(as_base, adapter, family.compute.device, suite)
     except InputError as error:
         faults = [f"merged: {one.sentence}" for one in differences if one.is_fault]
         raise InputError(*faults, *error.problems) from error

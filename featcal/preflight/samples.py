@@ -10,7 +10,7 @@ from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
-from featcal.samples.sources import Samples, open_pool
+from featcal.samples.sources import Samples, longest_text, open_pool
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import SelfGenerated
@@ -88,8 +88,14 @@ def _check_source(
     )
     # Drawing does not ask for labels that fit the head; scores do.
     check_classes(family.head_classes(task) or None, seen)
+    own = family.adapter.sentence_text
     notes = [f"{label}: {note}" for note in seen.notes]
-    notes += [_note_truncation(label, seen, spec)] if seen.truncated else []
+    notes += [_note_truncation(label, seen, spec, longest_text(spec, own))] if seen.truncated else []
+    if own is not None and own.max_seq_length not in (None, longest_text(spec, own)):
+        notes.append(
+            f"{label}: texts are cut at {spec.max_length} tokens, the suite file's max_length; the model's own files "
+            f"say {own.max_seq_length}, which encode() of sentence-transformers takes"
+        )
     if split != "calibration":
         return notes, None
     drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
@@ -106,8 +112,8 @@ def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int)
     return DrawSize(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and the mask of the answer
 
 
-def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
-    limits = f"max_length {spec.max_length}"
+def _note_truncation(label: str, drawn: Samples, spec: Task, longest: int) -> str:
+    limits = f"max_length {longest}"
     if "labels" in drawn.inputs:
         limits += f", max_target_length {spec.max_target_length}"
     return (

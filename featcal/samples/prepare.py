@@ -17,6 +17,7 @@ from featcal.formats.hub import HUB_FILES
 from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
+from featcal.formats.sentences import SentenceText, read_in_lower_case, reads_lower_case
 from featcal.formats.tokenizers import open_tokenizer
 from featcal.models.families.language import IGNORED
 from featcal.samples.pool import Image, Pool, TextExample
@@ -55,8 +56,8 @@ class Preparation:
     """Replaces the image processor, if given."""
     written: Written | None = None
     """Gives the texts that experts write, for sources that ask for them."""
-    embeds: bool = False
-    """Whether texts become embeddings that are compared in pairs."""
+    sentences: SentenceText | None = None
+    """Changes of sentence-transformers to texts that become embeddings; None for other models."""
     image_token: int | None = None
     """Token that stands for a part of a picture among those of a text, if a model reads both."""
     copies: int = 0
@@ -393,4 +394,7 @@ def tokenizer_of(folder: Path) -> Any:
 def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
     place = name_place(folder)
     needed = f"base: {place} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
-    return open_tokenizer(folder, InputError(needed))
+    tokenizer = open_tokenizer(folder, InputError(needed))
+    if reads_lower_case(folder):
+        read_in_lower_case(tokenizer)
+    return tokenizer

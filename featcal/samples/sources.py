@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featcal.formats.sentences import SentenceText
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
 from featcal.samples.class_names import ClassList, match_names
@@ -222,18 +223,22 @@ def _draw_text(
     if (pool.images is None) != (preparation.image_token is None):
         has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
         raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
+    sentences, longest = preparation.sentences, longest_text(spec, preparation.sentences)
     examples, apart = _split_pairs(examples, preparation)
+    if sentences is not None:
+        examples = _add_prompt(examples, sentences.prompt)
     made: Prepared
     if pool.images is not None:
         made = prepare_pictured(examples, _Pictures(pool.images, indices), preparation, spec.max_length)
     elif modality == "seq2seq":
         made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
     elif modality == "text":
-        made = prepare_text(examples, folder, spec.max_length)
+        made = prepare_text(examples, folder, longest)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
     if apart is not None:
-        second = prepare_text(apart, folder, spec.max_length)
+        assert sentences is not None
+        second = prepare_text(_add_prompt(apart, sentences.prompt), folder, longest)
         cut = made.truncated + second.truncated
         return Samples(*name, made.inputs, None, indices, None, None, texts, targets, second.inputs, cut)
     return Samples(*name, made.inputs, None, indices, None, None, texts, targets, truncated=made.truncated)
@@ -249,13 +254,25 @@ def _split_pairs(
     """
     if not any(example.pair is not None and example.target is not None for example in examples):
         return examples, None
-    if not preparation.embeds:
+    if preparation.sentences is None:
         raise InputError(
             "pairs with a number ('pair' and 'target') are compared by embeddings, for which the base must be a folder "
             "of sentence-transformers"
         )
     first = [replace(example, pair=None) for example in examples]
     return first, [replace(example, input=str(example.pair), pair=None) for example in examples]
+
+
+def _add_prompt(examples: list[TextExample], prompt: str) -> list[TextExample]:
+    """Return texts with a prompt in front of each."""
+    return [replace(one, input=f"{prompt}{one.input}") for one in examples]
+
+
+def longest_text(spec: Task, sentences: SentenceText | None) -> int:
+    """Return the tokens at which a task's texts are cut: the suite file's number, else that of a sentence-transformers
+    folder, else the default."""
+    own = None if sentences is None or spec.says_length else sentences.max_seq_length
+    return spec.max_length if own is None else own
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, UncheckedError
 from featcal.system.extras import require_packages
 from featcal.system.progress import Progress
 
@@ -62,7 +62,7 @@ def calibrate(work: Work) -> dict[str, Any]:
     with the job.
 
     Returns:
-        The document of `featcal calibrate --json`.
+        The document of `featcal calibrate --json`; its warnings say what could not be checked.
     """
     from featcal.calibration.calibrate import calibrate_to_folder
 
@@ -77,6 +77,8 @@ def calibrate(work: Work) -> dict[str, Any]:
     begun = partial.exists()
     try:
         return calibrate_to_folder(family, config, out, resume=begun, progress=work.progress)
+    except UncheckedError as error:
+        return error.document
     except BaseException:  # cancelled too
         if out == kept or not begun:
             shutil.rmtree(partial, ignore_errors=True)

@@ -100,6 +100,11 @@ class Task(Strict):
     max_target_length: Annotated[int, Field(gt=1)] = 32
     """Most tokens of one answer, its end token counted."""
 
+    @property
+    def says_length(self) -> bool:
+        """Say whether the suite file names `max_length`, which then goes before what a model's own files say."""
+        return "max_length" in self.model_fields_set
+
     @model_validator(mode="before")
     @classmethod
     def _text_is_matched_exactly(cls, content: Any) -> Any:

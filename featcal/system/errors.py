@@ -1,5 +1,8 @@
 """Errors that featcal raises on purpose; each ends a command with one clear message and exit status 1."""
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class FeatcalError(Exception):
     """Base of every error that featcal raises on purpose; the message says what is wrong, where, and what to do."""
@@ -24,3 +27,12 @@ class NoScores(InputError):
 
 class NumericalError(FeatcalError):
     """A computation that did not give finite, trustworthy numbers; nothing is substituted for them."""
+
+
+class UncheckedError(FeatcalError):
+    """A model that was written whole, of which something could not be checked; `document` is what its writer returns
+    where all could be."""
+
+    def __init__(self, document: dict[str, Any], out: str, sentences: Sequence[str]) -> None:
+        self.document = document
+        super().__init__(f"written to {out}, but {'; '.join(sentences)}")

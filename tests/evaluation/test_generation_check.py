@@ -43,10 +43,10 @@ def prompt_of(family: Family, task: str, row: int) -> torch.Tensor:
     return inputs["input_ids"][row][kept]
 
 
-def answered(model: Any, prompt: torch.Tensor, seq2seq: bool) -> list[int]:
+def answered(model: Any, prompt: torch.Tensor, seq2seq: bool, most: int = FEW) -> list[int]:
     """Greedy tokens, one argmax after the other, up to the end or the limit."""
     said: list[int] = []
-    while len(said) < FEW and said[-1:] != [1]:
+    while len(said) < most and said[-1:] != [1]:
         said.append(int(distributions(model, prompt, [*said, 0], seq2seq)[-1].argmax()))
     return said
 
@@ -75,6 +75,33 @@ def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monk
         assert model.ended == pytest.approx(sum(one[-1] == 1 for one in own) / count)
         assert model.empty == pytest.approx(sum(one[0] == 1 for one in own) / count)
         assert model.repetition == pytest.approx(sum(map(repetition, own)) / count)
+
+
+def test_prompts_and_answers_end_at_the_last_position_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotary positions go on behind it, where no model was trained; prompts of several lengths have answers of several
+    lengths, of which none ends because another is longer."""
+    monkeypatch.setattr(module, "TOKENS", FEW)
+    file = text_suite(tmp_path, "llama")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 10}))
+    family = open_family(load_suite(file), "cpu")
+    found = canary(family, family.base)
+    for task in TASKS:
+        expert, base = library(family, family.experts[task]), library(family, family.base)
+        nats, ended, lengths = [], 0, set()
+        for row in range(found.tasks[task].prompts):
+            prompt = prompt_of(family, task, row)
+            prompt = torch.cat([prompt[:1], prompt[-4:]]) if len(prompt) > 5 else prompt  # leaves half of the positions
+            answer = answered(expert, prompt, False, 11 - len(prompt))  # the last token is not read
+            lengths.add(len(prompt))
+            ended += answer[-1] == 1
+            ours = distributions(base, prompt, answer, False)
+            nats += [-math.log(ours[place, token]) for place, token in enumerate(answer)]
+        assert len(lengths) > 1
+        assert found.tasks[task].expert.ended == pytest.approx(ended / found.tasks[task].prompts)
+        assert found.tasks[task].model.perplexity == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
 
 
 def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(family: Family) -> None:

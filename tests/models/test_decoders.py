@@ -211,6 +211,11 @@ def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) ->
     alone = generator.answers(short, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
     assert both[0].tolist() == [*new[0].tolist(), 0, 0, 0, 0, 0]
     assert both[1:].equal(alone)
+    generator.model.generation_config.eos_token_id = 0  # padding is no end, though the end is what pads
+    given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "suppress_tokens": [0]}
+    apart = generator.each_answer(beside, **given)
+    assert [len(one) for one in apart] == [3, 8]
+    assert [one.shape for one in generator.log_probabilities(beside, apart)] == [(3, 32), (8, 32)]
 
 
 def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:

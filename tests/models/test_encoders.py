@@ -532,6 +532,104 @@ def test_pairs_of_sentences_are_scored_by_their_cosines(sentence_folders: Path) 
     assert check(family.suite).problems == ()
 
 
+def read_otherwise(root: Path, folders: tuple[str, ...] = ("base", "experts/left", "experts/right")) -> None:
+    """Say in folders of sentence-transformers that texts have a prompt in front, are cut and in lower case."""
+    for folder in folders:
+        prompts = {"prompts": {"query": "the dog: ", "plain": ""}, "default_prompt_name": "query"}
+        (root / folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        (root / folder / "sentence_bert_config.json").write_text(
+            json.dumps({"max_seq_length": 7, "do_lower_case": True})
+        )
+
+
+@pytest.mark.parametrize("own", [None, 6])
+def test_sentences_are_read_with_prompt_length_and_case_of_their_folder(
+    sentence_folders: Path, own: int | None
+) -> None:
+    """Scores are those of `encode()`, text by text: the prompt in front, lower case, cut by the library's tokenizer. A
+    length in the suite file goes before the folder's, and `check` says so."""
+    root = sentence_folders.parent
+    suite = compared(sentence_folders)
+    for file in root.glob("alike-*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("\n".join(json.dumps({**row, "a": row["a"].upper()}) for row in rows))
+    tokens = json.loads((root / "base" / "tokenizer.json").read_text())
+    tokens["normalizer"] = None  # reads upper case as unknown
+    (root / "base" / "tokenizer.json").write_text(json.dumps(tokens))
+    without = evaluate(open_family(load_suite(suite), "cpu"), "expert:left", split="test").tasks["left"]
+    read_otherwise(root)
+    if own is not None:
+        content = yaml.safe_load(suite.read_text())
+        for task in content["tasks"].values():
+            task["max_length"] = own
+        suite.write_text(yaml.safe_dump(content))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "base")
+    library = transformers.BertModel.from_pretrained(root / "experts" / "left", dtype=torch.float64).eval()
+
+    @torch.no_grad()
+    def embedded(text: str) -> torch.Tensor:
+        given = tokenizer(f"the dog: {text}".lower(), truncation=True, max_length=own or 7, return_tensors="pt")
+        return library(**given).last_hidden_state[0].mean(0)
+
+    rows = [{**row, "a": row["a"].upper()} for row in sentences(0)]
+    cosines = [torch.cosine_similarity(embedded(r["a"]), embedded(r["b"]), dim=0).item() for r in rows]
+    family = open_family(load_suite(suite), "cpu")
+    score = evaluate(family, "expert:left", split="test").tasks["left"]
+    torch.testing.assert_close([float(one) for one in score.predictions], cosines, rtol=0, atol=1e-5)
+    assert score.predictions != without.predictions
+    notes = [one for one in check(family.suite, probe=False).notes if "max_length" in one and "encode()" in one]
+    assert len(notes) == (0 if own is None else 4)
+    assert any(f"max_length {own or 7} tokens" in one for one in check(family.suite, probe=False).notes)
+
+
+def test_models_that_read_texts_otherwise_than_the_base_are_refused(sentence_folders: Path) -> None:
+    root, suite = sentence_folders.parent, compared(sentence_folders)
+    read_otherwise(root)
+    edited(
+        root / "experts" / "left" / "config_sentence_transformers.json", lambda c: c.update(default_prompt_name=None)
+    )
+    edited(root / "experts" / "right" / "sentence_bert_config.json", lambda c: c.update(max_seq_length=5))
+    prompt = "expert 'left': prompt is '' by its config_sentence_transformers.json, 'the dog: ' by the base's"
+    length = "expert 'right': max_seq_length is 5 by its sentence_bert_config.json, 7 by the base's"
+    with pytest.raises(InputError) as refused:
+        open_family(load_suite(suite), "cpu")
+    assert all(one.startswith(start) for one, start in zip(refused.value.problems, (prompt, length), strict=True))
+    assert {*refused.value.problems} <= {*check(load_suite(suite)).problems}
+    content = yaml.safe_load(suite.read_text())
+    for task in content["tasks"].values():
+        task["max_length"] = 6
+    suite.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError) as refused:
+        open_family(load_suite(suite), "cpu")
+    assert [one.startswith(prompt) for one in refused.value.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "said"),
+    [
+        ("1_Pooling/config.json", {"include_prompt": False}, "a default prompt that include_prompt: false keeps out"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 3}}}, "processing_kwargs in sent"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "the transformer_task 'fill-mask'"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length is 'long', not a number of tokens"),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim in config_sentence_transformers"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "none"},
+            "default_prompt_name is 'none', the pro",
+        ),
+    ],
+)
+def test_what_is_not_done_to_sentences_is_refused(
+    sentence_folders: Path, file: str, options: dict[str, Any], said: str
+) -> None:
+    root = sentence_folders.parent
+    read_otherwise(root)
+    edited(root / "base" / file, lambda c: c.update(options))
+    with pytest.raises(InputError) as refused:
+        open_family(load_suite(sentence_folders), "cpu")
+    assert said in str(refused.value)
+
+
 def test_maps_of_embeddings_are_modules_of_sentence_transformers(sentence_folders: Path) -> None:
     """What the library's states become behind pooling and `Dense` are the embeddings of the row, read back too."""
     family, root = open_family(load_suite(compared(sentence_folders)), "cpu"), sentence_folders.parent
@@ -737,6 +835,12 @@ def test_a_suite_file_of_sentences_is_begun_with_numbers(
     assert task.metric == "spearman"
     assert task.calibration is not None
     assert (task.calibration.pair, task.calibration.target) == ("{sentence2}", "{score}")
+    assert task.max_length == 16  # as many as the model has positions
+    read_otherwise(root)
+    begun = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
+    (root / "begun.yaml").write_text(begun.text)
+    assert load_suite(root / "begun.yaml").task("left").max_length == 7
+    assert "every text has the base's default prompt in front of it, 'the dog: '" in begun.assumed
     (root / "alike.jsonl").write_text(json.dumps({"text": "a", "id": 1}))
     asked = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml").missing
     assert any("which columns are the two texts" in one for one in asked)

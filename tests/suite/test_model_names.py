@@ -300,9 +300,13 @@ def test_a_name_never_means_a_folder_that_is_called_so(
     expected = CliRunner().invoke(commands, asked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ties").mkdir()
+    (tmp_path / "merged").mkdir()  # what a command does when it is told no name is no name that somebody gave
     found = CliRunner().invoke(commands, asked)
     assert json.loads(found.stdout) == json.loads(expected.stdout)
     assert "note: --model ties is what featcal calls so; write ./ties for the folder" in found.stderr
     assert "note" not in expected.stderr
+    untold = CliRunner().invoke(commands, ["drift", str(tiny_suite_file), "--eval-samples", "4"])
+    assert untold.exit_code == 0
+    assert "note" not in untold.stderr
     with pytest.raises(InputError, match=r"\./ties"):
         measure_drift(tiny, "./ties", samples=4)

@@ -12,6 +12,7 @@ from featcal.baselines.common.baseline import Baseline
 from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
 from featcal.baselines.common.task_adapters import adapted_by_task, describe_adapters, write_adapters
 from featcal.export.card import Making, model_card
+from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.to_model import library_model
@@ -79,6 +80,7 @@ class Fitted:
                 is more than its weights and such maps; a `task` of a model without maps, or whose expert has no folder
                 with a head of its own.
             NumericalError: the folder does not load back to the same model.
+            UncheckedError: it is written, but could not be verified.
         """
         mapped, adapted = foldable(self.weights), adapted_by_task(self.weights)
         beside = mapped or adapted
@@ -111,4 +113,4 @@ class Fitted:
                 what = f"{what} {describe_adapters()}"
             card = model_card(family, record, Making(title, what, settings, self._command(task)))
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
-        return {"out": str(folder.out), **content}
+        return require_checked({"out": str(folder.out), **content})

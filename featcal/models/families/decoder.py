@@ -162,7 +162,9 @@ class Decoder(LanguageModel):
         return super().generates and hasattr(self.model_class, "generate")
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
-        return replace(super().generating(tensors, folder), positions=self._positions)
+        table, config = self._positions, self._config.get_text_config()
+        stated = getattr(config, "max_position_embeddings", None) if table is None else table
+        return replace(super().generating(tensors, folder), positions=table, stated=stated)
 
     @property
     def _positions(self) -> int | None:

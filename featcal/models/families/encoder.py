@@ -20,7 +20,7 @@ from torch.func import functional_call
 from featcal.formats.checkpoint import read_config
 from featcal.formats.load_pretrained import load_complete, load_pretrained
 from featcal.formats.located_model import Located
-from featcal.formats.sentences import POOLING
+from featcal.formats.sentences import POOLING, TEXT, SentenceText
 from featcal.formats.tokenizers import open_prompt_tokenizer
 from featcal.models.adapter import (
     Adapter,
@@ -109,7 +109,8 @@ class Encoder(Adapter):
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts = _pooling(self.facts, config.get(POOLING))
-        self.model, checked = self.build({name: value for name, value in config.items() if name != POOLING}, device)
+        own = {name: value for name, value in config.items() if name not in (POOLING, TEXT)}
+        self.model, checked = self.build(own, device)
         self.settings = {**forward_options(checked, (*SETTINGS, *facts.settings)), "pooling": facts.pooling}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
         if facts.pooler and not hasattr(self.model.get_submodule(facts.stack), facts.pooler):
@@ -135,7 +136,7 @@ class Encoder(Adapter):
         self.aliases = dict(facts.repeated)
         self.vocabulary = (f"{facts.stack}.{facts.table}.weight",) if facts.table else ()
         self.classifier, self.class_token = facts.classifier, reads_first(facts)
-        self.embeds = POOLING in config
+        self.sentence_text = SentenceText(**config[TEXT]) if TEXT in config else None
         if facts.modality == "pixels":
             self._patch = _sides(checked.patch_size)
             self._input_shape = (checked.num_channels, *_sides(checked.image_size))
@@ -332,7 +333,8 @@ def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
         return facts
     if stated not in ("mean", "first") or facts.modality != "text":
         raise InputError(
-            f"a sentence-transformers folder with {stated}; featcal pools text by the mean or the first token"
+            f"a sentence-transformers folder with {stated}; featcal pools text by the mean or the first token, prompts "
+            "included"
         )
     return replace(facts, pooling="mean" if stated == "mean" else "first", classifier=())
 

@@ -12,10 +12,10 @@ from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
 from featcal.formats.hub import RECORD_FILE, hub_model, snapshot
 from featcal.formats.open_clip import PREFIXES
-from featcal.formats.sentences import MODULES_FILE
+from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.preflight.handover.folder import GENERATION, OLD_TEMPLATE, TEMPLATE, Folder
-from featcal.preflight.handover.sentence_modules import LENGTH_FILE, read_modules
+from featcal.preflight.handover.sentence_modules import read_modules
 from featcal.preflight.handover.tokenizer import compare_with_base
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -28,7 +28,7 @@ _BESIDE = (
     OLD_TEMPLATE,
     MODULES_FILE,
     LENGTH_FILE,
-    "config_sentence_transformers.json",
+    PROMPTS_FILE,
 )
 """Files beside the weights that belong to a model of text whatever was merged into it."""
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.checkpoint import SINGLE_FILE, read_header
-from featcal.formats.sentences import MODULES_FILE
+from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE
 from featcal.preflight.handover.folder import LABEL, OPTIONS, Folder, Obstacle
 from featcal.system.errors import InputError
 from featcal.system.formatting import printable
 from featcal.system.json_files import read_json_rows
 
-LENGTH_FILE = "sentence_bert_config.json"
 _FLAG = "pooling_mode_"
 _CONFIG_OF = ("Pooling", "Dense")
 """Kinds of module that have options of their own."""
