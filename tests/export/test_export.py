@@ -260,10 +260,10 @@ def test_whoever_begins_while_another_tidies_up_keeps_what_it_writes(
                 (begun[0].model / "config.json").write_text("{}")
         remove(place)
 
-    with pytest.raises(RuntimeError), OutputFolder(out) as folder:
-        (folder.model / "config.json").write_text("mine")
-        monkeypatch.setattr(shutil, "rmtree", begin_first)
-        raise RuntimeError
+    folder = OutputFolder(out)
+    (folder.model / "config.json").write_text("mine")
+    monkeypatch.setattr(shutil, "rmtree", begin_first)
+    folder.__exit__(RuntimeError, RuntimeError(), None)
     (other,) = begun
     assert (other.model / "config.json").read_text() == "{}"
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
