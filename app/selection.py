@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from app.first_page import HOME_SUITE, SAMPLES
 from featcal.suite import calibration_options
 from featcal.suite.calibration_options import CAUTIOUS, OWN, PARTIAL, SWITCHES, CalibrationConfig, Option
+from featcal.suite.name_grammar import join_names, split_names
 from featcal.system.formatting import exactly, shorten
 
 CALIBRATED = "calibrated"
@@ -197,7 +198,7 @@ def turned_switches(config: CalibrationConfig, defaults: CalibrationConfig) -> l
 
 def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return join_names([str(one) for one in value], ",")
     return str(value).lower() if isinstance(value, bool) else exactly(value) if isinstance(value, float) else str(value)
 
 
@@ -227,10 +228,9 @@ def _parse_picked(text: str) -> tuple[int, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return names as they were written: what the commas between them are is for those to say who know the names."""
     if not text.strip():
         raise ValueError(text)
-    return (text,)
+    return split_names(text, ",")
 
 
 _READ: Mapping[Any, Callable[[str], Any]] = {

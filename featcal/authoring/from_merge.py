@@ -16,7 +16,7 @@ from featcal.authoring.from_mergekit import Contents, is_configuration, read_con
 from featcal.formats.card_data import read_card_data, read_card_text
 from featcal.formats.hub import CARD_FILE, RECIPE_FILE, RECORD_FILE, hub_model
 from featcal.formats.lora import split_lora
-from featcal.formats.open_clip import PREFIXES
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json

@@ -15,7 +15,7 @@ from featcal.authoring.guess import guess
 from featcal.formats.hub import hub_model
 from featcal.formats.located_model import TEXT_CLASSES, is_classifier
 from featcal.formats.lora import split_lora
-from featcal.formats.open_clip import PREFIXES
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE, SentenceText
 from featcal.formats.tokenizers import has_chat_template

@@ -9,7 +9,7 @@ from featcal.authoring.from_fusion_bench import ARGUMENTS, BASE, DATA, LOAD_DATA
 from featcal.formats.hub import hub_model
 from featcal.formats.locate import locate
 from featcal.formats.lora import split_lora
-from featcal.formats.open_clip import PREFIXES
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.models.families.registry import architecture_for
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError

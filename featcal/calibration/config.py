@@ -162,7 +162,7 @@ def _find_parts(
 
 def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
     """Split what is not a name itself at its commas; return all names one by one."""
-    parts = (part.strip() for one in asked for part in ([one] if one in known else one.split(",")))
+    parts = (part for one in asked for part in ([one] if one in known else map(str.strip, one.split(","))))
     return [part for part in parts if part]
 
 

@@ -163,7 +163,7 @@ def _is_suite(named: str) -> bool:
     """
     from featcal.formats.hub import hub_model
     from featcal.formats.lora import split_lora
-    from featcal.formats.open_clip import PREFIXES
+    from featcal.formats.open_clip_config import PREFIXES
     from featcal.suite.schema import suite_file
     from featcal.system.errors import InputError
 

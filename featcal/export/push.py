@@ -14,7 +14,7 @@ from featcal.formats.checkpoint import read_header, stored_names
 from featcal.formats.hub import CARD_FILE, RECORD_FILE, ask, hub_model
 from featcal.formats.hub_errors import Unreachable
 from featcal.formats.open_clip import is_open_clip_folder, located_folder
-from featcal.formats.output import PARTIAL
+from featcal.formats.output import PARTIAL, partial_folder
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.formats.peft import weight_file
 from featcal.system.errors import InputError
@@ -158,7 +158,7 @@ def _require_finished(folder: Path) -> None:
             f"{half} is half-written; finish it with --resume, or write it again, and push what comes of it"
         )
     if not folder.is_dir():
-        beside = absolute.with_name(f"{absolute.name}{PARTIAL}")
+        beside = partial_folder(absolute)
         more = f"; {beside.name} beside it is half-written: finish it with --resume" if beside.is_dir() else ""
         raise InputError(f"no folder {folder}{more or '; name one that featcal has written'}")
 

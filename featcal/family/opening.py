@@ -16,6 +16,7 @@ from featcal.formats.conversions import untie_base
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
+from featcal.formats.model_files import Commit, model_commits
 from featcal.formats.sentences import TEXT, SentenceText
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.common.engine import RecipeWeights
@@ -79,6 +80,8 @@ class Family:
     """Names that experts' own configurations give their classes, by task; tasks without names are left out."""
     merged_name: str = "merged"
     """Name of the model that is calibrated: "merged" for the suite's, else that of the model in its place."""
+    commits: tuple[Commit, ...] = ()
+    """Of the suite's models on the Hub, when they were opened."""
     _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
     """Texts that experts wrote, kept for as long as anything is made of this family."""
 
@@ -341,15 +344,16 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, suite))
     # In the suite's order, whichever step found them: all problems of all models at once.
     report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
+    commits = model_commits(refs.values(), suite.root)
     base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
     classes = {task: named_classes(located[label].config) for label, task in labels.items()}
     classes = {task: names for task, names in classes.items() if names and adapter.classifier}
     if isinstance(suite.merged, MergeRecipe):
         recipe = _recipe_weights(suite.merged, base, experts, adapter)
-        return Family(suite, adapter, compute, base, recipe, experts, found, found, classes)
+        return Family(suite, adapter, compute, base, recipe, experts, found, found, classes, commits=commits)
     merged = opened["merged"]
     container = found if isinstance(merged, FirstRows) else located["merged"]  # the config says how many rows there are
-    return Family(suite, adapter, compute, base, merged, experts, found, container, classes)
+    return Family(suite, adapter, compute, base, merged, experts, found, container, classes, commits=commits)
 
 
 def classify(experts: Mapping[str, Located]) -> bool:

@@ -27,6 +27,8 @@ RECORD_FILE = "featcal.json"
 """The record that featcal leaves beside what it wrote."""
 HEADS, ADAPTERS = "heads", "adapters"
 """Folders of what featcal writes beside the weights for single tasks; also their keys in a record."""
+_COMMIT = 40
+"""Digits of a commit."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
@@ -120,6 +122,23 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     if _has_tasks(folder / RECORD_FILE):
         fetch(allow_patterns=model.task_patterns)
     return folder
+
+
+def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
+    """Return the commit that a revision of a "model" or "dataset" means in the Hub's cache, which a later fetch may
+    change unless it is a commit itself; None where it was not fetched."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
+
+    named = revision or constants.DEFAULT_REVISION
+    if REGEX_COMMIT_HASH.fullmatch(named):
+        return named
+    file = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type=kind), "refs", named)
+    try:
+        with file.open(encoding="ascii") as reference:
+            return reference.read(_COMMIT)
+    except (OSError, ValueError):
+        return None
 
 
 def _has_tasks(record: Path) -> bool:

@@ -11,7 +11,8 @@ from featcal.formats.grid import SETTINGS, Grid, PackedCheckpoint, dense_names
 from featcal.formats.in_memory import locate_held
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
+from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, located_folder
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import sentence_options
 from featcal.formats.weights import Canonical, name_shared

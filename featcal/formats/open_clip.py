@@ -17,6 +17,9 @@ from featcal.formats.checkpoint import resolve
 from featcal.formats.located_model import Layout, Located, Pictures, explain_model_errors
 from featcal.formats.open_clip_config import (
     CONFIG_FILE,
+    FILE_PREFIX,
+    FOLDER_PREFIX,
+    HUB_PREFIX,
     check_plain,
     named_architecture,
     preprocess_settings,
@@ -31,9 +34,6 @@ from featcal.system.extras import require_packages
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
 
-FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
-PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
-"""Prefixes of references to open_clip models; the first means a file of weights alone."""
 WEIGHT_FILE = "open_clip_model.safetensors"
 _WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 

@@ -12,6 +12,9 @@ from featcal.system.formatting import did_you_mean
 from featcal.system.json_files import read_json
 
 CONFIG_FILE = "open_clip_config.json"
+FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
+PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
+"""Prefixes of references to open_clip models; the first means a file of weights alone."""
 _PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 _NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
 

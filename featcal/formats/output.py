@@ -7,10 +7,11 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -26,6 +27,8 @@ from featcal.system.sandbox import require_inside
 
 PARTIAL = ".partial"
 """Ending of the folder beside an output that is still being written."""
+_LOCK, _WRITER = "lock", "writer.json"
+"""Files of a partial folder: the lock of whoever writes there, and which process that is."""
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together while a file is streamed."""
 _METADATA = {"format": "pt"}
@@ -65,7 +68,7 @@ class OutputFolder:
     def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
         self.out = Path(out).expanduser().absolute()
         require_inside(self.out, "output", to_write=True)
-        self.partial = self.out.with_name(self.out.name + PARTIAL)
+        self.partial = partial_folder(self.out)
         self.model = self.partial / "model"
         self._blocks = self.partial / "blocks"
         self._identity = self.partial / "run.json"
@@ -75,37 +78,47 @@ class OutputFolder:
             with ExitStack() as held:
                 self._check_absent()
                 self._hold(held)
-                self._check_absent()  # another process may have finished before the lock was free
-                if self._has_finished_blocks():
-                    # Through JSON and back, so that tuples equal the lists that `run.json` holds.
-                    self._check_continued(json.loads(json.dumps(run)), resume)
-                self._clear(self.model, *([] if self._has_finished_blocks() else [self._blocks, self._identity]))
-                self.model.mkdir()
-                self._blocks.mkdir(exist_ok=True)
-                put(self._identity, json.dumps(run))
+                try:
+                    self._check_absent()  # another process may have finished before the lock was free
+                    self._begin(run, resume)
+                except (InputError, OSError):
+                    if made:
+                        _remove(self.partial, held)
+                    raise
                 self._held = held.pop_all()
         except OSError as error:
             if made:
-                shutil.rmtree(self.partial, ignore_errors=True)
+                with suppress(OSError):  # which is refused where another process has begun in it
+                    self.partial.rmdir()
             place = shorten(str(self.out), 200)
             raise InputError(f"cannot write to {place}: {error.strerror}; choose another folder") from error
 
     def _check_absent(self) -> None:
+        place = shorten(str(self.out), 200)
+        if self.out.name in ("", ".."):
+            raise InputError(f"{place} is no name for a new folder; choose another")
         if os.path.lexists(self.out):  # lexists: a broken link is in the way of the rename, too
-            place = shorten(str(self.out), 200)
             raise InputError(f"{place} exists already; choose another folder or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
         """Keep other processes off the partial folder."""
-        writer = self.partial / "writer.json"
-        if not held.enter_context(try_lock(self.partial / "lock", patience=0)):
-            try:
-                other = json.loads(writer.read_text(encoding="utf-8"))
-                who = f"process {other['process']} on {other['host']}"
-            except (OSError, ValueError):  # the other process has just begun, or is about to end
-                who = "another process"
+        if not held.enter_context(try_lock(self.partial / _LOCK, patience=0)):
+            writer = _read_writer(self.partial)
+            # Without one the other process has just begun, or is about to end.
+            who = f"process {writer['process']} on {writer['host']}" if writer else "another process"
             raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another folder")
-        put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
+
+    def _begin(self, run: Mapping[str, Any] | None, resume: bool) -> None:
+        """Make the folder this process's own, and clear away everything but finished blocks that are to be
+        continued."""
+        if self._has_finished_blocks():
+            # Through JSON and back, so that tuples equal the lists that `run.json` holds.
+            self._check_continued(json.loads(json.dumps(run)), resume)
+        put(self.partial / _WRITER, json.dumps(_this_process()))
+        _clear(self.model, *([] if self._has_finished_blocks() else [self._blocks, self._identity]))
+        self.model.mkdir()
+        self._blocks.mkdir(exist_ok=True)
+        put(self._identity, json.dumps(run))
 
     def _has_finished_blocks(self) -> bool:
         """Say whether a block was finished here."""
@@ -120,14 +133,6 @@ class OutputFolder:
             raise InputError(f"{self._identity} is damaged; remove {self.partial} to start again") from error
         if other := _differences(before or {}, run or {}):
             raise InputError(f"{self.partial} comes from a run with other {some(other)}; remove it to start again")
-
-    @staticmethod
-    def _clear(*places: Path) -> None:
-        for place in places:
-            if place.is_dir():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
 
     def read_finished(self, block: Named) -> dict[str, Tensor] | None:
         """Return the tensors of a finished block; None if it is unfinished, or its file has changed."""
@@ -159,7 +164,7 @@ class OutputFolder:
         file = self._file(block)
         try:
             # The mark goes first and comes back last: a crash in between leaves an unfinished block, never a wrong one.
-            self._clear(self._mark_file(block))
+            _clear(self._mark_file(block))
             put(file, lambda place: save_tensors(tensors, place))
             put(self._mark_file(block), json.dumps({"sha256": sha256(file), "facts": dict(facts or {})}))
         except OSError as error:
@@ -167,7 +172,7 @@ class OutputFolder:
 
     def forget(self) -> None:
         """Delete all finished blocks, because their inputs have changed."""
-        self._clear(self._blocks)
+        _clear(self._blocks)
 
     def adopt(self, block: Named, name: str) -> bool:
         """Make a finished block the weight file `name` without a second copy; return False if it is not finished.
@@ -220,8 +225,7 @@ class OutputFolder:
             raise InputError(
                 f"cannot rename {self.model} to {self.out}: {error.strerror}; the model is finished: move it elsewhere"
             ) from error
-        self._held.close()
-        shutil.rmtree(self.partial)
+        _remove(self.partial, self._held)
 
     def __enter__(self) -> OutputFolder:
         return self
@@ -230,9 +234,73 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the partial folder after a failure, unless it holds finished blocks or a finished model."""
-        self._held.close()
         if kind is not None and self.partial.exists() and not (self._keep or self._has_finished_blocks()):
-            shutil.rmtree(self.partial)
+            _remove(self.partial, self._held)
+        self._held.close()
+
+
+def partial_folder(out: Path) -> Path:
+    """Return the folder in which an output is written until it is whole.
+
+    >>> partial_folder(Path("models/mine")).as_posix()
+    'models/mine.partial'
+    """
+    return out.parent / f"{out.name}{PARTIAL}"
+
+
+def remove_partial(out: Path, *, of_others: bool) -> None:
+    """Remove what is left unfinished of an output, finished blocks too, unless somebody writes it.
+
+    Args:
+        of_others: also what another process has left; otherwise that stays.
+    """
+    partial = partial_folder(out)
+    if not (partial / _LOCK).exists():
+        return
+    with ExitStack() as held:
+        mine = held.enter_context(try_lock(partial / _LOCK, patience=0))
+        if mine and (of_others or _read_writer(partial) == _this_process()):
+            _remove(partial, held)
+
+
+def _remove(partial: Path, held: ExitStack) -> None:
+    """Remove a partial folder, as far as the system lets it, and give its lock back.
+
+    Args:
+        held: closes the lock.
+    """
+    with suppress(OSError):
+        for place in partial.iterdir():
+            if place.name != _LOCK:
+                _clear(place)
+        if os.name == "nt":  # which renames no folder with an open file in it, so neither one that another has begun in
+            held.close()
+        # Under another name, no longer than the old one, so that who begins here from now on has a folder of their own.
+        gone = partial.with_name(f".{uuid4().hex[:8]}")
+        os.rename(partial, gone)
+        held.close()
+        shutil.rmtree(gone)
+
+
+def _clear(*places: Path) -> None:
+    for place in places:
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+
+def _this_process() -> dict[str, Any]:
+    return {"process": os.getpid(), "host": platform.node()}
+
+
+def _read_writer(partial: Path) -> dict[str, Any]:
+    """Return the process that holds, or was the last to hold, a partial folder; {} where none is written down."""
+    try:
+        found = json.loads((partial / _WRITER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.keys() == _this_process().keys() else {}
 
 
 def _names_in(file: Path) -> list[str]:

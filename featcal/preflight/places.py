@@ -19,7 +19,8 @@ from featcal.formats.hub_errors import Trouble, Unreachable
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX, OpenClipModel
+from featcal.formats.open_clip import OpenClipModel
+from featcal.formats.open_clip_config import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
 from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation

@@ -84,6 +84,41 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
     return _parquet_table(path, named or files), bool(named)
 
 
+def picture_cells(path: Path, column: str) -> list[Any]:
+    """Return the cells of a column of pictures that may be names of files, from a parquet file or all in a folder; of
+    `{"bytes", "path"}` the path alone, and none where every picture's bytes are there.
+
+    Raises:
+        InputError: `pyarrow` is not installed, or the files cannot be read.
+    """
+    require_packages("pyarrow", label="Parquet files")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    cells: list[Any] = []
+    for file in sorted(path.rglob("*.parquet")) if path.is_dir() else [path]:
+        require_plain(file)
+        try:
+            with pq.ParquetFile(file) as opened:
+                schema = opened.schema_arrow
+                text = column in schema.names and "string" in str(schema.field(column).type).partition("<")[0]
+                for number in range(opened.num_row_groups):
+                    if names := _name_column(opened.metadata.row_group(number), column, text):
+                        cells += opened.read_row_group(number, columns=[names])[column].to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(f"{file} is not a whole parquet file ({error})") from error
+    return cells
+
+
+def _name_column(group: Any, column: str, text: bool) -> str | None:
+    """Return what holds names of files in a column of some rows; None where nothing does."""
+    leaves = {leaf.path_in_schema: leaf for leaf in map(group.column, range(group.num_columns))}
+    if f"{column}.path" not in leaves:
+        return column if text else None
+    counted = leaves[f"{column}.bytes"].statistics if f"{column}.bytes" in leaves else None
+    return None if counted is not None and counted.null_count == 0 else f"{column}.path"
+
+
 def _belongs(file: Path, split: str) -> bool:
     return file.stem == split or file.stem.startswith(f"{split}-") or split in file.parts[:-1]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from featcal.formats.hub import explain_hub_errors
+from featcal.formats.hub import cached_commit, explain_hub_errors
+from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
+from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 from featcal.system.fingerprints import FileStamp, stamps
@@ -32,12 +35,27 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
         require_links_inside(folder, "hub")
     else:
         require_no_hub("hub")
-    return _open(name, folder, tuple(stamps(folder)), config, split, revision)
+    return _open(name, folder, (*stamps(folder), *_commits(name, revision)), config, split, revision)
+
+
+def data_commit(source: Source, root: Path) -> tuple[Commit, ...]:
+    """Return the commit that a source's data set on the Hub has in its cache; empty where it lies elsewhere, or was not
+    fetched."""
+    with suppress(InputError):  # whoever draws samples is told
+        if source.hub is not None and not local_path(source.hub, root, "hub").is_dir():
+            require_no_hub("hub")
+            return _commits(source.hub, source.revision)
+    return ()
+
+
+def _commits(name: str, revision: str | None) -> tuple[Commit, ...]:
+    commit = cached_commit(name, revision, "dataset")
+    return () if commit is None else ((name, commit),)
 
 
 @lru_cache(maxsize=64)
 def _open(
-    name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
+    name: str, folder: Path, state: tuple[FileStamp | Commit, ...], config: str | None, split: str, revision: str | None
 ) -> ArrowTable:
     refuse_saved_to_disk(folder)
     require_packages("datasets", "pyarrow", label=f"data set '{name}'")

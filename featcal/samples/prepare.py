@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.formats.checkpoint import read_config
-from featcal.formats.hub import HUB_FILES
 from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Pictures
+from featcal.formats.model_files import settings_files
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.formats.sentences import SentenceText, read_in_lower_case, reads_lower_case
 from featcal.formats.tokenizers import open_tokenizer
@@ -342,8 +342,7 @@ def stack_rows(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
 
 def _settings(folder: Path) -> tuple[FileStamp, ...]:
     """Return the state of the files beside a checkpoint's weights."""
-    files = (file for pattern in HUB_FILES if pattern != "*.safetensors" for file in sorted(folder.glob(pattern)))
-    return tuple(one for file in files for one in stamps(file))
+    return tuple(one for file in settings_files(folder) for one in stamps(file))
 
 
 def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcal.samples.class_names import sort_names
 from featcal.samples.conversations import read_example
 from featcal.samples.pool import Image, Pool, TextExample
-from featcal.samples.table import Table
+from featcal.samples.table import Table, picture_of
 from featcal.suite.source import Source
 from featcal.suite.template import fill, template_fields
 from featcal.system.errors import InputError
@@ -206,8 +206,7 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
     """Return a picture from a cell: `{"bytes", "path"}`, the bytes, a file's name relative to `folder`, or, of rows in
     memory, Pillow's or an array."""
-    if isinstance(cell, dict):
-        cell = cell.get("bytes") or cell.get("path")
+    cell = picture_of(cell)
     if isinstance(cell, bytes):
         return read_image(io.BytesIO(cell), place)
     if isinstance(cell, np.ndarray):

@@ -91,6 +91,11 @@ class JsonTable:
         return self.file.parent
 
 
+def picture_of(cell: Any) -> Any:
+    """Return what a cell has of its picture: of `{"bytes", "path"}` the bytes, else the name of a file."""
+    return cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
+
+
 def read_jsonl(file: Path) -> JsonTable:
     """Return every row of a `.jsonl` or `.jsonl.gz` file, parsed once as long as the file stays the same.
 

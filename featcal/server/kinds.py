@@ -65,6 +65,7 @@ def calibrate(work: Work) -> dict[str, Any]:
         The document of `featcal calibrate --json`; its warnings say what could not be checked.
     """
     from featcal.calibration.calibrate import calibrate_to_folder
+    from featcal.formats.output import partial_folder, remove_partial
 
     session = work.open_session(one_shot=True)
     family = session.fit.family_with(work.args.get("model", "merged"))
@@ -73,15 +74,14 @@ def calibrate(work: Work) -> dict[str, Any]:
     out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
     if out == kept:
         shutil.rmtree(kept, ignore_errors=True)  # without a document nobody knows that it is whole
-    partial = out.with_name(f"{out.name}.partial")
-    begun = partial.exists()
+    begun = partial_folder(out).exists()
     try:
         return calibrate_to_folder(family, config, out, resume=begun, progress=work.progress)
     except UncheckedError as error:
         return error.document
     except BaseException:  # cancelled too
         if out == kept or not begun:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_partial(out, of_others=out == kept)
         raise
 
 

@@ -2,88 +2,67 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from heapq import nsmallest
 from pathlib import Path
+from typing import NamedTuple
 
-from featcal.samples.table import read_jsonl
+from featcal.formats.model_files import Commit, model_commits, model_files
+from featcal.samples.hub import data_commit
+from featcal.samples.named_pictures import named_pictures
 from featcal.suite.schema import SPLITS, Suite, references
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.paths import local_path
 
-MOST = 1000
-"""Most files of a model's folder that are looked at."""
-ENDINGS = (".safetensors", ".json", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth")
-"""Of weights, configuration and tokenizer."""
-Stamp = tuple[str, str, tuple[FileStamp, ...]]
-"""The suite's text, the folder that its relative paths start from, and the state of every file."""
+
+class Stamp(NamedTuple):
+    """What tells whether anything that a suite reads has changed."""
+
+    text: str
+    """The suite's own."""
+    root: str
+    """The folder that its relative paths start from."""
+    files: tuple[FileStamp, ...]
+    """The state of every file of its models and samples."""
+    commits: tuple[Commit, ...]
+    """Of models on the Hub, as far as they were fetched."""
+    data: tuple[Commit, ...]
+    """Of data sets on the Hub, likewise."""
 
 
 def suite_stamp(suite: Suite) -> Stamp:
-    """Return what tells whether anything that a suite reads has changed: its own text, and the state of every file of
-    its models (`model_stamp`) and of its samples, folders to the bottom.
+    """Return the state of everything that a suite reads: its text, the files of its models (`model_files`) and of its
+    samples, folders to the bottom, and the commits of what lies on the Hub. Nothing is read or fetched.
 
-    The state of a file is what the system keeps of it (`stamps`). Models and samples on the Hub are not looked at.
+    The state of a file is what the system keeps of it (`stamps`).
 
     """
-    # One look at each file and no reading of gigabytes. A revision on the Hub never changes once it was fetched.
-    models = (one for reference in references(suite).values() for one in model_stamp(reference, suite.root))
-    samples = (one for place in _samples(suite) for one in _stamps(place, suite.root, stamps))
-    return suite.model_dump_json(), str(suite.root), tuple(dict.fromkeys([*models, *samples]))
+    named = references(suite).values()
+    # One look at each file and no reading of gigabytes. A commit on the Hub never changes.
+    models = (one for reference in named for one in _model_stamps(reference, suite.root))
+    sources = [source for task in suite.tasks.values() for split in SPLITS if (source := task.source(split))]
+    samples = (one for source in sources for one in _sample_stamps(source, suite.root))
+    files = tuple(dict.fromkeys([*models, *samples]))
+    data = tuple(sorted({one for source in sources for one in data_commit(source, suite.root)}))
+    return Stamp(suite.model_dump_json(), str(suite.root), files, model_commits(named, suite.root), data)
 
 
-def model_stamp(reference: str, root: Path) -> tuple[FileStamp, ...]:
-    """Return the state of every file here that a model's reference may name; empty for a model on the Hub.
-
-    A model lies in its folder and not in those inside it. Of a folder that holds more than `MOST` files those count
-    whose names end as a model's do, before others: a reference that somebody typed may be any folder.
-    """
-    return tuple(one for place in _places(reference) for one in _stamps(place, root, _model_files))
+def model_stamp(reference: str, root: Path) -> tuple[FileStamp | Commit, ...]:
+    """Return the state of every file here that a model is made of (`model_files`), and the commit of every part of it
+    that is on the Hub, as far as it was fetched."""
+    return (*_model_stamps(reference, root), *model_commits([reference], root))
 
 
-def _stamps(named: str, root: Path, of: Callable[[Path], Iterator[FileStamp]]) -> Iterator[FileStamp]:
-    """Yield the state of what a suite names; nothing where no path has such a name."""
-    with suppress(InputError):  # whoever opens the suite is told
-        yield from of(local_path(named, root, "suite"))
+def _model_stamps(reference: str, root: Path) -> Iterator[FileStamp]:
+    yield from (one for file in model_files(reference, root) for one in stamps(file))
 
 
-def _model_files(place: Path) -> Iterator[FileStamp]:
-    if not place.is_dir():
-        yield from stamps(place)
+def _sample_stamps(source: Source, root: Path) -> Iterator[FileStamp]:
+    """Yield the state of what a source reads; one of the kind `hub` reads a local folder where there is one."""
+    if source.kind in ("embedded", "self_generated"):
         return
-    with suppress(OSError):  # whoever reads it says what is wrong
-        # A reference that somebody typed may be any folder, a home with a million files too: weights come first.
-        names = nsmallest(MOST, os.listdir(place), key=lambda name: (not name.endswith(ENDINGS), name))
-        for file in (place / name for name in sorted(names)):
-            if not file.is_dir():
-                yield from stamps(file)
-
-
-def _places(reference: str) -> Iterator[str]:
-    """Yield everything in a reference that may be a path: `REF+ADAPTER`, `open_clip:ARCH:FILE`, `local-dir:FOLDER`."""
-    for part in dict.fromkeys([reference, *reference.split("+")]):
-        words = part.split(":", 2)[1:] if part.startswith(("open_clip:", "local-dir:")) else [part]
-        yield from filter(None, words)
-
-
-def _samples(suite: Suite) -> Iterator[str]:
-    """Yield the places that sources read; one of the kind `hub` reads a local folder where there is one."""
-    for task in suite.tasks.values():
-        for split in SPLITS:
-            source = task.source(split)
-            if source is not None and source.kind not in ("embedded", "self_generated"):
-                yield str(getattr(source, source.kind))
-                yield from _named_pictures(source, suite.root)
-
-
-def _named_pictures(source: Source, root: Path) -> Iterator[str]:
-    """Yield the files that the rows of JSON Lines name."""
-    if source.jsonl is None or source.image is None:
-        return
-    with suppress(InputError, OSError):  # whoever draws samples says what is wrong
-        table = read_jsonl(local_path(source.jsonl, root, "jsonl"))
-        yield from (str(table.folder / str(row[source.image])) for row in table.content if source.image in row)
+    with suppress(InputError):  # whoever draws samples says what is wrong
+        yield from stamps(local_path(str(getattr(source, source.kind)), root, source.kind))
+        yield from (one for file in named_pictures(source, root) for one in stamps(file))

@@ -61,13 +61,16 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
         InputError: the suite file is not valid, or its models do not fit together.
     """
     loaded = suite if isinstance(suite, Suite) else load_suite(suite)
-    key = suite_stamp(loaded), device, resident  # before anything is read, so that a change meanwhile shows
+    stamp = suite_stamp(loaded)  # before anything is read, so that a change meanwhile shows
+    key = stamp, device, resident
     with _guard:
         turn = _turns.setdefault(key, threading.Lock())
     with turn:  # who wants the same suite waits; others need not
         session = _open.get(key)
         if session is None or session.released:
             family = open_family(loaded, device)
+            # The Hub may have been asked since.
+            key = stamp._replace(commits=family.commits), device, resident
             session = _open[key] = Session(family.resident() if resident else family)
         return session
 

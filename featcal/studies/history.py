@@ -29,6 +29,7 @@ from featcal.system.resources import cache_folder
 from featcal.system.versions import TELLING, versions
 
 if TYPE_CHECKING:  # a list of runs needs no torch
+    from featcal.formats.model_files import Commit
     from featcal.suite.schema import Suite
 
 T = TypeVar("T")
@@ -286,25 +287,31 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 
 
-def suite_hash(suite: Suite) -> str:
+def suite_hash(suite: Suite, commits: tuple[Commit, ...] | None = None) -> str:
     """Return 16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not
     its description or the options it recommends), and the files of its models and samples.
 
     Of files that are `WHOLE` bytes together at most it is the content, so a copy elsewhere has the same history; of
-    larger ones path, size and times, as `suite_stamp` has them. Models and samples on the Hub count by their names, and
-    pictures that featcal draws by the version of featcal in every run.
+    larger ones path, size and times, as `suite_stamp` has them. Models and samples on the Hub count by their commit in
+    its cache, by their names alone before they are fetched, and pictures that featcal draws by the version of featcal
+    in every run.
+
+    Args:
+        commits: of the models, where they are open; left out, those of now.
 
     Raises:
         InputError: a file cannot be read.
     """
     from featcal.session.fingerprint import suite_stamp
 
-    stamps = suite_stamp(suite)[2]
+    stamp = suite_stamp(suite)
+    stamps = stamp.files
     # Content, so that a copy elsewhere has the same history; of gigabytes the state must do.
     small = sum(size for _, size, _, _ in stamps) <= WHOLE
     files = [(_relative_path(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
     document = suite.model_dump_json(exclude={"description", "calibration"})
-    return hashlib.sha256(json.dumps([document, files]).encode()).hexdigest()[:16]
+    hub = [*(stamp.commits if commits is None else commits), *stamp.data]
+    return hashlib.sha256(json.dumps([document, files, *hub]).encode()).hexdigest()[:16]
 
 
 def _relative_path(file: Path, root: Path) -> str:

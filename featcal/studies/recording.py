@@ -66,7 +66,7 @@ def count_looks(
 def hash_of(session: Session) -> str:
     """Return the suite's hash, as it was when the session first asked."""
     # Files that change meanwhile are another suite's, for another session: this one has read those before.
-    return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite))
+    return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite, session.family.commits))
 
 
 def run_of(session: Session, model: ModelId) -> HistoryEntry:

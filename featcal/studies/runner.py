@@ -134,7 +134,8 @@ def _row(session: Session, point: Point, named: ModelRef, on: Views, rows: Rows,
         known, final = _measure(session, point, named, on, maker)
         if known.scores and on.scores.split == "test":
             history.look(hash_of(session), named.name, "a study")
-        if final:
+        # What changed meanwhile, or was fetched, has another identity.
+        if final and identity == _identity(session, point, named, on):
             rows.put(hash_of(session), identity, known)
     maker.forget(point.of or session, named)
     return Row(point, _needs(session, point), known)

@@ -71,8 +71,9 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     parts: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):
-            apart = any("," in one for one in value)  # a list with commas between would be read as other names
-            parts += [word for one in (value if apart else [",".join(value)]) for word in (f"--{name}", one)]
+            # Tasks have names of others, and one may be called as two of them are with a comma between.
+            listed = value if name == "tasks" else [",".join(value)]
+            parts += [word for one in listed for word in (f"--{name}", one)]
         else:
             parts += _flag(name, value)
     return parts

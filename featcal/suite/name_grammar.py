@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ _MOST = 8
 """Models one on another, of which there is use for two or three."""
 _AND = "+"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options."""
-_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
-"""Signs of the grammar in the name of a part."""
+_ESCAPED = re.compile(r"[%+,:=@]|\A\s|\s\Z|\Aa(?=ll\Z)")
+"""What is written as %XX in the name of a part: signs of the grammar, space around it, the beginning of "all"."""
 
 
 def grammar() -> str:
@@ -145,16 +146,39 @@ def parts_of(text: str) -> tuple[str, ...] | None:
     >>> parts_of("block 0+a%2Bb"), parts_of("all")
     (('block 0', 'a+b'), None)
     """
-    return None if text == ALL else tuple(unquote(one) for one in text.split(_AND))
+    return None if text == ALL else split_names(text, _AND)
 
 
 def format_parts(parts: Sequence[str] | None) -> str:
     """Return the value that `parts_of` reads.
 
-    >>> format_parts(["block 0", "a+b"])
-    'block 0+a%2Bb'
+    >>> format_parts(["block 0", "a+b"]), format_parts(["all"])
+    ('block 0+a%2Bb', '%61ll')
     """
-    return ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
+    return ALL if parts is None else join_names(parts, _AND)
+
+
+def split_names(text: str, between: str) -> tuple[str, ...]:
+    """Return the names that `join_names` has joined.
+
+    >>> split_names("a%2Cb,c", ",")
+    ('a,b', 'c')
+    """
+    return tuple(unquote(one) for one in text.split(between))
+
+
+def join_names(names: Sequence[str], between: str) -> str:
+    """Return names as one text from which `split_names` gets them back, whatever they hold.
+
+    Args:
+        between: stands between names: one of the signs of the grammar.
+    """
+    return between.join(_ESCAPED.sub(lambda sign: _quote(sign[0]), name) for name in names)
+
+
+def _quote(text: str) -> str:
+    """Return a text with every byte of its UTF-8 as %XX."""
+    return "".join(f"%{byte:02X}" for byte in text.encode())
 
 
 def _value_of(text: str, kind: type, what: str) -> bool | int | float | str:

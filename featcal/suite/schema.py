@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from featcal.suite.calibration_options import OPTIONS, Option
+from featcal.suite.methods import ALL
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.source import Source
 from featcal.suite.strict import Strict
@@ -230,6 +231,10 @@ class Suite(Strict):
     def _names_are_not_those_of_tables(self) -> Suite:
         if "average" in self.tasks:
             raise ValueError("a task cannot be called 'average', which is the mean over tasks everywhere; rename it")
+        if not all(name.strip() for name in self.tasks):
+            raise ValueError("a task has no name; give it one")
+        if ALL in self.tasks and self.calibration.explicit_options().get("tasks") is not None:
+            raise ValueError(f"calibration.tasks: '{ALL}' would be one task and every task; rename the task '{ALL}'")
         return self
 
     @model_validator(mode="after")

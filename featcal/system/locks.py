@@ -27,6 +27,7 @@ def try_lock(file: Path, patience: float) -> Iterator[bool]:
         held = sqlite3.connect(file, timeout=patience, isolation_level=None)
     except sqlite3.OperationalError as error:  # also a path longer than the library takes, whatever the system does
         raise OSError(errno.EACCES, str(error), str(file)) from error
+    found = _identify(file)
     try:
         try:
             held.execute("BEGIN EXCLUSIVE")
@@ -35,6 +36,16 @@ def try_lock(file: Path, patience: float) -> Iterator[bool]:
                 raise OSError(errno.EACCES, str(error), str(file)) from error
             yield False
         else:
-            yield True
+            # A lock on a file that was replaced meanwhile keeps nobody off.
+            yield found is not None and found == _identify(file)
     finally:
         held.close()
+
+
+def _identify(file: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None where there is none."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

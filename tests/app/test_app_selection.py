@@ -8,16 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pytest
 import streamlit as st
 from app_pages import button, control, go, healthy, opened
+from hypothesis import example, given
+from hypothesis import strategies as made_of
 from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_clip import TASKS
 
 from app import picking, samples, state
+from app.selection import HOME, from_query
 from featcal.samples.sources import Samples
 from featcal.session.session import open_session
 from featcal.suite.views import EvaluationSamples
@@ -259,3 +263,16 @@ def test_the_bar_measures_what_is_quick_and_never_the_test_split(
     monkeypatch.setattr(samples, "measure", lambda _, models, view: found.extend(models))
     samples._measure_if_quick(session, {"merged": session.resolve("merged")}, on)
     assert found == taken
+
+
+@given(
+    made_of.lists(
+        made_of.text("al,:%+@=& -'\n\u3000é", min_size=1).filter(str.strip), min_size=1, max_size=4, unique=True
+    )
+)
+@example(["a,b", "c"])
+@example(["all"])
+def test_names_go_both_ways_in_an_address(names: list[str]) -> None:
+    chosen = HOME.change(tasks=tuple(names), task=names[0], a=f"expert:{names[0]}", picked=(3, 1))
+    address = urlencode(chosen.to_query())
+    assert from_query(dict(parse_qsl(address, keep_blank_values=True))) == (chosen, [])

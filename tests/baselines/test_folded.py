@@ -10,6 +10,8 @@ import pytest
 import torch
 from click import UsageError
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis.strategies import text
 from lanes import rows
 from safetensors.torch import load_file
 from tiny_clip import TASKS as PICTURES
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from featcal import evaluate, load_suite, open_family, open_session
 from featcal.baselines.common.fit import fit
-from featcal.baselines.common.fold_heads import fold_head, with_heads
+from featcal.baselines.common.fold_heads import file_name, fold_head, with_heads
 from featcal.baselines.react import AffineMap, React
 from featcal.baselines.svc import Svc
 from featcal.cli import commands
@@ -187,3 +189,10 @@ def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path, monkeypatch
     ):
         with pytest.raises((FeatcalError, UsageError), match=said):
             CliRunner().invoke(commands, [*asked, *changed], catch_exceptions=False, standalone_mode=False)
+
+
+@given(text(), text())
+def test_every_task_has_a_file_of_its_own_in_the_folder_of_heads(one: str, other: str) -> None:
+    assert (file_name(one) == file_name(other)) == (one == other)
+    assert file_name(one) not in (".", "..")
+    assert "/" not in file_name(one)

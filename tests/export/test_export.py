@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,38 @@ def test_two_processes_on_one_output(tmp_path: Path) -> None:
         second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"process {os.getpid()} on {platform.node()} is writing to {tmp_path / 'out.partial'}" in second.stderr
     OutputFolder(tmp_path / "out")
+
+
+def test_whoever_begins_while_another_tidies_up_keeps_what_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, begun, remove = tmp_path / "out", list[OutputFolder](), shutil.rmtree
+
+    def begin_first(place: Path) -> None:
+        if not begun:
+            with suppress(InputError):  # as long as the other holds it
+                begun.append(OutputFolder(out))
+                (begun[0].model / "config.json").write_text("{}")
+        remove(place)
+
+    folder = OutputFolder(out)
+    (folder.model / "config.json").write_text("mine")
+    monkeypatch.setattr(shutil, "rmtree", begin_first)
+    folder.__exit__(RuntimeError, RuntimeError(), None)
+    (other,) = begun
+    assert (other.model / "config.json").read_text() == "{}"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+
+
+@pytest.mark.parametrize("named", ["/", "..", "new/..", "."])
+def test_what_names_no_new_folder_is_refused_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="exists already" if named == "." else "is no name for a new folder"):
+        OutputFolder(named)
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
 
 def test_a_finished_model_outlives_whatever_came_to_be_in_its_place(tmp_path: Path) -> None:

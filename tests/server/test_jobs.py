@@ -20,12 +20,15 @@ from typing import Any
 import pytest
 import torch
 from app_pages import button, charts, healthy, opened
+from safetensors.torch import load_file
 from tiny_clip import TASKS
 
 from app import jobs as app_jobs
+from featcal.calibration import calibrate as calibration
 from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
 from featcal.family import opening
 from featcal.family.opening import Family, open_family
+from featcal.formats import output
 from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
 from featcal.server import kinds, lengths, manager, queue, worker
@@ -558,7 +561,7 @@ def test_a_calibration_that_is_ended_leaves_no_partial_folder(
 
     work = kinds.Work(str(tiny_suite_file), {"out": str(out), "options": {"samples": 8}}, tmp_path, ends)
     if begun:
-        monkeypatch.setattr(kinds.shutil, "rmtree", lambda *_, **__: None)
+        monkeypatch.setattr(output, "remove_partial", lambda *_, **__: None)
     with pytest.raises(SystemExit):
         kinds.calibrate(work)
     assert not out.exists()
@@ -571,6 +574,51 @@ def test_a_calibration_that_is_ended_leaves_no_partial_folder(
         assert partial.exists()
         assert kinds.calibrate(replace(work, progress=lambda *_: None))["out"] == str(out)
         assert not partial.exists()
+
+
+WINNER = """
+import sys, torch
+from types import SimpleNamespace
+from featcal.formats.output import OutputFolder
+with OutputFolder(sys.argv[1]) as folder:
+    folder.put(SimpleNamespace(name="a", names=["w"]), {"w": torch.ones(3)})
+    print("begun", flush=True)
+    if not sys.stdin.readline():
+        sys.exit(1)
+    folder.adopt(SimpleNamespace(name="a"), "model.safetensors")
+    folder.commit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["writes", "died"])
+def test_a_job_that_is_refused_leaves_what_another_process_writes_or_has_left(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """A person calibrates to the same folder while the job reads its models and samples."""
+    out, blocks, draw = tmp_path / "out", tmp_path / "out.partial" / "blocks", calibration.own_passes
+    command = [sys.executable, "-c", WINNER, str(out)]
+    started: list[subprocess.Popen[str]] = []
+
+    def begin_meanwhile(*given: Any) -> Any:
+        winner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(winner)
+        assert winner.stdout is not None
+        assert winner.stdout.readline() == "begun\n"
+        if other == "died":
+            winner.communicate(timeout=PATIENCE)
+        return draw(*given)
+
+    monkeypatch.setattr(calibration, "own_passes", begin_meanwhile)
+    work = kinds.Work(str(tiny_suite_file), {"out": str(out), "options": {"samples": 8}}, tmp_path, lambda *_: None)
+    with pytest.raises(InputError, match="is writing to" if other == "writes" else "left from an interrupted run"):
+        kinds.calibrate(work)
+    assert sorted(file.name for file in blocks.iterdir()) == ["a.json", "a.safetensors"]
+    if other == "writes":
+        started[0].communicate("go on\n", timeout=PATIENCE)
+        assert started[0].returncode == 0
+        assert load_file(out / "model.safetensors")["w"].tolist() == [1, 1, 1]
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_long_is_what_takes_longer_than_a_process_to_start_or_is_of_a_large_model(

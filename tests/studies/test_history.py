@@ -18,6 +18,8 @@ import pytest
 import torch
 import yaml
 from clip_config import clip_config
+from hypothesis import given, settings
+from hypothesis.strategies import lists, text
 from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
@@ -30,6 +32,7 @@ from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
 from featcal.studies.recording import count_looks, hash_of, measure, record, run_of
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.name_grammar import format_parts
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 
@@ -295,6 +298,16 @@ def test_large_files_count_by_path_size_and_times(
     assert suite_hash(load_suite(own_suite_file)) == before
     shutil.copytree(own_suite_file.parent, tmp_path / "elsewhere")
     assert suite_hash(load_suite(tmp_path / "elsewhere" / "suite.yaml")) != before
+
+
+@settings(max_examples=30)
+@given(lists(text("al,:%+@= /\\\n\u3000é", min_size=1, max_size=8), min_size=1, max_size=3, unique=True))
+def test_names_of_tasks_come_back_from_the_history(tmp_path_factory: pytest.TempPathFactory, tasks: list[str]) -> None:
+    history = History(tmp_path_factory.mktemp("history"))
+    run = new_run((tasks[0], "0" * 16), f"calibrated:tasks={format_parts(tasks)}", {"tasks": tasks}, {})
+    found = Measured("features", "validation", 8, 42, {tasks[0]: TaskValue("accuracy", 0.5, 8)}, {tasks[0]: 0.25})
+    assert history.add(run, found)
+    assert (history.get(run.id), history.problems) == (replace(run, measured=(found,)), [])
 
 
 def test_what_is_recorded_is_what_the_session_measured(tiny: Family, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import example, given
+from hypothesis import strategies as st
 from lanes import cases_by_message, rows
 from tiny_clip import TASKS
 from torch import Tensor
 
 from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
+from featcal.calibration.config import config_of as config_of_recipe
+from featcal.calibration.config import resolve
 from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
@@ -29,7 +34,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.command_lines import calibrate_command
 from featcal.suite.methods import merger_names
-from featcal.suite.name_grammar import ModelName, model_name
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, parts_of
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -62,6 +67,60 @@ def test_a_name_in_its_parts() -> None:
         "./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b", *with_commas
     ):  # fmt: skip
         assert model_name(reference).kind == "reference"
+
+
+ODD = st.text("al,:%+@= -'\n\u3000é", min_size=1, max_size=4).filter(str.strip) | st.sampled_from(
+    ["all", "a,b", "a", "b"]
+)
+"""Names that tasks may have, of signs that mean something to a name, an address or a shell."""
+NAMES = st.lists(ODD, min_size=1, max_size=4, unique=True)
+
+
+@given(NAMES)
+@example(["all"])
+@example(["all", "other"])
+def test_names_of_parts_go_both_ways_in_the_name_of_a_model(names: list[str]) -> None:
+    name = model_name(f"calibrated:tasks={format_parts(names)},rho=2@ties:scale=1")
+    assert (name.of, [option for option, _ in name.options]) == ("ties:scale=1", ["tasks", "rho"])
+    assert parts_of(dict(name.options)["tasks"]) == tuple(names)
+
+
+@given(NAMES, st.data())
+@example(["a", "b", "a,b"], None)
+def test_names_of_tasks_go_both_ways_on_the_command_line(
+    tiny: Family, names: list[str], data: st.DataObject | None
+) -> None:
+    """As one among others: `a` and `b` are not the task `a,b`."""
+    chosen = names[:2] if data is None else data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    defaults = config_of_recipe(tiny.adapter, names, {})
+    config = resolve(replace(defaults, tasks=tuple(chosen)), tiny.adapter, names)
+    words = shlex.split(calibrate_command("mine.yaml", config, defaults, "out"))
+    given_tasks = tuple(value for flag, value in pairwise(words) if flag == "--tasks")
+    assert resolve(replace(defaults, tasks=given_tasks or None), tiny.adapter, names) == config
+
+
+def test_a_suite_that_chooses_tasks_has_none_called_all(edit_suite: Callable[..., Path]) -> None:
+    """Otherwise `--tasks all` could mean it, or take the choice back."""
+
+    def rename(content: dict[str, Any]) -> None:
+        content["tasks"]["all"] = content["tasks"].pop(TASKS[0])
+        content["calibration"] = {"tasks": ["all"]}
+
+    with pytest.raises(InputError, match="'all' would be one task and every task; rename"):
+        load_suite(edit_suite(rename))
+    family = open_family(load_suite(edit_suite(lambda content: content.pop("calibration"))), device="cpu")
+    alone = resolve_model("calibrated:tasks=%61ll", family)
+    assert alone.calibration is not None
+    assert alone.calibration.tasks == ("all",)
+    assert resolve_model(alone.name, family).config == alone.config
+    every = resolve_model("calibrated:tasks=all", family)
+    assert every.calibration is not None
+    assert every.calibration.tasks is None
+
+
+def test_a_task_has_a_name(edit_suite: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="a task has no name"):
+        load_suite(edit_suite(lambda content: content["tasks"].update({" ": content["tasks"].pop(TASKS[0])})))
 
 
 def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:

@@ -11,7 +11,7 @@ from featcal.authoring.from_merge import find_origins
 from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
 from featcal.formats.hub import RECORD_FILE, hub_model, snapshot
-from featcal.formats.open_clip import PREFIXES
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.preflight.handover.folder import GENERATION, OLD_TEMPLATE, TEMPLATE, Folder

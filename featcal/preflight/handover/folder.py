@@ -14,7 +14,7 @@ from typing import Any
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE, Header, read_header, shards
 from featcal.formats.conversions import explain_training_state
 from featcal.formats.open_clip import is_open_clip_folder
-from featcal.formats.output import PARTIAL
+from featcal.formats.output import PARTIAL, partial_folder
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.formats.pickles import select_pickled
 from featcal.preflight.handover.runtimes import SUPPORT, Support
@@ -188,7 +188,7 @@ class Folder:
 def find_strays(path: Path) -> Iterator[Obstacle]:
     """Yield what is half-written in a folder or beside it."""
     absolute = path.absolute()
-    half = [absolute] if absolute.name.endswith(PARTIAL) else [absolute.with_name(f"{absolute.name}{PARTIAL}")]
+    half = [absolute] if absolute.name.endswith(PARTIAL) else [partial_folder(absolute)]
     inside = sorted(one for one in path.iterdir() if one.name.endswith(PARTIAL))
     found = [one.name for one in (*half, *inside) if one.exists()]
     if found:

@@ -1,0 +1,105 @@
+"""Say which files a model is made of, and which commit of the Hub, without reading or fetching it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from heapq import nsmallest
+from pathlib import Path
+
+from featcal.formats.hub import ADAPTERS, HEADS, HUB_FILES, RECORD_FILE, cached_commit, hub_model
+from featcal.formats.open_clip_config import FILE_PREFIX, PREFIXES
+from featcal.formats.sentences import module_folders
+from featcal.system.errors import InputError
+from featcal.system.paths import local_path
+from featcal.system.sandbox import require_no_hub
+
+MOST = 1000
+"""Most files of one folder that are looked at."""
+ENDINGS = (".safetensors", ".json", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth")
+"""Of weights, configuration and tokenizer."""
+TEMPLATES = "additional_chat_templates"
+"""Folder of a tokenizer's further chat templates."""
+Commit = tuple[str, str]
+"""What a suite calls a model or data set on the Hub, and the commit that this means in the Hub's cache."""
+
+
+def settings_files(folder: Path) -> Iterator[Path]:
+    """Yield the files beside a checkpoint's weights."""
+    yield from (file for kind in HUB_FILES if kind != "*.safetensors" for file in sorted(folder.glob(kind)))
+
+
+def model_files(reference: str, root: Path) -> Iterator[Path]:
+    """Yield every file here that a model is made of: those in its folder; below it those of modules of
+    sentence-transformers and of further chat templates, and the heads and adapters that a record of featcal's names.
+    None for what is not here; whoever opens the model is told.
+
+    Of a folder that holds more than `MOST` files those count whose names end as a model's do, before others: a
+    reference that somebody typed may be any folder.
+
+    Args:
+        reference: as `locate` takes it.
+        root: folder that relative references start from.
+    """
+    for place in _places(reference):
+        with suppress(InputError):
+            path = local_path(place, root, "model")
+            if path.is_dir():
+                yield from _files_below(path)
+            elif path.is_file():
+                yield path
+                yield from settings_files(path.parent)
+
+
+def model_commits(references: Iterable[str], root: Path) -> tuple[Commit, ...]:
+    """Return the commit of everything on the Hub that models are made of, sorted, as far as it was fetched or is named.
+
+    Args:
+        references: of models, as `locate` takes them.
+        root: folder that relative references start from.
+    """
+    found: set[Commit] = set()
+    for place in (place for reference in references for place in _places(reference)):
+        with suppress(InputError):
+            model = hub_model(place)
+            # As `checkpoint.resolve` has it, what begins with a folder that is here is not on the Hub.
+            if model is None or local_path(place.split("/")[0], root, "model").is_dir():
+                continue
+            require_no_hub("model")
+            if commit := cached_commit(model.repo, model.revision):
+                found.add((place, commit))
+    return tuple(sorted(found))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    yield from _files_in(folder)
+    inside = [TEMPLATES, *module_folders(folder)]
+    if (folder / RECORD_FILE).is_file():
+        for part in (HEADS, ADAPTERS):
+            inside += [part, *(f"{part}/{name}" for name in _names_in(folder / part))]
+    for name in inside:
+        yield from _files_in(folder / name)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    yield from (file for name in _names_in(folder) if not (file := folder / name).is_dir())
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names of what lies in a folder, weights and settings before others where there are many."""
+    try:
+        return sorted(nsmallest(MOST, os.listdir(folder), key=lambda name: (not name.endswith(ENDINGS), name)))
+    except OSError:  # whoever reads it says what is wrong
+        return []
+
+
+def _places(reference: str) -> Iterator[str]:
+    """Yield everything in a reference that may be a path or an id: `REF+ADAPTER`, `open_clip:ARCH:FILE`,
+    `local-dir:FOLDER`, `hf-hub:ID`."""
+    found: dict[str, None] = {}
+    for part in (reference, *map(str.strip, reference.split("+"))):
+        prefix = next((one for one in PREFIXES if part.startswith(one)), "")
+        rest = part.removeprefix(prefix)
+        found |= dict.fromkeys(rest.split(":", 1) if prefix == FILE_PREFIX else [rest])
+    yield from filter(None, found)
