@@ -14,8 +14,10 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     """Return a sentence, by task, for every expert that differs from the base in tensors which a merge leaves out.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
-    left out: it scores every model on that task.
+    left out: it scores every model on that task. Nothing is said where the base is not known.
     """
+    if not family.is_base_known:
+        return {}
     notes, maps = {}, family.adapter.classifier
     # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():
