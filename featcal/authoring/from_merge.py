@@ -90,9 +90,7 @@ class Origins:
         return stated if stated is not None and stated.keys() == self.experts.keys() else None
 
 
-def find_origins(
-    folder: Path, base: str | None, experts: Mapping[str, str], asks_hub: bool = False
-) -> Origins:
+def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], asks_hub: bool = False) -> Origins:
     """Return what the merged model in a folder was made of.
 
     Args:

@@ -10,7 +10,7 @@ from featcal.formats.card_data import read_card_data
 from featcal.system.formatting import printable, some
 
 BASE, MERGED = "base", "merged"
-"""Names of the base, and of the merged model in its place where it is not known, among the models that state a licence."""
+"""Names of the base, or of the merged model where that is not known, among the models that state a licence."""
 _NAMED_APART = "other"
 """The Hub's word for a licence that `license_name` names."""
 Licences = Mapping[str, str | None]

@@ -134,8 +134,8 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
             whole = len(foreign) == len(lineages.layers)
             (problems if whole else notes)[role] = [
                 f"{role}: different base lineage in {'every layer' if whole else ', '.join(foreign)}: distance to the "
-                f"{start} {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have {UNRELATED} "
-                f"at least{sampled}); "
+                f"{start} {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have "
+                f"{UNRELATED} at least{sampled}); "
                 + ("give a model that was trained from this base" if whole else "was it trained from this base?")
             ]
         elif own.mean == 0 and role != "merged":

@@ -174,9 +174,7 @@ def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
             yield layer, known
 
 
-def _take_layer(
-    family: Family, start: Weights, merged: Weights, layer: str, names: Sequence[str]
-) -> LayerContents:
+def _take_layer(family: Family, start: Weights, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
     tasks = list(family.experts)
     gram = torch.zeros(len(tasks) + 1, len(tasks) + 1, dtype=torch.float64)
     base, noise, stock, zeros, matrices = 0.0, 0.0, 0.0, [], []

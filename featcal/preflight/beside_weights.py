@@ -230,7 +230,8 @@ class Trio:
             text = f"The chat template is neither {self._whose} nor an expert's."
             yield Difference(TEMPLATE, text, bool(holders), files)
         elif own != of_base:
-            yield Difference(TEMPLATE, f"The chat template is that of {self._roles_with(own)}, not {self._whose}.", False)
+            text = f"The chat template is that of {self._roles_with(own)}, not {self._whose}."
+            yield Difference(TEMPLATE, text, False)
         experts = [one for one in self.experts if one.template not in (None, own)]
         if own is not None and experts:
             whose = join_words([one.role for one in experts])
@@ -242,7 +243,8 @@ class Trio:
         own, theirs = (side.token("bos_token_id") for side in (self.base, self.merged))
         files = self._copies(_CONFIG, _GENERATION)
         if own != theirs:
-            yield Difference(TOKENS, f"Texts begin with token {theirs}, those of {self.base.role} with {own}.", True, files)
+            text = f"Texts begin with token {theirs}, those of {self.base.role} with {own}."
+            yield Difference(TOKENS, text, True, files)
         lacking = {one.role: one.ends - self.merged.ends for one in (self.base, *self.experts)}
         others = "; ".join(f"{role} ends at {_ids(ids)} too" for role, ids in lacking.items() if ids)
         if others:

@@ -124,7 +124,8 @@ def run_sweep(
         NumericalError: a calibration has no trustworthy solution.
     """
     session, history = ensure_session(suite, device), history or History()
-    models = [*map(session.resolve, baselines(grid)), *map(session.resolve, grid.configs())]
+    beside = baselines(grid, session.family.is_base_known)
+    models = [*map(session.resolve, beside), *map(session.resolve, grid.configs())]
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -141,9 +142,11 @@ def run_sweep(
     return points
 
 
-def baselines(grid: Grid) -> list[str]:
+def baselines(grid: Grid, has_base: bool) -> list[str]:
     """Return what the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic
-    at other scales, and the calibration's anchors without any data."""
+    at other scales, and the calibration's anchors without any data; without a base merged model and experts alone."""
+    if not has_base:
+        return ["merged", EXPERT]
     anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
     return ["base", "merged", EXPERT, "simple-averaging", *scales, *anchors]

@@ -116,7 +116,6 @@ class MergeFindings:
         return self.method == STOCK and self.contents.is_as_stocked
 
 
-
 def judge_merge(found: MergeFindings) -> Verdict:
     """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
     wrong = list(find_wrong_weights(found))
