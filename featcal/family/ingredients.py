@@ -105,6 +105,12 @@ class Contents:
         return not any(one.moved for one in self.layers)
 
     @property
+    def layers_by_owner(self) -> dict[str, int]:
+        """Return task → number of the layers that have more of its expert than of any other."""
+        owners = [max(one.coefficients, key=one.coefficients.__getitem__) for one in self.layers if one.coefficients]
+        return {task: owners.count(task) for task in self.coefficients}
+
+    @property
     def is_as_stocked(self) -> bool:
         """Say whether nothing of the experts is in the merge and Model Stock would leave nothing of them either."""
         shares = self.stock, sum(self.coefficients.values())

@@ -31,8 +31,10 @@ _ALIKE = 0.1
 half precision moves them by a few hundredths."""
 _ROUNDED = 2.0
 """Share of the way that no expert explains, in shares of rounding, up to which it is called rounding."""
-STOCK = "model_stock"
-"""mergekit's name for Model Stock."""
+SPHERICAL = ("slerp", "nuslerp", "karcher", "multislerp")
+"""mergekit's names for methods that turn directions, and keep lengths."""
+STOCK, SPLICE = "model_stock", "passthrough"
+"""mergekit's names for Model Stock, and for the method that takes whole layers."""
 _MOST = 6
 """Experts and files that a sentence names."""
 
@@ -153,14 +155,16 @@ def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
 def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     """Yield what is wrong with how much of which expert is in a merge."""
     own, stated, contents = found.contents.coefficients, found.stated, found.contents
+    if found.is_stock:
+        return
     if contents.is_base:
         whose = "the base's own" if contents.is_base_known else f"those of {contents.start}"
         yield Sentence("absent", f"Its weights are {whose}: nothing was merged.")
         return
-    if found.is_stock:
-        return
     meant = [task for task, weight in (stated or {}).items() if abs(weight) <= _ALIKE * _largest(stated or {})]
     absent = [task for task in contents.absent if task not in meant]
+    if found.method == SPLICE:
+        absent = [task for task, layers in contents.layers_by_owner.items() if not layers]
     for task in absent:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
         if contents.rest > max(_ALIKE, _ROUNDED * contents.rounding):
@@ -258,11 +262,15 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     start = found.contents.start
     whole = f"{'the base and ' if found.contents.is_base_known else ''}{parts}"
     text = f"By its weights it is {whole}" if own else f"None of the experts differs from {start}"
+    if found.method == SPLICE and own:
+        layers = join_words([f"{count} of '{task}'" for task, count in found.contents.layers_by_owner.items() if count])
+        text = f"By its weights it is whole layers of its experts: {layers}"
     if found.stated is not None and found.is_exact and not wrong:
         text += ", as its recipe says"
     rest = found.contents.rest
     if own and rest >= 0.005:
         how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
+        how = f", since {found.method} keeps lengths, which no sum does" if found.method in SPHERICAL else how
         how = f", since {STOCK} has another share for every tensor" if found.method == STOCK else how
         how = ", but rounding to its dtype" if rest <= _ROUNDED * found.contents.rounding else how
         text += f"; {100 * rest:.0f} % of its way from {start} is no sum of theirs{how}"
@@ -278,7 +286,7 @@ def _say_origin(found: MergeFindings) -> Iterator[Sentence]:
             "their task vectors: at right angles it stays at the base"
         )
         if found.is_stock:
-            text += "; merging again gives the same, and linear, task_arithmetic or ties do not go by that angle"
+            text += "; merging again gives the same, and task_arithmetic, ties or linear would not"
         yield Sentence("stock", f"{text}.", {"share": contents.stock})
     if found.found_base is not None:
         text = f"Its base is '{found.found_base}': the recipe names none, and all its experts name this one."
@@ -336,7 +344,7 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
     }.get(step, "")
     healthy = step == REPAIR and not found.is_harmful
     text = {
-        MERGE: "Next: merge by another method, whatever the angle"
+        MERGE: "Next: merge by a method that does not go by the angle"
         if found.is_stock
         else f"Next: calibration cannot mend this; merge again{'' if by_recipe else ' with a smaller scale'}",
         FILES: "Next: copy the base's files"
