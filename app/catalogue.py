@@ -37,7 +37,7 @@ def models(suite: Suite) -> pd.DataFrame:
     if isinstance(merged, MergeRecipe):
         given = merged.model_dump(exclude_none=True)
         merged = f"merged here: {', '.join([given.pop('method'), *(f'{name} {given[name]}' for name in given)])}"
-    rows = [("base", suite.base), ("merged", merged)]
+    rows = [("base", suite.base or "not known"), ("merged", merged)]
     rows += [(f"expert, {task}", spec.expert) for task, spec in suite.tasks.items()]
     return pd.DataFrame([(role, without_places(where)) for role, where in rows], columns=["role", "where"])
 

@@ -169,15 +169,15 @@ def _end_explained() -> Iterator[None]:
 def offered_models(session: Session) -> dict[str, str]:
     """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers
     with the score of the suite's table of methods, the best first, experts."""
-    merge = MERGED.name
+    merge, has_base = MERGED.name, session.family.is_base_known
     with suppress(InputError):  # a name that stands for nothing is said where the models are made
         merge = on_table.find_merge(session).name
     anchor = name_on(f"anchor:rho={exactly(opening.defaults(session).rho)}", merge)
-    first = ["merged", CALIBRATED, "base", anchor]
+    first = ["merged", CALIBRATED, *(["base"] if has_base else []), anchor]
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
     runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
     scored = _scores_of_methods(state.reference(), hash_of(session))
-    ranked = sorted(merger_names(), key=lambda name: -scored.get(name, -1.0))
+    ranked = sorted(merger_names() if has_base else (), key=lambda name: -scored.get(name, -1.0))
     merges = {name: f"{name} · merge{f', {percent(scored[name])} %' if name in scored else ''}" for name in ranked}
     experts = [f"expert:{task}" for task in session.tasks]
     return dict(zip(first, first, strict=True)) | runs | merges | dict(zip(experts, experts, strict=True))

@@ -73,7 +73,7 @@ def section(
         )
     if one.counts is None:
         st.info(f"No answer of {plain(task)} is right or wrong: it is scored by a rank correlation.")
-    everyone = samples.with_ends(models)
+    everyone = samples.with_ends(session, models)
     data = session.viewable_samples(task, on)
     frame = sample_tables.sample_table(data, samples.measured_samples(session, models, task, on), a, b)
     row = st.container(horizontal=True, vertical_alignment="bottom")

@@ -104,7 +104,7 @@ def _details(
     data = session.viewable_samples(task, on)
     frame = sample_tables.sample_table(data, found, *[*models, ""][:2]).iloc[list(ids)]
     gallery(data, frame)
-    origin = downloads.sample_origin(session, on, with_ends(models)).with_task(task)
+    origin = downloads.sample_origin(session, on, with_ends(session, models)).with_task(task)
     kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
     view.table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
     if on.samples is not None:
@@ -113,9 +113,9 @@ def _details(
 
 def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Take the models of a page, base and expert through picked samples where that takes a moment."""
-    left = [one for one in with_ends(models).values() if not _decides(session, one, on)]
+    left = [one for one in with_ends(session, models).values() if not _decides(session, one, on)]
     if on.samples is not None and left and not is_long(session, len(left) * seconds_to_score(session, on)):
-        measure(session, with_ends(models), on)
+        measure(session, with_ends(session, models), on)
 
 
 def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
@@ -133,9 +133,10 @@ def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
         st.caption(" · ".join(words))
 
 
-def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
-    """Return the models of a page between base and expert."""
-    return {compare.SHOWN_BASE: BASE, **models, compare.SHOWN_EXPERT: EVERY_EXPERT}
+def with_ends(session: Session, models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
+    """Return the models of a page between base, where that is known, and expert."""
+    base: dict[str, ModelRef] = {compare.SHOWN_BASE: BASE} if session.family.is_base_known else {}
+    return {**base, **models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 
 
 def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
@@ -170,7 +171,7 @@ def measured_samples(
     data = session.viewable_samples(task, on)
     whole = _answers_are_whole(session, models, on)
     found = {}
-    for shown, model in with_ends(models).items():
+    for shown, model in with_ends(session, models).items():
         one, decided = PerSample(), _decides(session, model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
             if session.measure.has_features(model, on) and not model.is_every_expert:
@@ -188,7 +189,7 @@ def measured_samples(
 def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Offer buttons for what is not known yet of the models of a page, base and expert: margins and drift, full answers
     of language models."""
-    everyone = with_ends(models)
+    everyone = with_ends(session, models)
     label = f"Measure margin and drift on the {on.split or session.split} split"
     if not are_measured(session, everyone, on) and st.button(label, icon=":material/straighten:"):
         measure(session, everyone, on)

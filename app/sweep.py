@@ -103,10 +103,11 @@ def _start(
     """Draw the button and what it would compute, and do the work; return the points if it was done now."""
     new, count = missing(session, grid, on, known), len(grid.configs())
     of = "" if grid.of == "merged" else f" of {plain(grid.of)}"
+    others = len(baselines(grid, session.family.is_base_known))
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
     right.caption(
-        f"{count} calibrations{of}, {new} of them new, beside {len(baselines(grid))} models that need none; "
+        f"{count} calibrations{of}, {new} of them new, beside {others} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.popover("Command and Python", icon=":material/terminal:"):

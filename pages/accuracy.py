@@ -5,7 +5,6 @@ import streamlit as st
 from app import compare, downloads, flips, jobs, options, page_end, runs, samples, state, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
-from featcal.session.model_ref import BASE, EVERY_EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import how_many, percent
@@ -16,7 +15,7 @@ st.title("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 compared = compare.choose_in_sidebar(session)
-models = {compare.SHOWN_BASE: BASE, **compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}
+models = samples.with_ends(session, compared.models)
 known = {
     # Other models are scored on demand alone: every score on the test split is a look, and counted.
     shown: model

@@ -1,16 +1,18 @@
 """Find out what a model that somebody merged was made of, from mergekit's configuration or the card beside its weights.
 
-What neither says is asked for; what is said on a command line goes before both.
+The base that neither names is looked for in the experts' own cards and configurations. What is said on a command line
+goes before all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from featcal.authoring.ancestors import find_common_ancestors, is_named_by_all, is_reachable
 from featcal.authoring.common import reference, task_names
 from featcal.authoring.from_mergekit import Contents, is_configuration, read_contents
 from featcal.formats.card_data import read_card_data, read_card_text
@@ -67,14 +69,19 @@ class Origins:
     """Account of the models that a merged one was made of, as references of a suite file.
 
     Args:
+        base: None where nothing names it.
         where: the file that says so; "" where all is given.
         contents: of mergekit's configuration, where there is one.
+        found: the base is neither given nor in that file: the experts name it.
+        missed: the ancestor that the experts name, where it is neither on this machine nor to be had from the Hub.
     """
 
-    base: str
+    base: str | None
     experts: Mapping[str, str]
     where: str = ""
     contents: Contents | None = None
+    found: bool = False
+    missed: str = ""
 
     @property
     def coefficients(self) -> Mapping[str, float] | None:
@@ -83,40 +90,66 @@ class Origins:
         return stated if stated is not None and stated.keys() == self.experts.keys() else None
 
 
-def find_origins(folder: Path, base: str | None, experts: Mapping[str, str]) -> Origins:
+def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], asks_hub: bool = False) -> Origins:
     """Return what the merged model in a folder was made of.
 
     Args:
         base: goes before what the files name.
         experts: task → reference; those of the recipe's own tasks take the place of its experts, others of all.
+        asks_hub: whether the Hub may be asked for the experts' cards, where its local cache does not have them.
 
     Raises:
-        InputError: neither the files nor the arguments name a base and experts, or what they name can be nowhere; the
-            message says what to give.
+        InputError: neither the files nor the arguments name experts, or what they name can be nowhere; the message says
+            what to give.
     """
     if base is not None and experts:
         found = _read_files(folder, strict=False)
         contents = found.contents if found is not None else None
         return Origins(base, experts, "", contents)
     found = _read_files(folder, strict=True)
-    if found is None:
+    if found is None and not experts:
         raise InputError(
             f"{folder} does not say what it was merged of: it has no {RECIPE_FILE}, and its {CARD_FILE} names no base "
             "models of a merge; give --base REFERENCE, and --expert NAME=REFERENCE once per expert"
         )
+    found = found or Origins(None, {})
     named = {name: ref for name, ref in found.experts.items() if base is None or ref != base}
     named = {**named, **experts} if experts.keys() <= named.keys() else dict(experts)
-    base = base or found.base
-    if not base:
-        listed = some([*found.experts.values()], 8)
-        raise InputError(
-            f"{folder / found.where} names {listed}, but not the model that they were fine-tuned from; give it with "
-            "--base REFERENCE" + ("; it may be one of these" if found.contents is None else "")
-        )
     if not named:
         raise InputError(f"{folder / found.where} names no expert; give --expert NAME=REFERENCE once per expert")
-    _require_places({"--base": base, **{f"--expert {name}": ref for name, ref in named.items()}}, folder / found.where)
-    return Origins(base, named, found.where, found.contents)
+    base = base or found.base
+    stated = {} if base is None else {"--base": base}
+    _require_places({**stated, **{f"--expert {name}": ref for name, ref in named.items()}}, folder / found.where)
+    whole = Origins(base, named, found.where, found.contents)
+    if base is not None:
+        return whole
+    # Of a card's list the base may be one, and is then no expert.
+    is_list = found.contents is None and not experts
+    known = _look_for_base(whole, is_list, asks_hub)
+    if is_list and known.base is None:
+        raise InputError(
+            f"{folder / found.where} names {some([*named.values()], 8)}, but not the model that they were fine-tuned "
+            "from; give it with --base REFERENCE; it may be one of these"
+        )
+    return known
+
+
+def _look_for_base(origins: Origins, is_list: bool, asks_hub: bool) -> Origins:
+    """Return the models of a merge with the base that its experts name, if they do and it can be had.
+
+    Args:
+        is_list: whether one of the experts may be the base.
+    """
+    experts = origins.experts
+    if is_list:
+        for name, ref in experts.items():
+            others = {task: one for task, one in experts.items() if task != name}
+            if others and is_named_by_all(ref, others.values(), asks_hub):
+                return replace(origins, base=ref, experts=others, found=True)
+    ancestors = find_common_ancestors([*experts.values()], asks_hub)
+    base = next((one for one in ancestors if is_reachable(one, asks_hub)), None)
+    missed = next(iter(ancestors), "") if base is None else ""
+    return replace(origins, base=base, found=base is not None, missed=missed)
 
 
 def sample_source(count: int | None) -> dict[str, Any]:
@@ -142,7 +175,7 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
         return None
     if found is not None:
         where, contents = found
-        return Origins(contents.base or "", contents.experts, where, contents)
+        return Origins(contents.base, contents.experts, where, contents)
     data = read_card_data(folder)
     stated, tags = data.get("base_model"), data.get("tags") or ()
     listed = stated if isinstance(stated, list) else [stated] if stated else []
@@ -152,7 +185,7 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
         return None
     # featcal's own cards begin with the base where they name all models; on others' the order means nothing.
     complete = len(names) > 1 and _count_models(folder) in (0, len(names))
-    base = names[0] if "featcal" in tags and complete else ""
+    base = names[0] if "featcal" in tags and complete else None
     experts = [one for one in dict.fromkeys(names) if one != base]
     return Origins(base, dict(zip(task_names(experts), experts, strict=True)), CARD_FILE)
 

@@ -37,6 +37,7 @@ class SuiteParts:
     """Models and samples of a suite, as given on a command line: paths start from where the command runs.
 
     Args:
+        base: None where nobody knows it, beside a merged model that is there.
         experts: task → reference of its expert.
         data: task → where its samples are, as `featcal.authoring.guess.guess` reads it.
         merged: reference of a merged model, or a method of merging; None is Task Arithmetic at 0.3.
@@ -44,7 +45,7 @@ class SuiteParts:
         options: more keys of the suite file.
     """
 
-    base: str
+    base: str | None
     experts: Mapping[str, str]
     data: Mapping[str, str]
     merged: str | None = None
@@ -70,19 +71,23 @@ def begin(parts: SuiteParts, out: Path) -> Beginning:
     problems: list[str] = []
     assumed: list[str] = []
     missing: list[str] = []
-    content: dict[str, Any] = {"name": out.stem, "base": "", "merged": {}, **parts.options, "tasks": {}}
+    content: dict[str, Any] = {"name": out.stem, "base": None, "merged": {}, **parts.options, "tasks": {}}
     if not parts.experts:
         problems.append("no expert is given; name one for every task, as in --expert cars=./experts/cars")
     for task in parts.data.keys() - parts.experts.keys():
         hint = did_you_mean(task, parts.experts)
         problems.append(f"samples of '{task}', which has no expert; give --expert {task}=… or leave them out.{hint}")
-    with _collect_problems(problems):
-        content["base"] = _model(parts.base, out.parent, "base")
+    if parts.base is None:
+        assumed.append("base: not known, so rho is 1, and what starts from a base is refused")
+    else:
+        with _collect_problems(problems):
+            content["base"] = _model(parts.base, out.parent, "base")
     with _collect_problems(problems):
         content["merged"], more = _choose_merged(parts.merged, out.parent)
         assumed += more
-    reads = _reads(parts.base, parts.experts.values())
-    text, lines = _text_of(parts.base) if reads == "likeness" else ({}, [])
+    first = parts.base or next(iter(parts.experts.values()), "")
+    reads = _reads(first, parts.experts.values())
+    text, lines = _text_of(first) if reads == "likeness" else ({}, [])
     assumed += lines
     for task, expert in parts.experts.items():
         content["tasks"][task] = {}

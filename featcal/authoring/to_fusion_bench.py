@@ -34,6 +34,8 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     Raises:
         InputError: the base cannot be found, or FusionBench does not load such models.
     """
+    if suite.base is None:
+        raise InputError("the base is not known, and a pool has one; name it in the suite file ('base: REFERENCE')")
     models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
     foreign = [name for name, ref in models.items() if ref.startswith(PREFIXES)]
     if foreign:

@@ -9,23 +9,30 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featcal.calibration.closed_form import anchor
-from featcal.formats.weights import TensorInfo, Weights, check_finite
+from featcal.formats.weights import TensorInfo, UnknownBase, Weights, check_finite
 from featcal.models.adapter import Block
 from featcal.models.compute import widen
 from featcal.models.context import Run
 
 
 def read_merged_and_base(
-    run: Run, block: Block, merged: Mapping[str, Tensor], modules: Collection[str] | None = None
+    run: Run, block: Block, merged: Mapping[str, Tensor], rho: float, modules: Collection[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of a block of the merged model and of the base, which its anchors are made of, by name inside
     it, on the compute device.
 
     Args:
+        rho: of the anchors; with 1 they are the merged model wherever they start from, and of a base that is not known
+            its tensors are given.
         merged: by canonical name.
         modules: those inside the block whose tensors are needed; None for all.
+
+    Raises:
+        InputError: another rho, and the base is not known.
     """
-    inside = (block.local(tensors) for tensors in (merged, run.base.read(block.names)))
+    is_idle = rho == 1 and isinstance(run.base, UnknownBase)
+    start = merged if is_idle else run.base.read(block.names)
+    inside = (block.local(tensors) for tensors in (merged, start))
     own, base = (
         run.compute.move({n: t for n, t in one.items() if modules is None or n.rpartition(".")[0] in modules})
         for one in inside

@@ -96,7 +96,7 @@ class Preview:
         run, block = self.run, self.block
         with walking(run.adapter):
             merged = run.merged.read(block.names)
-            models = read_merged_and_base(run, block, merged)
+            models = read_merged_and_base(run, block, merged, config.rho)
             solved: dict[str, Tensor] = {}
             for counted in self.statistics:
                 # Targets are affine in alpha and beta, so those of any values follow from the corners.

@@ -14,7 +14,14 @@ from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
-from featcal.calibration.config import config_of, config_of_suite, resolve, select_tasks
+from featcal.calibration.config import (
+    config_of,
+    config_of_suite,
+    options_without_base,
+    require_base,
+    resolve,
+    select_tasks,
+)
 from featcal.calibration.decisions import add_directions
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
@@ -30,7 +37,7 @@ from featcal.export.record_facts import identify_model, input_files, input_hashe
 from featcal.export.to_model import library_model
 from featcal.export.write import can_reload, plain_card, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
-from featcal.family.opening import Family, ensure_family
+from featcal.family.opening import WITHOUT_BASE, Family, ensure_family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
@@ -77,7 +84,7 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
         recommended = {name: value for name, value in recommended.items() if name not in OWN}
     if given.get("cautious"):
         recommended = {name: value for name, value in recommended.items() if name not in CAUTIOUS}
-    return config_of(family.adapter, family.suite.tasks, recommended | given)
+    return config_of(family.adapter, family.suite.tasks, options_without_base(family.suite) | recommended | given)
 
 
 @dataclass(frozen=True)
@@ -249,10 +256,13 @@ def _resolve(config: CalibrationConfig | None, family: Family) -> CalibrationCon
     """Return the options of a run with nothing left open; left out, those that the suite recommends.
 
     Raises:
-        InputError: as `resolve`, and for the suite's own options where others stand in for them: the card names both.
+        InputError: as `resolve` and `require_base`, and for the suite's own options where others stand in for them: the
+            card names both.
     """
     config_of_suite(family.suite, family.adapter)
-    return resolve(config or config_for(family), family.adapter, family.suite.tasks)
+    found = resolve(config or config_for(family), family.adapter, family.suite.tasks)
+    require_base(found, family.suite)
+    return found
 
 
 def _input_stamps(family: Family) -> set[FileStamp]:
@@ -420,5 +430,6 @@ def _notes(family: Family, ranks: Ranks) -> list[str]:
         given = None if any(family.merged is one for one in family.experts.values()) else family.merged
         return [*check_lineage(family, given, ranks), *note_left_out(family, ranks).values()]
     if not isinstance(merged, MergeRecipe):
-        return check_lineage(family, family.merged, ranks)
+        unknown = [] if family.is_base_known else [WITHOUT_BASE]
+        return [*unknown, *check_lineage(family, family.merged, ranks)]
     return [*merged.notes, *check_lineage(family, ranks=ranks), *note_left_out(family, ranks).values()]

@@ -51,6 +51,29 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     return resolve(CalibrationConfig(**options), adapter, tasks)
 
 
+def options_without_base(suite: Suite) -> dict[str, Any]:
+    """Return the options of a calibration whose suite does not know its base, where nothing else is asked for: the
+    anchor is the merged model itself. None where it does."""
+    return {"rho": 1.0} if suite.base is None else {}
+
+
+def require_base(config: CalibrationConfig, suite: Suite) -> None:
+    """Raise InputError if the base is not known and the options need it; says which do."""
+    if suite.base is not None:
+        return
+    needs = {
+        f"rho is {config.rho:g}, an anchor on the way from it to the merged model and beyond": config.rho != 1,
+        f"mu is {config.mu:g}, a prior of task vectors, which start at it": config.mu != 0,
+        "weigh_tokens goes by task vectors, which start at it": config.weigh_tokens,
+    }
+    asked = [need for need, is_asked in needs.items() if is_asked]
+    if asked:
+        raise InputError(
+            f"the base is not known: {'; '.join(asked)}. Name it in the suite file ('base: REFERENCE'), or take rho 1 "
+            "and the recipe 'paper' or 'refined'"
+        )
+
+
 def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
     """Return the options that a suite recommends, and the recipe's for the architecture where it says nothing.
 
@@ -60,7 +83,7 @@ def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
     Raises:
         InputError: as `config_of`, in words that say whose options these are.
     """
-    asked = suite.calibration.explicit_options()
+    asked = options_without_base(suite) | suite.calibration.explicit_options()
     try:
         return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked)
     except InputError as error:

@@ -70,7 +70,8 @@ def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tens
     with run.seconds("solve"), prefix_errors(run.adapter.name_of(block)):
         owned: list[LinearGroup | NormGroup] = collect_sums(run.ranks, statistics.groups)
         solving = {name for group in owned for name in group.names}
-        models = read_merged_and_base(run, block, merged, solving) if owned else ({}, {})
+        rho = statistics.config.rho
+        models = read_merged_and_base(run, block, merged, rho, solving) if owned else ({}, {})
         for group in owned:  # W* and b* of linear maps that share their input, or scale and shift of a norm
             more = (rounder,) if isinstance(group, LinearGroup) else ()
             solved |= group.solve(*models, statistics.config, *more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +127,12 @@ def _recipe(origins: Origins) -> Recipe:
     from featcal.figures.verdict.merge import Recipe
 
     contents = origins.contents
+    named = Recipe(found_base=origins.base if origins.found else None, missed_base=origins.missed)
     if contents is None:
-        return Recipe()
-    return Recipe(origins.coefficients, contents.is_exact, contents.method, contents.notes)
+        return named
+    return replace(
+        named, stated=origins.coefficients, is_exact=contents.is_exact, method=contents.method, notes=contents.notes
+    )
 
 
 def _find_origins(asked: Asked) -> Origins:
@@ -138,7 +141,8 @@ def _find_origins(asked: Asked) -> Origins:
 
     if asked.base is not None and asked.experts and not Path(asked.model).is_dir():
         return Origins(asked.base, asked.experts)
-    return find_origins(checkpoint_folder(asked.model, Path.cwd(), "merged"), asked.base, asked.experts)
+    folder = checkpoint_folder(asked.model, Path.cwd(), "merged")
+    return find_origins(folder, asked.base, asked.experts, asks_hub=True)
 
 
 def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> SuiteParts:

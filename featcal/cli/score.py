@@ -256,7 +256,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
         raise InputError("the merged model is a recipe; write it with featcal merge and give the folder with --model")
     if model == "expert":
         raise InputError("lm-eval scores one model; give an expert's folder with --model")
-    refs = {"base": suite.base, **({"merged": suite.merged} if isinstance(suite.merged, str) else {})}
+    refs = {one: ref for one, ref in (("base", suite.base), ("merged", suite.merged)) if isinstance(ref, str)}
     # Paths in a suite file start at its folder, paths on the command line at the current one.
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}

@@ -150,7 +150,7 @@ def measure_sources(
                             book.update(seen, outputs, own, rows[task].batches[position][book.group.weighting])
                     for book in books:
                         book.end_task(own)
-                anchors = read_merged_and_base(run, block, run.merged.read(block.names))
+                anchors = read_merged_and_base(run, block, run.merged.read(block.names), config.rho)
                 for book in books:
                     found += book.close(family.adapter.name_of(block), *anchors)
         walk.finish()

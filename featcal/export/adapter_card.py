@@ -19,7 +19,8 @@ from featcal.system.in_memory import is_held
 def start_on_hub(family: Family, over: str) -> HubModel | None:
     """Return the model on the Hub that an adapter goes over; None where it is, or can be, a local folder."""
     ref = family.suite.base if over == "base" else family.suite.merged
-    if isinstance(ref, MergeRecipe) or is_held(ref) or (over == "merged" and family.merged_name != "merged"):
+    is_another = over == "merged" and family.merged_name != "merged"
+    if ref is None or isinstance(ref, MergeRecipe) or is_held(ref) or is_another:
         return None
     return find_on_hub(ref, family.suite)
 

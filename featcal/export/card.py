@@ -11,12 +11,12 @@ from typing import Any
 from featcal.export.card_parts import LICENCE, SCORES, mark
 from featcal.export.drift_picture import PICTURE_FILE
 from featcal.export.licences import (
-    BASE,
     Licences,
     base_card,
     language_of,
     licence_fields,
     licence_warnings,
+    main_licence,
 )
 from featcal.family.opening import Family
 from featcal.formats.hub import HubModel, hub_model
@@ -138,13 +138,13 @@ def describe_licence(licences: Licences, licence: str | None = None) -> str:
     Args:
         licence: the licence that whoever publishes it gives; None is the base's.
     """
-    base = licences.get(BASE)
+    whose, base = main_licence(licences)
     if licence is not None:
         line = f"{escape_markdown(licence)}, as whoever published this folder says."
     elif base is not None:
-        line = f"{escape_markdown(base)}, which is the base's."
+        line = f"{escape_markdown(base)}, which is {whose}'s."
     else:
-        line = "Unknown: the base states none."
+        line = f"Unknown: {whose} states none."
     warnings = [f"- {escape_markdown(one)}." for one in licence_warnings(licences)]
     return "\n\n".join([line, *(["\n".join(warnings)] if warnings else [])])
 
@@ -180,7 +180,7 @@ def _explain_method(name: str) -> str:
 
 def _models_on_hub(suite: Suite) -> list[HubModel]:
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    return [one for ref in refs if (one := find_on_hub(ref, suite)) is not None]
+    return [one for ref in refs if ref is not None and (one := find_on_hub(ref, suite)) is not None]
 
 
 def find_on_hub(ref: str, suite: Suite) -> HubModel | None:

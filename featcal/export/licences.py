@@ -9,8 +9,8 @@ from featcal.family.opening import Family
 from featcal.formats.card_data import read_card_data
 from featcal.system.formatting import printable, some
 
-BASE = "base"
-"""Name of the base among the models that state a licence."""
+BASE, MERGED = "base", "merged"
+"""Names of the base, or of the merged model where that is not known, among the models that state a licence."""
 _NAMED_APART = "other"
 """The Hub's word for a licence that `license_name` names."""
 Licences = Mapping[str, str | None]
@@ -22,7 +22,8 @@ def read_licences(family: Family) -> dict[str, str | None]:
 
     A licence that is called "other" is given by its name. Of a model in memory nothing is known.
     """
-    found = {BASE: licence_of(base_card(family)) or _words(family.origin.config.get("license"))}
+    first = BASE if family.is_base_known else MERGED
+    found = {first: licence_of(base_card(family)) or _words(family.origin.config.get("license"))}
     for task, weights in family.experts.items():
         files = getattr(weights, "files", ())
         # The adapter's own file is the last one: behind those of the model that it stands on.
@@ -31,7 +32,7 @@ def read_licences(family: Family) -> dict[str, str | None]:
 
 
 def base_card(family: Family) -> dict[str, Any]:
-    """Return the front matter of the base's card."""
+    """Return the front matter of the base's card, or of the merged model's where the base is not known."""
     return read_card_data(family.origin.folder)
 
 
@@ -56,15 +57,21 @@ def language_of(data: Mapping[str, Any]) -> list[str] | None:
     return _all_words(data.get("language")) or None
 
 
+def main_licence(licences: Licences) -> tuple[str, str | None]:
+    """Return in words which model's licence the others are held against, and what its files state."""
+    role, words = (BASE, "the base") if BASE in licences else (MERGED, "the merged model")
+    return words, licences.get(role)
+
+
 def licence_conflicts(licences: Licences) -> list[str]:
-    """Return one sentence for every licence that is not the base's."""
-    base = licences.get(BASE)
+    """Return one sentence for every licence that is not the base's, or the merged model's where that is not known."""
+    whose, base = main_licence(licences)
     others: dict[str, list[str]] = {}
     for model, licence in licences.items():
         if licence is not None and base is not None and licence.lower() != base.lower():
             others.setdefault(licence, []).append(model)
     return [
-        f"{some(models)}: the licence is {licence}, the base's is {base}; read both before you publish what was made "
+        f"{some(models)}: the licence is {licence}, {whose}'s is {base}; read both before you publish what was made "
         "of them"
         for licence, models in others.items()
     ]

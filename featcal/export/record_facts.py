@@ -64,7 +64,8 @@ def _find_model_in_memory(weights: Weights) -> HeldModel | None:
 
 def _models(family: Family) -> dict[str, Weights]:
     experts = {f"expert {task}": expert for task, expert in family.experts.items()}
-    return {"base": family.base, "merged": family.merged, **experts}
+    known = {"base": family.base} if family.is_base_known else {}
+    return {**known, "merged": family.merged, **experts}
 
 
 def input_files(family: Family) -> dict[str, Sequence[Path]]:

@@ -45,12 +45,14 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Lineages:
-    """Distances of a suite's models to its base."""
+    """Distances of a suite's models to its base, or to what stands in for it."""
 
     layers: tuple[str, ...]
     models: Mapping[str, Lineage]
     whole: bool
     """True if every matrix was compared, False if one of each layer."""
+    start: str = "base"
+    """What they are distances to, in words: the base, or the merged model where the base is not known."""
 
     def to_json(self) -> dict[str, Any]:
         models = {role: {"distance": list(o.distance), "cosine": list(o.cosine)} for role, o in self.models.items()}
@@ -58,7 +60,8 @@ class Lineages:
 
 
 def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Lineages, dict[str, list[str]]]:
-    """Compare models with the base of a family, one layer in memory at a time.
+    """Compare models with the base of a family, or with its merged model where the base is not known, one layer in
+    memory at a time: what comes from one base lies near that too.
 
     Returns:
         The distances of models whose values can be read, and the problems of those whose values cannot be trusted.
@@ -80,8 +83,9 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
         layers.pop("embeddings")
     rows: dict[str, list[tuple[float, float]]] = {role: [] for role in models}
     problems: dict[str, list[str]] = {}
+    start = family.base if family.is_base_known else family.merged
     for names in layers.values():
-        base = {name: tensor.double() for name, tensor in family.base.read(names).items()}
+        base = {name: tensor.double() for name, tensor in start.read(names).items()}
         for role in [role for role in models if role not in problems]:
             try:
                 rows[role].append(_compare(base, models[role], names))
@@ -92,7 +96,7 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
         for role, row in rows.items()
         if role not in problems
     }
-    return Lineages(tuple(layers), found, whole), problems
+    return Lineages(tuple(layers), found, whole, "base" if family.is_base_known else "merged model"), problems
 
 
 def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = ALONE) -> list[str]:
@@ -119,7 +123,7 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
     """
     problems: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
-    sampled = "" if lineages.whole else ", one matrix of each layer"
+    sampled, start = "" if lineages.whole else ", one matrix of each layer", lineages.start
     for role, own in lineages.models.items():
         foreign = [layer for layer, cosine in zip(lineages.layers, own.cosine, strict=True) if cosine < UNRELATED]
         # A merged model lies near the base by its making: it does not say how far experts usually are.
@@ -130,19 +134,19 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
             whole = len(foreign) == len(lineages.layers)
             (problems if whole else notes)[role] = [
                 f"{role}: different base lineage in {'every layer' if whole else ', '.join(foreign)}: distance to the "
-                f"base {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have {UNRELATED} "
-                f"at least{sampled}); "
+                f"{start} {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have "
+                f"{UNRELATED} at least{sampled}); "
                 + ("give a model that was trained from this base" if whole else "was it trained from this base?")
             ]
         elif own.mean == 0 and role != "merged":
-            notes[role] = [f"{role}: its weights are the base's own; is it the right file?"]
+            notes[role] = [f"{role}: its weights are the {start}'s own; is it the right file?"]
         elif own.mean > FAR * usual > 0 and role != "merged":
             notes[role] = [
-                f"{role}: {own.mean / usual:.0f} times as far from the base as the other experts ({own.mean:.2f} of "
+                f"{role}: {own.mean / usual:.0f} times as far from the {start} as the other experts ({own.mean:.2f} of "
                 f"its norm against {usual:.2f}{sampled}); was it trained from this base?"
             ]
         elif twins:
-            notes[role] = [f"{role}: exactly as far from the base as {', '.join(twins)}: the same file twice?"]
+            notes[role] = [f"{role}: exactly as far from the {start} as {', '.join(twins)}: the same file twice?"]
     return problems, notes
 
 

@@ -3,6 +3,9 @@
 Merged weights are theta_0 + tau with tau nearly a sum of the experts' task vectors, sum_i c_i tau_i. The coefficients
 are those of least squares, layer by layer; of each the median over layers counts, so that one damaged layer does not
 change what is said of the others.
+
+Where theta_0 is not known, ways start at the first expert, and its own coefficient is what the others leave to 1: then
+merged weights are sum_i c_i theta_i with sum_i c_i = 1, whichever expert is the first.
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ class LayerContents:
     """Tensors of zeros that are none in the base."""
     is_zero: bool
     """True if all its matrices are zeros."""
+    stock: float = 0.0
+    """Share t of the way from the base to the experts' mean that Model Stock goes, by the angles between their task
+    vectors, tensor by tensor; of the whole layer that of least squares."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class Contents:
 
     layers: tuple[LayerContents, ...]
     """In forward order: embeddings, blocks, and what is behind them."""
+    start: str = "the base"
+    """What ways start from, in words: the base, or an expert where that is not known."""
+    is_base_known: bool = True
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
@@ -81,14 +90,31 @@ class Contents:
         return self._median(rest)
 
     @property
+    def stock(self) -> float:
+        """Return the share of the way from the base to the experts' mean that Model Stock goes."""
+        return self._median(one.stock for one in self.layers if one.summed > 0)
+
+    @property
     def rounding(self) -> float:
         """Return the share of the merge's way from the base that is rounding, about."""
         return self._median(one.rounding / one.moved for one in self.layers if one.moved > 0)
 
     @property
     def is_base(self) -> bool:
-        """Say whether the merge has the base's own weights."""
+        """Say whether the merge has the weights of the base, or of the expert that ways start from, and no others."""
         return not any(one.moved for one in self.layers)
+
+    @property
+    def layers_by_owner(self) -> dict[str, int]:
+        """Return task → number of the layers that have more of its expert than of any other."""
+        owners = [max(one.coefficients, key=one.coefficients.__getitem__) for one in self.layers if one.coefficients]
+        return {task: owners.count(task) for task in self.coefficients}
+
+    @property
+    def is_as_stocked(self) -> bool:
+        """Say whether nothing of the experts is in the merge and Model Stock would leave nothing of them either."""
+        shares = self.stock, sum(self.coefficients.values())
+        return self.is_base_known and max(map(abs, shares)) < FAINT * len(self.coefficients)
 
     @property
     def zero_layers(self) -> tuple[str, ...]:
@@ -136,7 +162,10 @@ def take_contents(family: Family, merged: Weights) -> Contents:
     Raises:
         InputError: values that are not finite, with the tensor's name.
     """
-    return Contents(tuple(_take_layer(family, merged, layer, names) for layer, names in _layers(family)))
+    first = next(iter(family.experts))
+    start = family.base if family.is_base_known else family.experts[first]
+    layers = tuple(_take_layer(family, start, merged, layer, names) for layer, names in _layers(family))
+    return Contents(layers, "the base" if family.is_base_known else f"the expert '{first}'", family.is_base_known)
 
 
 def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
@@ -151,35 +180,53 @@ def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
             yield layer, known
 
 
-def _take_layer(family: Family, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
+def _take_layer(family: Family, start: Weights, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
     tasks = list(family.experts)
     gram = torch.zeros(len(tasks) + 1, len(tasks) + 1, dtype=torch.float64)
-    base, noise, zeros, matrices = 0.0, 0.0, [], []
+    base, noise, stock, zeros, matrices = 0.0, 0.0, 0.0, [], []
     for name in names:
-        start = family.base.read([name])[name]
+        first = start.read([name])[name]
         own = merged.read([name])[name]
         others = [family.experts[task].read([name])[name] for task in tasks]
-        products, square = _multiply(start, [*others, own])
+        products, square = _multiply(first, [*others, own])
         gram += products
+        stock += _stock_ratio(products[:-1, :-1]) * float(products[:-1, :-1].sum())
         base += square
         noise += square * torch.finfo(own.dtype).eps ** 2 / 12
-        matrices += [name] * (start.ndim > 1 and square > 0)
+        matrices += [name] * (first.ndim > 1 and square > 0)
         zeros += [name] * (square > 0 and not bool(own.any()))
     own_gram, dots, moved = gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])
     changed = own_gram.diagonal() > 0
     found = _share_out(own_gram, dots)
     coefficients = {task: float(found[i]) for i, task in enumerate(tasks) if changed[i]}
+    if not family.is_base_known and coefficients:
+        coefficients = {tasks[0]: 1 - sum(coefficients.values()), **coefficients}
+    summed = float(own_gram.sum().clamp(min=0))
     return LayerContents(
         layer,
         coefficients,
         moved**0.5,
-        float(own_gram.sum().clamp(min=0)) ** 0.5,
+        summed**0.5,
         float((found @ own_gram @ found).clamp(min=0)) ** 0.5,
         base**0.5,
         noise**0.5,
         tuple(zeros),
         bool(matrices) and set(matrices) <= set(zeros),
+        stock / summed if summed > 0 else 0.0,
     )
+
+
+def _stock_ratio(gram: Tensor) -> float:
+    """Return t = N cos / (1 + (N - 1) cos), with cos the mean over all pairs of N task vectors.
+
+    Args:
+        gram: their inner products, `[N, N]`.
+    """
+    count, lengths = len(gram), gram.diagonal().sqrt()
+    directions = gram / (lengths[:, None] * lengths).clamp(min=torch.finfo(gram.dtype).tiny)
+    cosine = float(directions.sum() - directions.trace()) / (count * (count - 1)) if count > 1 else 1.0
+    rest = 1 + (count - 1) * cosine
+    return count * cosine / rest if rest > ALIKE else 0.0
 
 
 def _share_out(gram: Tensor, dots: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
 from featcal.formats.model_files import Commit, model_commits
 from featcal.formats.sentences import TEXT, SentenceText
-from featcal.formats.weights import FirstRows, Overlay, Weights
+from featcal.formats.weights import FirstRows, Overlay, UnknownBase, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch
@@ -50,6 +50,11 @@ WASTED = 0.25
 count."""
 FEW = 16
 """Texts in a batch, at most, that are sorted because of their padding."""
+WITHOUT_BASE = (
+    "the base is not known: a calibration pulls to the merged model itself (rho 1) and has no prior, and there are no "
+    "task vectors, no other merges and no scores of the base; name it in the suite file ('base: REFERENCE')"
+)
+"""Remark on a suite without a base."""
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
 
@@ -73,7 +78,8 @@ class Family:
     merged: Weights
     experts: Mapping[str, Weights]
     origin: Located
-    """Place of the base, from which tokenizer, image processor and text tower are taken."""
+    """Place of the base, from which tokenizer, image processor and text tower are taken; of the merged model where the
+    base is not known."""
     container: Located
     """Model whose layout and non-weight files an exported model takes over: the merged model, else the base."""
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -99,6 +105,11 @@ class Family:
     def base_folder(self) -> Path:
         """Return the folder of the base's tokenizer, image processor and text tower."""
         return self.origin.folder
+
+    @property
+    def is_base_known(self) -> bool:
+        """Say whether anything can be read of the base."""
+        return not isinstance(self.base, UnknownBase)
 
     def model(self, name: str | Weights | Calibrated) -> Weights:
         """Return the model called "base" or "merged", a checkpoint in a folder or on the Hub, or a calibration's.
@@ -279,8 +290,10 @@ class Family:
         )
 
     def head(self) -> dict[str, Tensor]:
-        """Read head tensors of the base to the compute device; empty where the base has none."""
-        return self.compute.place(self.base.read(name for name in self.adapter.head if name in self.base.info))
+        """Read head tensors of the base, or of the merged model where the base is not known, to the compute device;
+        empty where there are none."""
+        source = self.base if self.is_base_known else self.merged
+        return self.compute.place(source.read(name for name in self.adapter.head if name in source.info))
 
     def resident(self) -> Family:
         """Return the family with every tensor that is computed with held in memory, in its stored dtype: interactive
@@ -293,7 +306,7 @@ class Family:
         head = [name for name in self.adapter.head if name in self.base.info]
         return replace(
             self,
-            base=load(self.base, head),
+            base=load(self.base, head) if self.is_base_known else self.base,
             merged=load(self.merged),
             experts={task: load(expert) for task, expert in self.experts.items()},
         )
@@ -332,20 +345,22 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
             "models and samples with featcal.Suite.of"
         )
     compute = compute_for(device, precision)
-    found = locate(suite.base, suite.root, "base")
+    first = suite.origin_role
+    found = locate(suite.origin, suite.root, first)
     labels = {f"expert '{task}'": task for task in suite.tasks}
-    refs = {"base": suite.base, **{label: suite.tasks[task].expert for label, task in labels.items()}}
+    refs = {first: suite.origin, **{label: suite.tasks[task].expert for label, task in labels.items()}}
     refs |= {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
-    located, missing = _each(refs, lambda label, ref: found if label == "base" else locate(ref, suite.root, label))
-    with explain_model_errors("base", found.config_source):
+    located, missing = _each(refs, lambda label, ref: found if label == first else locate(ref, suite.root, label))
+    with explain_model_errors(first, found.config_source):
         own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
-        adapter = adapter_for(found.config, found.names, compute.device, "base", own_text, classifies)
+        adapter = adapter_for(found.config, found.names, compute.device, first, own_text, classifies)
         check_replay(adapter, compute.device)
     opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, suite))
     # In the suite's order, whichever step found them: all problems of all models at once.
     report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
     commits = model_commits(refs.values(), suite.root)
-    base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
+    experts = {task: opened[label] for label, task in labels.items()}
+    base = UnknownBase(opened[first]) if suite.base is None else opened[first]
     classes = {task: named_classes(located[label].config) for label, task in labels.items()}
     classes = {task: names for task, names in classes.items() if names and adapter.classifier}
     if isinstance(suite.merged, MergeRecipe):

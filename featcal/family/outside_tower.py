@@ -15,8 +15,10 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     """Return a sentence, by task, for every expert of which something is left out of a merge.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
-    left out: it scores every model on that task.
+    left out: it scores every model on that task. Nothing is said where the base is not known.
     """
+    if not family.is_base_known:
+        return {}
     notes = {}
     # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():

@@ -132,6 +132,28 @@ class FirstRows(Over):
 
 
 @dataclass(frozen=True)
+class UnknownBase:
+    """Place of a base that nobody knows: it has the shapes of another model of the suite, and no values."""
+
+    like: Weights
+
+    @property
+    def label(self) -> str:
+        return "base"
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        return self.like.info
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Refuse to read anything."""
+        raise InputError(
+            "the base is not known, and this needs it: name it in the suite file ('base: REFERENCE'), or with --base "
+            "where a merged folder is diagnosed"
+        )
+
+
+@dataclass(frozen=True)
 class InMemory:
     """A model whose tensors are all in memory."""
 

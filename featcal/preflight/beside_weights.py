@@ -123,6 +123,8 @@ class Trio:
 
     Args:
         adapter: of the base.
+        base: the first expert where the base is not known.
+        experts: all of them, or the others.
     """
 
     adapter: Adapter
@@ -156,6 +158,10 @@ class Trio:
         own, theirs = self._rows
         return tuple(name for name in names if (self.base.folder / name).is_file()) if own == theirs else ()
 
+    @property
+    def _whose(self) -> str:
+        return "the base's" if self.base.role == "the base" else f"that of {self.base.role}"
+
     def _roles_with(self, template: Any) -> str:
         return join_words([one.role for one in (self.base, *self.experts) if one.template == template])
 
@@ -167,9 +173,10 @@ class Trio:
         for name, value in self.adapter.settings.items():
             other, files = theirs.get(name), self._copies(_CONFIG)
             if other != value and name == _ROPE:
-                yield Difference(ROPE, f"Rotary positions differ: {_tell_apart(value, other)}.", True, files)
+                text = f"Rotary positions differ: {_tell_apart(value, other, self.base.role)}."
+                yield Difference(ROPE, text, True, files)
             elif other != value:
-                text = f"The configuration differs: {name} is {_short(other)}, in the base {_short(value)}."
+                text = f"The configuration differs: {name} is {_short(other)}, in {self.base.role} {_short(value)}."
                 yield Difference(CONFIG, text, True, files)
 
     def _compare_options(self) -> Iterator[Difference]:
@@ -177,7 +184,7 @@ class Trio:
         for name, about in (("max_position_embeddings", ROPE), ("tie_word_embeddings", CONFIG)):
             own, theirs = (side.config.get(name) for side in (self.base, self.merged))
             if own != theirs:
-                text = f"The configuration differs: {name} is {_short(theirs)}, in the base {_short(own)}."
+                text = f"The configuration differs: {name} is {_short(theirs)}, in {self.base.role} {_short(own)}."
                 yield Difference(about, text, True, files)
         (own, rows), stated = self._rows, self.merged.config.get("vocab_size")
         if rows and isinstance(stated, int) and rows != stated:
@@ -186,7 +193,7 @@ class Trio:
             )
             yield Difference(CONFIG, text, True, files)
         if rows != own:
-            yield Difference(TOKENIZER, f"The embedding has {rows} rows, that of the base {own}.", False)
+            yield Difference(TOKENIZER, f"The embedding has {rows} rows, that of {self.base.role} {own}.", False)
 
     def _compare_tokenizers(self) -> Iterator[Difference]:
         base, merged = self.base, self.merged
@@ -206,9 +213,10 @@ class Trio:
         like = [one.role for one in self.experts if one.vocabulary == merged.vocabulary and merged.vocabulary]
         origin = f"; it is that of {join_words(like)}" if like else ""
         # Rules that merely look different may be the same ones, saved by another version of the library.
-        title = "The tokenizer is not the base's: " if found.changed else "The tokenizer is not quite the base's: "
+        title = f"The tokenizer is not {'' if found.changed else 'quite '}{self._whose}: "
         files = base.tokenizer_files if found.changed else ()
-        yield Difference(TOKENIZER, f"{title}{found.sentence}{origin}.", found.changed, files)
+        sentence = found.sentence.replace("the base", self.base.role)  # which it calls what it is held against
+        yield Difference(TOKENIZER, f"{title}{sentence}{origin}.", found.changed, files)
 
     def _compare_templates(self) -> Iterator[Difference]:
         holders = [one for one in (self.base, *self.experts) if one.template is not None]
@@ -219,10 +227,11 @@ class Trio:
             whose = join_words([one.role for one in holders])
             yield Difference(TEMPLATE, f"There is no chat template; {whose} had one.", of_base is not None, files)
         elif own is not None and own not in [one.template for one in holders]:
-            text = "The chat template is neither the base's nor an expert's."
+            text = f"The chat template is neither {self._whose} nor an expert's."
             yield Difference(TEMPLATE, text, bool(holders), files)
         elif own != of_base:
-            yield Difference(TEMPLATE, f"The chat template is that of {self._roles_with(own)}, not the base's.", False)
+            text = f"The chat template is that of {self._roles_with(own)}, not {self._whose}."
+            yield Difference(TEMPLATE, text, False)
         experts = [one for one in self.experts if one.template not in (None, own)]
         if own is not None and experts:
             whose = join_words([one.role for one in experts])
@@ -234,7 +243,8 @@ class Trio:
         own, theirs = (side.token("bos_token_id") for side in (self.base, self.merged))
         files = self._copies(_CONFIG, _GENERATION)
         if own != theirs:
-            yield Difference(TOKENS, f"Texts begin with token {theirs}, those of the base with {own}.", True, files)
+            text = f"Texts begin with token {theirs}, those of {self.base.role} with {own}."
+            yield Difference(TOKENS, text, True, files)
         lacking = {one.role: one.ends - self.merged.ends for one in (self.base, *self.experts)}
         others = "; ".join(f"{role} ends at {_ids(ids)} too" for role, ids in lacking.items() if ids)
         if others:
@@ -246,7 +256,7 @@ class Trio:
             # What one of the files leaves out is left to the library, and versions of it differ in what they leave out.
             if name in stated and name in found and token_text(stated[name]) != token_text(found[name]):
                 alike = [token_text(one.read(_OPTIONS).get(name)) for one in self.experts]
-                text = f"{_OPTIONS}: {name} is {_short(found[name])}, in the base {_short(stated[name])}."
+                text = f"{_OPTIONS}: {name} is {_short(found[name])}, in {self.base.role} {_short(stated[name])}."
                 is_fault = token_text(found[name]) not in alike
                 yield Difference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
 
@@ -254,7 +264,8 @@ class Trio:
         own, theirs = (_dtypes(side) for side in (self.base, self.merged))
         if own != theirs:
             text = (
-                f"Weights are stored in {join_words(sorted(theirs))}, those of the base in {join_words(sorted(own))}."
+                f"Weights are stored in {join_words(sorted(theirs))}, those of {self.base.role} in "
+                f"{join_words(sorted(own))}."
             )
             yield Difference(DTYPE, text, False)
 
@@ -266,11 +277,11 @@ def repair_command(differences: Sequence[Difference], base: Path, merged: Path) 
     return shlex.join(["cp", *(str(base / name) for name in names), f"{merged}/"]) if names else ""
 
 
-def _tell_apart(own: Any, theirs: Any) -> str:
+def _tell_apart(own: Any, theirs: Any, role: str) -> str:
     """Say in which options two sets of rotary settings differ."""
     a, b = (one if isinstance(one, Mapping) else {_ROPE: one} for one in (own, theirs))
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    return "; ".join(f"{name} is {_short(b.get(name))}, in the base {_short(a.get(name))}" for name in names)
+    return "; ".join(f"{name} is {_short(b.get(name))}, in {role} {_short(a.get(name))}" for name in names)
 
 
 def _dtypes(side: Side) -> set[str]:

@@ -99,10 +99,10 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         general.notes += suite.merged.notes
     tasks, drawn = check_samples(suite, family, places, config)
     estimates = None
-    if opened.adapter is not None and "base" in opened.weights:
+    if opened.adapter is not None and suite.origin_role in opened.weights:
         # Estimates are given even where samples are still on the Hub, from sizes that are assumed.
         sizes = {task: drawn.get(task) or _assume_draw(opened.adapter, config) for task in suite.tasks}
-        merged = opened.weights.get("merged", opened.weights["base"]).info
+        merged = opened.weights.get("merged", opened.weights[suite.origin_role]).info
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
         general.notes += [*_scarce(estimates, places), *note_slow_precision(config, compute_for("auto").device)]
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
@@ -134,7 +134,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
 
 
 def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
-    merged = opened.weights.get("merged", opened.weights.get("base"))
+    merged = opened.weights.get("merged", opened.weights.get(suite.origin_role))
     if opened.adapter is None or merged is None:
         return None
     return _sizes(opened.adapter, merged.info, len(suite.tasks))
@@ -181,7 +181,7 @@ def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
         lineage, damaged = measure_lineage(family, models)
     # Problems of an expert are returned beside the lineage; here nothing can be compared at all.
     except InputError as error:  # the base itself
-        opened.reports["base"].problems += error.problems
+        opened.reports[family.suite.origin_role].problems += error.problems
         return None
     problems, notes = judge(lineage)
     for role in models:

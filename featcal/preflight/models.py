@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from featcal.family.opening import Family, classify, open_checked, open_family
+from featcal.family.opening import WITHOUT_BASE, Family, classify, open_checked, open_family
 from featcal.formats.hub import hub_model
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
@@ -66,8 +66,8 @@ def open_models(suite: Suite, places: Places) -> Opened:
     experts = {role: one for role, one in opened.located.items() if role not in ("base", "merged")}
     for role, found in opened.located.items():
         with opened.reports[role].collect_problems():
-            # `references` begins with the base, so its adapter is there when the others are opened.
-            if role == "base":
+            # `references` begins with it, so its adapter is there when the others are opened.
+            if role == suite.origin_role:
                 with explain_model_errors(role, found.config_source):
                     own_text = suite.text_tower == "own"
                     opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text, classify(experts))
@@ -85,27 +85,28 @@ def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None
     """
     here = [role for role, ref in references(suite).items() if role in opened.weights and places.is_local(ref)]
     tasks = {t: s for t, s in suite.tasks.items() if expert_role(t) in here}
-    if "base" not in here or not tasks:
+    if suite.origin_role not in here or not tasks:
         return None
     experts = {task: spec.model_copy(update={"expert": places.local(spec.expert)}) for task, spec in tasks.items()}
     merged = suite.merged
     if not isinstance(merged, MergeRecipe):
         # A stand-in that can always be made: lineage and samples of the rest do not need the real merge.
         merged = places.local(merged) if "merged" in here else MergeRecipe(method="simple-averaging")
-    part = suite.model_copy(update={"base": places.local(suite.base), "merged": merged, "tasks": experts})
+    base = suite.base and places.local(suite.base)
+    part = suite.model_copy(update={"base": base, "merged": merged, "tasks": experts})
     return replace(open_family(part, device="cpu"), suite=suite)
 
 
 def add_notes(suite: Suite, opened: Opened) -> None:
     """Note what headers and configs say beyond what fits: dtypes, tokenizers, declared bases, activations."""
-    base = opened.located.get("base")
+    base = opened.located.get(suite.origin_role)
     tower = opened.adapter.tower if opened.adapter else ()
     for role, found in opened.located.items():
         report = opened.reports[role]
         if role in opened.weights:
             report.notes += _dtypes(role, opened.weights[role], tower)
         report.notes += found.notes()
-        if base is not None and role != "base":
+        if base is not None and role != suite.origin_role:
             report.notes += _declared_base(suite, role, base, found, opened.weights.get(role))
             text = opened.adapter is not None and opened.adapter.modality != "pixels"
             disagreement = tokenizer_disagreement(base.folder, found.folder)
@@ -114,15 +115,17 @@ def add_notes(suite: Suite, opened: Opened) -> None:
                 (report.problems if text and disagreement.changed else report.notes).append(
                     f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
                 )
+    if suite.base is None:
+        opened.reports[suite.origin_role].notes.append(WITHOUT_BASE)
     if opened.adapter is not None:
-        opened.reports["base"].notes += _note_uncalibrated(
+        opened.reports[suite.origin_role].notes += _note_uncalibrated(
             opened.adapter, suite.calibration.explicit_options().get("routers", False)
         )
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
     if len(set(stored.values())) > 1:
         kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
         which = "; ".join(f"{kind}: {', '.join(roles)}" for kind, roles in kinds.items())
-        opened.reports["base"].notes.append(
+        opened.reports[suite.origin_role].notes.append(
             f"models are stored in different dtypes ({which}); the written model has those of the merged one"
         )
 
@@ -162,7 +165,7 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
     own = references(suite)[role]
     known = {_repo(one) for one in (suite.base, base.config.get("_name_or_path"), own)} - {None}
     repo = _repo(declared)
-    if repo is None or not known or repo in known:
+    if suite.base is None or repo is None or not known or repo in known:
         return []
     where = "adapter_config.json" if lora is not None else "config.json"
     return [

@@ -1,5 +1,5 @@
 """Open a merged model whatever lies beside its weights: its files are compared, and its weights are read as the base's
-configuration says."""
+configuration says, or as the first expert's where the base is not known."""
 
 from __future__ import annotations
 
@@ -49,13 +49,15 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
     """
     family = open_family(_without_merged(suite), device)
     located = {task: locate(one.expert, suite.root, expert_role(task)) for task, one in suite.tasks.items()}
+    first = next(iter(located))
+    others = [task for task in located if family.is_base_known or task != first]
     found = locate(str(suite.merged), suite.root, "merged")
     adapter = family.adapter
     trio = Trio(
         adapter,
-        Side("the base", family.origin, family.base.info),
+        Side("the base" if family.is_base_known else f"expert '{first}'", family.origin, family.base.info),
         Side("the merged model", found, found.open(adapter.canonical, adapter.aliases).info),
-        [Side(f"expert '{task}'", one, family.experts[task].info) for task, one in located.items()],
+        [Side(f"expert '{task}'", located[task], family.experts[task].info) for task in others],
     )
     differences = trio.compare()
     as_base = replace(found, config=_base_settings(family.origin, found.config))
@@ -71,8 +73,11 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
 
 
 def _without_merged(suite: Suite) -> Suite:
-    """Return the suite with a merge that can always be made in the place of its own."""
-    return suite.model_copy(update={"merged": MergeRecipe(method="simple-averaging")})
+    """Return the suite with a merge that can always be made in the place of its own: where the base is not known, with
+    the first expert, whose files are then those that are trusted."""
+    first = next(iter(suite.tasks.values())).expert
+    stand_in = first if suite.base is None else MergeRecipe(method="simple-averaging")
+    return suite.model_copy(update={"merged": stand_in})
 
 
 def _base_settings(base: Located, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     if len(drawn) < 2:
         return None
     names = names_of(drawn)
-    shared = prompt_heads(family, names, dict.fromkeys(names, family.base))
+    shared = {} if family.adapter.reads_prompts else prompt_heads(family, names, dict.fromkeys(names, family.merged))
     right: dict[str, dict[str, float]] = {}
     for expert in drawn:
         weights, right[expert] = family.experts[expert], {}

@@ -79,7 +79,9 @@ def weights_of(model: str, family: Family) -> Weights:
         options = read_options(name, {"rho": float})
         if not options:
             raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
-        return AnchorWeights(options["rho"], family.base, family.merged)
+        # With rho 1 it is the merged model, wherever it starts from.
+        is_idle = options["rho"] == 1 and not family.is_base_known
+        return AnchorWeights(options["rho"], family.merged if is_idle else family.base, family.merged)
     if name.kind == REFERENCE:
         return _checkpoint(model, family)
     if name.kind in ("base", "merged"):

@@ -10,6 +10,7 @@ from featcal.session.session import Session
 from featcal.studies.method_lists import everything
 from featcal.studies.plan import Plan
 from featcal.studies.study import Study, study_of
+from featcal.suite.calibration_options import REFINED
 from featcal.suite.methods import ALL, EXPERT
 
 
@@ -29,5 +30,8 @@ def named_methods(session: Session, names: Sequence[str]) -> list[str]:
 
 
 def every_method(session: Session) -> list[str]:
-    """Return the names of all methods at their defaults for a suite."""
+    """Return the names of all methods at their defaults for a suite, but for those that need a base that is not
+    known."""
+    if not session.family.is_base_known:
+        return [EXPERT, "merged", "calibrated", f"calibrated:recipe={REFINED}"]
     return everything(config_for(session.family).rho)

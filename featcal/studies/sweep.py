@@ -126,7 +126,8 @@ def run_sweep(
         NumericalError: a calibration has no trustworthy solution.
     """
     session, history = ensure_session(suite, device), history or History()
-    models = [*map(session.resolve, baselines(grid)), *calibrations(session, grid)]
+    beside = baselines(grid, session.family.is_base_known)
+    models = [*map(session.resolve, beside), *calibrations(session, grid)]
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -148,10 +149,12 @@ def calibrations(session: Session, grid: Grid) -> list[ModelRef]:
     return [session.resolve(config, grid.of) for config in grid.configs()]
 
 
-def baselines(grid: Grid) -> list[str]:
+def baselines(grid: Grid, has_base: bool) -> list[str]:
     """Return what the sweep is held against: base, merged model and experts, the model that is calibrated where that is
     another one, the mean of the experts, Task Arithmetic at other scales, and the calibration's anchors without any
-    data."""
+    data; without a base merged model, experts and what is calibrated alone."""
+    if not has_base:
+        return list(dict.fromkeys(["merged", EXPERT, grid.of]))
     rhos = [rho for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is what is calibrated
     anchors = [name_on(f"anchor:rho={exactly(rho)}", grid.of) for rho in rhos]
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]

@@ -166,8 +166,9 @@ class Suite(Strict):
     """Name that tables, records and cards show."""
     description: str = ""
     """A sentence about it, for lists of suites."""
-    base: Reference
-    """The model that all experts were fine-tuned from."""
+    base: Reference | None
+    """The model that all experts were fine-tuned from; `null` where nobody knows it, for a merged model that is there:
+    rho is 1 then, and what starts from a base is refused."""
     merged: Reference | MergeRecipe
     """The merged model, or the method that makes it of the experts."""
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
@@ -238,6 +239,12 @@ class Suite(Strict):
         return self
 
     @model_validator(mode="after")
+    def _recipe_has_a_base(self) -> Suite:
+        if self.base is None and isinstance(self.merged, MergeRecipe):
+            raise ValueError("base is null, and a merge is made of it: name the base, or under merged a model's folder")
+        return self
+
+    @model_validator(mode="after")
     def _recipe_is_for_these_tasks(self) -> Suite:
         problems = self.merged.misfits(self.tasks) if isinstance(self.merged, MergeRecipe) else []
         if problems:
@@ -254,6 +261,17 @@ class Suite(Strict):
     @property
     def root(self) -> Path:
         return self._root
+
+    @property
+    def origin(self) -> str:
+        """Return the reference of the model beside whose weights the files lie that all models share: the base, or the
+        merged model where the base is not known."""
+        return str(self.merged) if self.base is None else self.base
+
+    @property
+    def origin_role(self) -> str:
+        """Return the role of the model that `origin` means."""
+        return "merged" if self.base is None else "base"
 
     def task(self, name: str) -> Task:
         """Return the task called `name`; raise InputError with a suggestion if there is none."""
@@ -397,9 +415,11 @@ def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def references(suite: Suite) -> dict[str, str]:
-    """Return the reference of every model of a suite by its role; a merge recipe has none."""
+    """Return the reference of every model of a suite by its role, the one whose files all share first; a merge recipe
+    has none, and neither has a base that is not known."""
     merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
-    return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
+    experts = {expert_role(task): spec.expert for task, spec in suite.tasks.items()}
+    return {suite.origin_role: suite.origin, **merged, **experts}
 
 
 def expert_role(task: str) -> str:

@@ -94,7 +94,7 @@ def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny:
     points = run_sweep(Session(tiny), grid, on=EvaluationSamples(8), history=History(tmp_path / "other"))
     drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
     assert drawn == {point.run.id for point in points}
-    assert len(points) == len(baselines(grid)) + 2
+    assert len(points) == len(baselines(grid, True)) + 2
     kept = {run.id: run.find_measured("features", "validation", 8, 42) for run in History().runs()}
     assert {i: one.scores for i, one in kept.items() if one} == {p.run.id: p.found.scores for p in points}
 

@@ -106,9 +106,9 @@ def test_a_card_lists_models(folder: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
     "does not say what it was merged of": (None, None),
     "names no base models of a merge": (None, {"base_model": "me/base"}),  # a fine-tuned model, not a merge
-    "'.*/a', '.*/b', but not the model that they were fine-tuned from; give it with --base REFERENCE$": (
-        recipe("slerp", None, models=[{"model": "./a"}, {"model": "./b"}], parameters={"t": 0.5}),
+    "'me/a', 'me/b', but not the model that they were fine-tuned from; give it with --base REFERENCE; it may be one": (
         None,
+        {"base_model": ["me/a", "me/b"], "base_model_relation": "merge"},
     ),
     "names './gone', which is no folder .*; say where it is with --base FOLDER": (recipe(base="./gone"), None),
     "unknown key": ({**recipe(), "merge_methods": 1}, None),
@@ -124,3 +124,45 @@ def test_what_is_not_said_is_asked_for(folder: Path, said: str) -> None:
         card(folder, **data)
     with pytest.raises(InputError, match=said):
         find_origins(folder, None, {})
+
+
+SLERP = recipe("slerp", "./a", models=[{"model": "./a"}, {"model": "./b"}], parameters={"t": 0.5})
+
+
+def test_the_base_that_no_recipe_names_is_the_one_that_all_experts_name(folder: Path) -> None:
+    root = folder.parents[1]
+    write(folder, SLERP)
+    experts = {"a": str(root / "a"), "b": str(root / "b")}
+    plain = find_origins(folder, None, {})
+    assert (plain.base, plain.experts, plain.found, plain.missed) == (None, experts, False, "")
+    card(root / "a", base_model="../base")
+    assert find_origins(folder, None, {}).base is None  # one of two does not make it the base of both
+    (root / "b" / "config.json").write_text(json.dumps({"_name_or_path": str(root / "base")}))
+    found = find_origins(folder, None, {})
+    assert (found.base, found.experts, found.found) == (str(root / "base"), experts, True)
+    given = find_origins(folder, "me/base", {})
+    assert (given.base, given.found) == ("me/base", False)
+    # Of experts that are given by hand alone it is looked for too.
+    (folder / "mergekit_config.yml").unlink()
+    by_hand = find_origins(folder, None, experts)
+    assert (by_hand.base, by_hand.found) == (str(root / "base"), True)
+    assert find_origins(folder, None, {"c": str(root / "base")}).base is None
+
+
+def test_a_base_that_cannot_be_had_is_named_and_not_taken(folder: Path) -> None:
+    root = folder.parents[1]
+    write(folder, SLERP)
+    for name in ("a", "b"):
+        card(root / name, base_model="me/gone")
+    found = find_origins(folder, None, {})
+    assert (found.base, found.found, found.missed) == (None, False, "me/gone")
+
+
+def test_of_a_cards_list_the_one_that_the_others_name_is_the_base(folder: Path) -> None:
+    root = folder.parents[1]
+    listed = [str(root / name) for name in ("a", "base", "b")]
+    card(folder, base_model=listed, tags=["merge"])
+    for name in ("a", "b"):
+        card(root / name, base_model=str(root / "base"))
+    found = find_origins(folder, None, {})
+    assert (found.base, found.experts) == (listed[1], {"a": listed[0], "b": listed[2]})

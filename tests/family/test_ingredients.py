@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mergekit_methods import model_stock, slerp
 from tiny_text import TASKS, write_text_suite
+from torch import Tensor
 
 from featcal.family.ingredients import FAR, Contents, take_contents
 from featcal.family.opening import Family, open_family
-from featcal.formats.weights import Overlay, Weights
+from featcal.formats.weights import Overlay, UnknownBase, Weights
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 
@@ -108,3 +111,41 @@ def test_pieces_do_not_change_the_numbers(family: Family, monkeypatch: pytest.Mo
     for a, b in zip(whole.layers, take_contents(family, model).layers, strict=True):
         assert a.coefficients == pytest.approx(b.coefficients, rel=1e-9)
         assert (a.moved, a.base) == (pytest.approx(b.moved, rel=1e-12), pytest.approx(b.base, rel=1e-12))
+
+
+def by_tensor(family: Family, method: Callable[[Tensor, list[Tensor]], Tensor]) -> Weights:
+    """A merge of float64 tensors, one by one, by a method of mergekit."""
+    experts = [family.experts[task].read(family.adapter.tower) for task in TASKS]
+    base = family.base.read(family.adapter.tower)
+    merged = {n: method(t.double(), [one[n].double() for one in experts]) for n, t in base.items()}
+    return Overlay("merged", family.base, merged)
+
+
+def test_model_stock_goes_as_far_as_its_rule_says(family: Family) -> None:
+    """Random task vectors are nearly at right angles, and then nothing of the experts is left."""
+    found = take_contents(family, by_tensor(family, model_stock))
+    assert abs(found.stock) < 0.1
+    assert found.is_as_stocked
+    for layer in found.layers:
+        # By least squares on all of a layer's tensors, whose shares differ.
+        assert sum(layer.coefficients.values()) == pytest.approx(layer.stock, abs=0.02)
+    assert not take_contents(family, merge(family)).is_as_stocked
+    twin = replace(family, experts=dict.fromkeys(TASKS, family.experts["left"]))
+    alike = take_contents(twin, by_tensor(twin, model_stock))
+    assert alike.stock == pytest.approx(1, abs=1e-6)  # at no angle at all, the mean
+    assert not alike.is_as_stocked
+
+
+def test_without_a_base_coefficients_are_shares_of_whole_models(family: Family) -> None:
+    unknown = replace(family, base=UnknownBase(family.base))
+    found = take_contents(unknown, merge(family, weights={"left": 0.7, "right": 0.3}))
+    assert found.coefficients == pytest.approx({"left": 0.7, "right": 0.3}, abs=1e-5)
+    assert (found.start, found.rest < 1e-3) == ("the expert 'left'", True)
+    other = replace(unknown, experts={task: family.experts[task] for task in reversed(TASKS)})
+    model = by_tensor(family, lambda _, experts: slerp(*experts, 0.4))
+    shares = [take_contents(one, model) for one in (unknown, other)]
+    assert shares[0].coefficients == pytest.approx(shares[1].coefficients, abs=1e-9)
+    assert shares[0].coefficients == pytest.approx({"left": 0.6, "right": 0.4}, abs=0.02)
+    assert take_contents(unknown, family.experts["left"]).is_base
+    spliced = Overlay("spliced", family.experts["left"], family.experts["right"].read(family.adapter.blocks()[2].names))
+    assert take_contents(unknown, spliced).layers_by_owner == {"left": 4, "right": 1}

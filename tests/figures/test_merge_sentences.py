@@ -110,3 +110,65 @@ def test_rounding_is_not_taken_for_another_model() -> None:
     assert own["contents"].endswith("; 60 % of its way from the base is no sum of theirs, but rounding to its dtype.")
     strange = said(judge_merge(findings(contents(explained=0.8, a=0.5, b=0.0))))
     assert "60 % of its way from the base comes from none of the experts: another model" in strange["absent"]
+
+
+def test_model_stock_that_is_nearly_the_base_is_not_merged_again_by_its_recipe() -> None:
+    near = contents(moved=0.1, explained=0.02, a=0.01, b=0.01)
+    near = replace(near, layers=tuple(replace(one, stock=0.02) for one in near.layers))
+    verdict = judge_merge(findings(near, stated=None, is_exact=False, method="model_stock"))
+    text = said(verdict)
+    assert verdict.sentences[0].numbers["broken"] is False
+    assert text["state"] == "m is as its method makes it, and that is nearly the base."
+    assert text["stock"] == (
+        "model_stock goes 0.02 of the way from the base to the experts' mean, by the angle between their task vectors: "
+        "at right angles it stays at the base; merging again gives the same, and task_arithmetic, ties or linear would "
+        "not."
+    )
+    assert (verdict.next, "absent" in text) == (MERGE, False)
+    assert text["next"] == "Next: merge by a method that does not go by the angle: merge smaller"
+    # Where the rule asks for more, it is what another method's would be.
+    alike = replace(near, layers=tuple(replace(one, stock=0.8) for one in near.layers))
+    found = judge_merge(findings(alike, stated=None, is_exact=False, method="model_stock"))
+    assert found.sentences[0].numbers["broken"] is True
+    assert "merging again" not in said(found)["stock"]
+    assert "absent" not in said(judge_merge(findings(contents(a=0.4, b=0.4), stated=None, method="model_stock")))
+    exact = replace(near, layers=tuple(replace(one, moved=0.0) for one in near.layers))
+    assert judge_merge(findings(exact, stated=None, method="model_stock")).sentences[0].numbers["broken"] is False
+
+
+def test_without_a_base_nothing_is_said_of_it() -> None:
+    unknown = replace(contents(a=0.75, b=0.25), start="the expert 'a'", is_base_known=False)
+    given = {"base_finals": {}, "stated": {"a": 0.75, "b": 0.25}, "method": "linear"}
+    text = said(judge_merge(findings(unknown, **given)))
+    assert text["contents"] == "By its weights it is 0.75 of 'a' and 0.25 of 'b', as its recipe says."
+    assert text["files"] == "Tokenizer, chat template and configuration are those of the expert 'a'."
+    assert text["worst"] == "The expert 'b' suffers most: its features are missed by 0.30 of their length."
+    assert "no recipe names it" in text["origin"]
+    assert "rho 1" in text["origin"]
+    missed = said(judge_merge(findings(unknown, **given, missed_base="me/gone")))["origin"]
+    assert "its experts name 'me/gone', which is neither here nor to be had from the Hub" in missed
+    assert "the base is" not in " ".join(text.values())
+    far = findings(unknown, **given, finals={"a": 1.5, "b": 1.0})
+    assert "no features at all would be nearer" in said(judge_merge(far))["state"]
+    start = replace(unknown, layers=tuple(replace(one, moved=0.0) for one in unknown.layers))
+    assert (
+        said(judge_merge(findings(start, **given)))["absent"]
+        == "Its weights are those of the expert 'a': nothing was merged."
+    )
+
+
+def test_a_base_that_was_looked_up_is_named() -> None:
+    text = said(judge_merge(findings(HEALTHY, found_base="me/base")))["origin"]
+    assert text == "Its base is 'me/base': the recipe names none, and all its experts name this one."
+    assert "origin" not in said(judge_merge(findings(HEALTHY)))
+
+
+def test_whole_layers_of_an_expert_are_not_too_little_of_it() -> None:
+    layers = [replace(one, coefficients=own) for one, own in zip(
+        contents().layers, ({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}), strict=True
+    )]  # fmt: skip
+    spliced = replace(contents(), layers=tuple(layers))
+    verdict = judge_merge(findings(spliced, stated=None, method="passthrough"))
+    assert verdict.sentences[0].numbers["broken"] is False
+    assert said(verdict)["contents"] == "By its weights it is whole layers of its experts: 2 of 'a' and 1 of 'b'."
+    assert judge_merge(findings(spliced, stated=None, method="linear")).sentences[0].numbers["broken"] is True

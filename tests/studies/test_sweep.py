@@ -109,8 +109,8 @@ def test_a_suite_is_opened_where_no_session_is_given(
 def test_baselines_are_the_models_they_are_called(tiny: Family, own: Session, tmp_path: Path) -> None:
     points = {one.run.model: one for one in run_sweep(own, GRID, on=FEW, history=History(tmp_path))}
     other = Session(tiny)
-    others = [name for name in baselines(GRID) if name != "expert"]
-    assert len(points) == len(baselines(GRID)) + 4
+    others = [name for name in baselines(GRID, True) if name != "expert"]
+    assert len(points) == len(baselines(GRID, True)) + 4
     assert {points[name].kind for name in ("anchor:rho=2", "simple-averaging", "base")} == {"anchor", "merger", "base"}
     assert "anchor:rho=1" not in points  # the merged model
     for name in others:
@@ -169,7 +169,7 @@ def test_a_sweep_that_was_ended_goes_on(
     history = History(tmp_path)
     with pytest.raises(Stopped):
         run_sweep(Session(tiny), GRID, until_the_second, on=FEW, history=history)
-    before = len(baselines(GRID))
+    before = len(baselines(GRID, True))
     assert steps[-1] == (before + 1, before + 4)  # within a calibration, not after it
     assert len([run for run in history.runs() if run.options]) == 1
     points = run_sweep(Session(tiny), GRID, on=FEW, history=history)
@@ -207,7 +207,7 @@ def test_every_run_on_the_same_samples_is_a_point(own: Session, tmp_path: Path) 
     run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=EvaluationSamples(4), history=history)
     history.add(new_run(("tiny", hash_of(own)), "calibrated:unmeasured", {"lam": 1.0}, {}))
     assert {point.run.id for point in comparable_points(own, FEW, history.runs())} == {point.run.id for point in swept}
-    assert len(comparable_points(own, EvaluationSamples(4), history.runs())) == len(baselines(GRID)) + 1
+    assert len(comparable_points(own, EvaluationSamples(4), history.runs())) == len(baselines(GRID, True)) + 1
     assert comparable_points(own, EvaluationSamples(5), history.runs()) == []
 
 
@@ -340,7 +340,7 @@ def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path,
     grid = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), clip_config(samples=8))
     points = run_sweep(own, grid, on=FEW, history=History())
     assert document == json.loads(json.dumps(sweep_json(own, points, FEW)))
-    assert len(document["points"]) == len(baselines(grid)) + 4
+    assert len(document["points"]) == len(baselines(grid, True)) + 4
     code, out, _ = run("study", "sweep", tiny_suite_file, *given)
     assert code == 0
     assert out.splitlines()[0].split() == ["run", "model", "mean", "worst", "worst", "task", "drift", "front"]

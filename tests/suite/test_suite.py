@@ -73,6 +73,7 @@ LISTED = ", ".join(f"'{name}'" for name in merger_names()[:-1]) + f" or '{merger
 WRONG = {
     "a task cannot be called 'average'": lambda content: content["tasks"].update(average=content["tasks"]["pets"]),
     "base: Field required": lambda content: content.pop("base"),
+    "base is null, and a merge is made of it": top(base=None),
     "tasks: Dictionary should have at least 1 item": top(tasks={}),
     f"merged.method: Input should be {LISTED}": top(merged={"method": "soup"}),
     "'scale' means nothing to": top(merged={"method": "simple-averaging", "scale": 1}),

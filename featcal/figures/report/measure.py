@@ -102,7 +102,8 @@ def gather(asked: Asked, progress: Progress) -> Content:
 
 def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
-    models: dict[str, ModelRef] = {Shown("base", "base"): BASE, **asked.models, Shown("expert", "expert"): EVERY_EXPERT}
+    base: dict[str, ModelRef] = {Shown("base", "base"): BASE} if asked.session.family.is_base_known else {}
+    models = {**base, **asked.models, Shown("expert", "expert"): EVERY_EXPERT}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.measure.scores(model, final, progress) for shown, model in models.items()}, ""
@@ -135,12 +136,14 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
     chart = charts.score_bars(frame, list(scores), f"{metric}, %")
+    known = ["base"] if asked.session.family.is_base_known else []
+    ends = "Base and experts are the floor and the ceiling" if known else "Experts are the ceiling"
     yield Part(
         "Scores",
-        f"{metric.capitalize()} on {split}. Base and experts are the floor and the ceiling.",
+        f"{metric.capitalize()} on {split}. {ends}.",
         (Figure("scores", chart, f"{metric.capitalize()} per task and model: {ranges}"),),
         (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
-        measured=asked.measurement("scores", on, "base", "expert"),
+        measured=asked.measurement("scores", on, *known, "expert"),
     )
     for one in others:
         yield _flip_part(asked, scores, (first, one), on)

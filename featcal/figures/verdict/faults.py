@@ -31,6 +31,10 @@ _ALIKE = 0.1
 half precision moves them by a few hundredths."""
 _ROUNDED = 2.0
 """Share of the way that no expert explains, in shares of rounding, up to which it is called rounding."""
+SPHERICAL = ("slerp", "nuslerp", "karcher", "multislerp")
+"""mergekit's names for methods that turn directions, and keep lengths."""
+STOCK, SPLICE = "model_stock", "passthrough"
+"""mergekit's names for Model Stock, and for the method that takes whole layers."""
 _MOST = 6
 """Experts and files that a sentence names."""
 
@@ -61,10 +65,12 @@ class MergeFindings:
         is_exact: whether the recipe's method is a sum of task vectors.
         method: of the recipe; "" without one.
         notes: what the recipe says of the vocabulary that is not as it should be.
+        found_base: the base, where the recipe does not name it and the experts do.
+        missed_base: the base that the experts name, where it cannot be had.
         features: None where they could not be measured.
         failure: why not.
         finals: task → norm of the final drift, relative to that of the expert's features.
-        base_finals: the same of the base.
+        base_finals: the same of the base; empty where it is not known.
         drift: layer → relative drift, mean over tasks, in forward order.
         is_written: experts wrote what it is measured on, so that there is nothing to score.
     """
@@ -77,6 +83,8 @@ class MergeFindings:
     is_exact: bool = False
     method: str = ""
     notes: Sequence[str] = ()
+    found_base: str | None = None
+    missed_base: str = ""
     features: Findings | None = None
     failure: str = ""
     finals: Mapping[str, float] = field(default_factory=dict)
@@ -94,15 +102,27 @@ class MergeFindings:
         """Say whether its features are farther from the experts' than the base's are, or than no features at all."""
         if not self.finals:
             return False
-        own, base = statistics.fmean(self.finals.values()), statistics.fmean(self.base_finals.values())
-        return own > 1 or own > HARM * base
+        own = statistics.fmean(self.finals.values())
+        return own > 1 or self.is_worse_than_base
+
+    @property
+    def is_worse_than_base(self) -> bool:
+        """Say whether its features are farther from the experts' than the base's are, where that is known."""
+        own, base = self.finals.values(), self.base_finals.values()
+        return bool(base) and statistics.fmean(own) > HARM * statistics.fmean(base)
+
+    @property
+    def is_stock(self) -> bool:
+        """Say whether it is nearly the base because Model Stock has it so: of experts whose task vectors are at right
+        angles nothing is left by that method's own rule."""
+        return self.method == STOCK and self.contents.is_as_stocked
 
 
 def judge_merge(found: MergeFindings) -> Verdict:
     """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
     wrong = list(find_wrong_weights(found))
     step = _choose_step(found, wrong)
-    lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong)]
+    lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
     if found.features is not None:
         sentences = {one.about: one for one in judge(found.features).sentences}
         later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
@@ -125,7 +145,8 @@ def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
         yield Sentence("zeros", text, {"tensors": len(contents.zero_tensors)})
     for layer, times in contents.far_layers.items():
         text = (
-            f"{layer} lies {times:.0f} times as far from the base as the other layers: it was not merged as they were."
+            f"{layer} lies {times:.0f} times as far from {contents.start} as the other layers: it was not merged as "
+            "they were."
         )
         yield Sentence("far", text, {"layer": layer, "times": times})
     yield from _find_wrong_amounts(found)
@@ -134,16 +155,21 @@ def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
 def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     """Yield what is wrong with how much of which expert is in a merge."""
     own, stated, contents = found.contents.coefficients, found.stated, found.contents
+    if found.is_stock:
+        return
     if contents.is_base:
-        yield Sentence("absent", "Its weights are the base's own: nothing was merged.")
+        whose = "the base's own" if contents.is_base_known else f"those of {contents.start}"
+        yield Sentence("absent", f"Its weights are {whose}: nothing was merged.")
         return
     meant = [task for task, weight in (stated or {}).items() if abs(weight) <= _ALIKE * _largest(stated or {})]
     absent = [task for task in contents.absent if task not in meant]
+    if found.method == SPLICE:
+        absent = [task for task, layers in contents.layers_by_owner.items() if not layers]
     for task in absent:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
         if contents.rest > max(_ALIKE, _ROUNDED * contents.rounding):
             text += (
-                f", and {100 * contents.rest:.0f} % of its way from the base comes from none of the experts: "
+                f", and {100 * contents.rest:.0f} % of its way from {contents.start} comes from none of the experts: "
                 "another model was merged in that place, or the expert's folder holds another one now"
             )
         yield Sentence("absent", f"{text}.", {"task": task, "coefficient": own[task]})
@@ -154,7 +180,7 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
         text = f"Experts are exchanged, {names}: against the recipe, {how}."
         yield Sentence("swapped", text, {task: own[task] for task in swapped})
     times = _measure_times(own, stated) if stated is not None and found.is_exact and not (absent or swapped) else None
-    if contents.scale > STEEP:
+    if contents.scale > STEEP and contents.is_base_known:
         text = (
             f"Its scale is too large: the experts carry it {contents.scale:.1f} times as far from the base as the sum "
             "of their task vectors does"
@@ -162,7 +188,7 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
         if times is not None and times > 1 + _ALIKE:
             text += f", {times:.1f} times as far as its recipe says"
         yield Sentence("scale", f"{text}.", {"scale": contents.scale})
-    elif times is not None and abs(times - 1) > _ALIKE:
+    elif times is not None and abs(times - 1) > _ALIKE and contents.is_base_known:
         text = f"It is not what its recipe says: the experts carry it {times:.2f} times as far from the base."
         yield Sentence("scale", text, {"scale": contents.scale, "times": times})
 
@@ -201,9 +227,10 @@ def _say_state(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     elif found.failure:
         text = "is broken: what it computes is not finite"
     elif found.is_harmful:
-        worse = statistics.fmean(found.finals.values()) > HARM * statistics.fmean(found.base_finals.values())
-        nearer = "the base is" if worse else "no features at all would be"
+        nearer = "the base is" if found.is_worse_than_base else "no features at all would be"
         text = f"is as it was merged, and worse than no merge: {nearer} nearer to the experts"
+    elif found.is_stock:
+        text = "is as its method makes it, and that is nearly the base"
     elif files:
         text = "is sound in its weights"
     else:
@@ -222,7 +249,8 @@ def _say_files(found: MergeFindings) -> Iterator[Sentence]:
     if known:
         yield Sentence("files", f"To be known: {' '.join(known[:_MOST])}", {"notes": len(known)})
     elif not found.differences:
-        yield Sentence("files", "Tokenizer, chat template and configuration are the base's.", {"notes": 0})
+        whose = "the base's" if found.contents.is_base_known else f"those of {found.contents.start}"
+        yield Sentence("files", f"Tokenizer, chat template and configuration are {whose}.", {"notes": 0})
 
 
 def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
@@ -231,15 +259,47 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
     first = [*own.items()][:_MOST]
     parts = join_words([f"{weight:.2f} of '{task}'" for task, weight in first])
     parts += f" (and {len(own) - len(first)} more)" if len(own) > len(first) else ""
-    text = f"By its weights it is the base and {parts}" if own else "None of the experts differs from the base"
+    start = found.contents.start
+    whole = f"{'the base and ' if found.contents.is_base_known else ''}{parts}"
+    text = f"By its weights it is {whole}" if own else f"None of the experts differs from {start}"
+    if found.method == SPLICE and own:
+        layers = join_words([f"{count} of '{task}'" for task, count in found.contents.layers_by_owner.items() if count])
+        text = f"By its weights it is whole layers of its experts: {layers}"
     if found.stated is not None and found.is_exact and not wrong:
         text += ", as its recipe says"
     rest = found.contents.rest
     if own and rest >= 0.005:
         how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
+        how = f", since {found.method} keeps lengths, which no sum does" if found.method in SPHERICAL else how
+        how = f", since {STOCK} has another share for every tensor" if found.method == STOCK else how
         how = ", but rounding to its dtype" if rest <= _ROUNDED * found.contents.rounding else how
-        text += f"; {100 * rest:.0f} % of its way from the base is no sum of theirs{how}"
+        text += f"; {100 * rest:.0f} % of its way from {start} is no sum of theirs{how}"
     return Sentence("contents", f"{text}.", {**own, "unexplained": rest})
+
+
+def _say_origin(found: MergeFindings) -> Iterator[Sentence]:
+    """Say how far Model Stock goes, by what rule, and where the base comes from that the recipe does not name."""
+    contents = found.contents
+    if found.method == STOCK and contents.is_base_known:
+        text = (
+            f"{STOCK} goes {contents.stock:.2f} of the way from the base to the experts' mean, by the angle between "
+            "their task vectors: at right angles it stays at the base"
+        )
+        if found.is_stock:
+            text += "; merging again gives the same, and task_arithmetic, ties or linear would not"
+        yield Sentence("stock", f"{text}.", {"share": contents.stock})
+    if found.found_base is not None:
+        text = f"Its base is '{found.found_base}': the recipe names none, and all its experts name this one."
+        yield Sentence("origin", text, {"base": found.found_base})
+    elif not contents.is_base_known:
+        why = f"its experts name '{found.missed_base}', which is neither here nor to be had from the Hub"
+        why = why if found.missed_base else "no recipe names it, nor do all its experts name one"
+        text = (
+            f"Its base is not known: {why}. So ways are told from {contents.start}, and a calibration pulls to the "
+            "merge itself (rho 1); with --base REFERENCE there are task vectors, the base's own drift, an anchor "
+            "beyond the merge and the recipe 'informed'."
+        )
+        yield Sentence("origin", text, {"start": contents.start})
 
 
 def _say_since(found: MergeFindings) -> Iterator[Sentence]:
@@ -256,14 +316,15 @@ def _say_worst(found: MergeFindings) -> Iterator[Sentence]:
     if not any(found.finals.values()):
         return
     task = max(found.finals, key=found.finals.__getitem__)
-    own, base = found.finals[task], found.base_finals[task]
+    own, base = found.finals[task], found.base_finals.get(task)
     who = f"The expert '{task}' suffers most" if len(found.finals) > 1 else f"The expert is '{task}'"
-    text = f"{who}: its features are missed by {own:.2f} of their length, by the base by {base:.2f}."
-    yield Sentence("worst", text, {"task": task, "final": own, "base": base})
+    text = f"{who}: its features are missed by {own:.2f} of their length"
+    text += "." if base is None else f", by the base by {base:.2f}."
+    yield Sentence("worst", text, {"task": task, "final": own, **({} if base is None else {"base": base})})
 
 
 def _choose_step(found: MergeFindings, wrong: Sequence[Sentence]) -> str:
-    if wrong or found.failure:
+    if wrong or found.failure or found.is_stock:
         return MERGE
     if found.wrong_files:
         return FILES
@@ -274,7 +335,7 @@ def _choose_step(found: MergeFindings, wrong: Sequence[Sentence]) -> str:
 def _say_next(found: MergeFindings, step: str) -> Sentence:
     commands, numbers = found.commands, {"next": step}
     # What the recipe itself asks for comes out again if it is run again.
-    by_recipe = commands.again and not _is_as_the_recipe_says(found)
+    by_recipe = commands.again and not _is_as_the_recipe_says(found) and not found.is_stock
     command = {
         MERGE: commands.again if by_recipe else commands.smaller,
         FILES: commands.files,
@@ -283,7 +344,9 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
     }.get(step, "")
     healthy = step == REPAIR and not found.is_harmful
     text = {
-        MERGE: f"Next: calibration cannot mend this; merge again{'' if by_recipe else ' with a smaller scale'}",
+        MERGE: "Next: merge by a method that does not go by the angle"
+        if found.is_stock
+        else f"Next: calibration cannot mend this; merge again{'' if by_recipe else ' with a smaller scale'}",
         FILES: "Next: copy the base's files"
         if command
         else "Next: put that right by hand, for no file of the base fits",

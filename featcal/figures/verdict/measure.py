@@ -102,16 +102,14 @@ def attribution_options(on: EvaluationSamples) -> DriftOptions:
 
 def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress) -> Findings:
     try:
-        own, experts, base = (session.measure.answer_scores(model, on, progress) for model in (one, EVERY_EXPERT, BASE))
+        own, experts = (session.measure.answer_scores(model, on, progress) for model in (one, EVERY_EXPERT))
     except NoScores as error:
         return replace(found, no_scores=str(error))
-    return replace(
-        found,
-        metric=tables.metric_name({"": own}),
-        lost=compare_scores(experts, own),
-        gained=compare_scores(base, own),
-        taught=compare_scores(base, experts),
-    )
+    scored = replace(found, metric=tables.metric_name({"": own}), lost=compare_scores(experts, own))
+    if not session.family.is_base_known:
+        return scored
+    base = session.measure.answer_scores(BASE, on, progress)
+    return replace(scored, gained=compare_scores(base, own), taught=compare_scores(base, experts))
 
 
 def _repair(

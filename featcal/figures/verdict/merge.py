@@ -33,6 +33,8 @@ class Recipe:
     is_exact: bool = False
     method: str = ""
     notes: Sequence[str] = ()
+    found_base: str | None = None
+    missed_base: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,14 @@ class MergeNames:
         """Return the last part of what the model is called."""
         return Path(self.model).resolve().name  # of "." too
 
-    def commands(self, folder: Path, copy: str, is_known: bool) -> Commands:
+    def commands(self, folder: Path, copy: str, is_known: bool, has_base: bool) -> Commands:
         """Return the command lines that may repair it.
 
         Args:
             folder: of its files.
             copy: puts right what lies beside the weights.
             is_known: whether featcal has a recipe for how it was merged.
+            has_base: whether the base is known, which another merge starts from.
         """
         name, file = self.name, folder / RECIPE_FILE
         written = f"{name}-again.yaml"
@@ -71,7 +74,7 @@ class MergeNames:
         return Commands(
             copy,
             " && ".join(map(shlex.join, again)) if file.is_file() else "",
-            self._write_first(scaled),
+            self._write_first(scaled) if has_base else "",
             self._write_first(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
             self._write_first(["select", self.suite]),
         )
@@ -102,11 +105,13 @@ def examine_merge(
         names.name,
         opened.differences,
         take_contents(family, family.merged),
-        names.commands(opened.folder, opened.copy, recipe.stated is not None),
+        names.commands(opened.folder, opened.copy, recipe.stated is not None, family.is_base_known),
         recipe.stated,
         recipe.is_exact,
         recipe.method,
         recipe.notes,
+        recipe.found_base,
+        recipe.missed_base,
     )
     is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
     repair = None if is_wrong else repair_of(session, MERGED)
@@ -115,7 +120,7 @@ def examine_merge(
     try:
         *_, features = examine(session, MERGED, on, repair, progress, unscored)
         ledger = session.measure.drift(MERGED, attribution_options(on), progress)
-        base = session.measure.features(BASE, on, progress)
+        base = _finals(session.measure.features(BASE, on, progress)) if family.is_base_known else {}
     except NumericalError as error:
         return replace(found, failure=str(error))
     if unscored:
@@ -125,7 +130,7 @@ def examine_merge(
         found,
         features=features,
         finals=_finals(ledger),
-        base_finals=_finals(base),
+        base_finals=base,
         drift=tables.relative_drift(ledger).to_dict(),
         is_written=bool(unscored),
     )

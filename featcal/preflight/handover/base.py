@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from featcal.authoring.ancestors import find_folder
 from featcal.authoring.from_merge import find_origins
 from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
-from featcal.formats.hub import RECORD_FILE, hub_model, snapshot
-from featcal.formats.open_clip_config import PREFIXES
+from featcal.formats.hub import RECORD_FILE, hub_model
 from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from featcal.formats.tokenizers import TOKENIZER_FILES
 from featcal.preflight.handover.folder import GENERATION, OLD_TEMPLATE, TEMPLATE, Folder
@@ -67,12 +67,12 @@ def find_base(path: Path, named: str | None) -> Base:
         InputError: the named one is neither a folder nor in the Hub's local cache.
     """
     if named is not None:
-        found = _find_local(named, Path.cwd())
+        found = find_folder(named, Path.cwd())
         if found is None and hub_model(named) is not None:
             raise InputError(f"base: '{named}' is not on this machine; fetch it first: {fetch_command(named)}")
         return Base(named, Folder(found if found is not None else resolve(named, Path.cwd(), "base")), is_named=True)
     for ref, root in _references(path):
-        found = _find_local(ref, root)
+        found = find_folder(ref, root)
         return Base(ref, None if found is None else Folder(found))
     return Base("", None)
 
@@ -117,27 +117,13 @@ def _references(path: Path) -> Iterator[tuple[str, Path]]:
         if isinstance(shipped, str):
             with suppress(InputError):  # of another version, whose suite has gone
                 suite = load_suite(shipped)
-                yield suite.base, suite.root
+                yield suite.origin, suite.root
     with suppress(InputError):
-        yield find_origins(path, None, {}).base, Path.cwd()
+        found = find_origins(path, None, {}).base
+        if found is not None:
+            yield found, Path.cwd()
     stated = read_card_data(path).get("base_model")
     models = stated if isinstance(stated, list) else [stated]
     # Of several, nothing says which is the base of a merge that others made.
     if len(models) == 1 and isinstance(models[0], str):
         yield models[0], Path.cwd()
-
-
-def _find_local(ref: str, root: Path) -> Path | None:
-    """Return the folder of a reference, or that in the Hub's local cache; None where it is not on this machine."""
-    if ref.startswith(PREFIXES):
-        return None
-    if (root / ref).is_dir():
-        return resolve(ref, root, "base")
-    model = hub_model(ref)
-    if model is None:
-        return None
-    try:
-        found = snapshot(model, local_files_only=True)
-    except (OSError, ValueError):
-        return None
-    return found if found.is_dir() else None

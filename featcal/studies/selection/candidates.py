@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import require_base
 from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
@@ -58,7 +59,12 @@ def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
         InputError: as `calibration.calibrate.config_for`.
     """
     # A switch that the suite's recipe lacks is asked for under the default, which has them all.
-    return config_for(family, recipe=INFORMED if any(chosen.get(name) for name in OWN) else None, **chosen)
+    return config_for(family, recipe=_default(family) if any(chosen.get(name) for name in OWN) else None, **chosen)
+
+
+def _default(family: Family) -> str:
+    """Return the recipe that is tried first, which has all switches; a prior needs the base."""
+    return INFORMED if family.is_base_known else REFINED
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def plan_candidates(
 ) -> list[Tried]:
     """List the candidates: first the default, which is "informed" at its defaults, then the merge as it is, the other
     recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and calibrated
-    by the default.
+    by the default. Where the base is not known the default is "refined", and "informed" is left out.
 
     Args:
         asked: its samples, seed, switches and parts are those of all, but for switches that a recipe does not have.
@@ -79,8 +85,10 @@ def plan_candidates(
         of: name of the merge that all recipes are tried on.
 
     Raises:
-        InputError: a start is not a merge, or was made of samples, some of which are to be held out.
+        InputError: a start is not a merge, or was made of samples, some of which are to be held out; or what was asked
+            for needs a base that is not known.
     """
+    require_base(asked, family.suite)
 
     def use_defaults(recipe: str) -> CalibrationConfig:
         own = config_for(family, recipe=recipe, samples=asked.samples)
@@ -88,9 +96,9 @@ def plan_candidates(
         foreign = {name: getattr(own, name) for name in OWN if recipe not in OPTIONS[name].recipes}
         return replace(asked, **(options_of(own) | foreign))
 
-    default = use_defaults(INFORMED)
+    default = use_defaults(_default(family))
     repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]
-    repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
+    repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS if family.is_base_known]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     merge = _start(of, family)
     first, *others = (Tried(merge, config) for config in repairs)

@@ -1,0 +1,146 @@
+"""Find the model that some models were all fine-tuned from, in what their cards and configurations name.
+
+A card names `base_model`, an adapter `base_model_name_or_path`, a configuration `_name_or_path`; the models that these
+name have cards too, and so on up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from featcal.authoring.common import reference
+from featcal.formats.card_data import read_card_data
+from featcal.formats.checkpoint import resolve
+from featcal.formats.hub import HubModel, Unreachable, ask, hub_model, snapshot
+from featcal.formats.lora import split_lora
+from featcal.formats.open_clip import PREFIXES
+from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
+from featcal.system.paths import local_path
+
+MOST_STEPS = 8
+"""Generations that are walked up; published models have up to five."""
+
+
+def find_common_ancestors(models: Sequence[str], asks_hub: bool) -> list[str]:
+    """Return the models from which all of some models come, nearest first; none of those that are given is its own.
+
+    Args:
+        models: references, as `authoring.common.reference` gives them.
+        asks_hub: whether the Hub may be asked for cards that are not in its local cache; its files are never fetched.
+    """
+    lines = [_walk_up(one, asks_hub) for one in models]
+    shared = set.intersection(*(set(line) for line in lines)) if lines else set()
+    nearest = sorted(shared, key=lambda name: sum(line[name][0] for line in lines))
+    return [lines[0][name][1] for name in nearest]
+
+
+def is_named_by_all(model: str, others: Iterable[str], asks_hub: bool) -> bool:
+    """Say whether every one of some other models comes from a model."""
+    return all(_name(model) in _walk_up(one, asks_hub) for one in others)
+
+
+def is_reachable(model: str, asks_hub: bool) -> bool:
+    """Say whether a model's files are on this machine, or the Hub gives them to whoever asks."""
+    if find_folder(model, Path.cwd()) is not None:
+        return True
+    on_hub = hub_model(model)
+    if not asks_hub or on_hub is None:
+        return False
+    try:
+        info = _ask_for_info(on_hub)
+        if info.gated:
+            ask(model, "model", lambda api: api.auth_check(on_hub.repo))
+    except (InputError, Unreachable):
+        return False
+    return True
+
+
+def _walk_up(model: str, asks_hub: bool) -> Mapping[str, tuple[int, str]]:
+    """Return every ancestor of a model by its name, with how many generations it is away, and its reference."""
+    found: dict[str, tuple[int, str]] = {}
+    level = [model]
+    for step in range(1, MOST_STEPS + 1):
+        above = [parent for one in level for parent in _parents(one, asks_hub)]
+        level = [one for one in dict.fromkeys(above) if _name(one) not in {_name(model), *found}]
+        found |= {_name(one): (step, one) for one in reversed(level)}
+    return found
+
+
+def _name(model: str) -> str:
+    """Return what is the same for references to the same model: a folder, or a repository whatever its revision."""
+    on_hub = None if local_path(model, Path.cwd(), "model").is_dir() else hub_model(model)
+    return model if on_hub is None else f"{on_hub.repo}/{on_hub.folder}".lower()
+
+
+def _parents(model: str, asks_hub: bool) -> Iterator[str]:
+    """Yield the models that a model's own files, or the Hub, name as what it was made from."""
+    under, adapter = split_lora(model, Path.cwd())
+    if adapter is not None:
+        yield under
+        return
+    folder, on_hub = find_folder(model, Path.cwd()), hub_model(model)
+    if folder is not None:
+        stated = [
+            read_card_data(folder).get("base_model"),
+            _read(folder / ADAPTER_CONFIG).get("base_model_name_or_path"),
+            _read(folder / "config.json").get("_name_or_path"),
+        ]
+    elif asks_hub and on_hub is not None:
+        stated = [_ask_for_card(on_hub).get("base_model")]
+    else:
+        stated = []
+    for one in stated:
+        for parent in one if isinstance(one, list) else [one]:
+            with suppress(InputError):  # a text of another kind, which is no reference
+                if isinstance(parent, str) and _is_model(found := reference(parent, None, folder or Path.cwd())):
+                    yield found
+
+
+def _is_model(ref: str) -> bool:
+    return local_path(ref, Path.cwd(), "model").is_dir() or hub_model(ref) is not None
+
+
+def find_folder(model: str, root: Path) -> Path | None:
+    """Return the folder of a model on this machine, or that in the Hub's local cache; None for one that is elsewhere.
+
+    Args:
+        root: folder that relative references start from.
+    """
+    if model.startswith(PREFIXES):
+        return None
+    if (root / model).is_dir():
+        return resolve(model, root, "model")
+    on_hub = hub_model(model)
+    if on_hub is None:
+        return None
+    try:
+        found = snapshot(on_hub, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return found if found.is_dir() else None
+
+
+def _ask_for_info(model: HubModel) -> Any:
+    return ask(model.ref, "model", lambda api: api.model_info(model.repo, revision=model.revision))
+
+
+def _ask_for_card(model: HubModel) -> Mapping[str, Any]:
+    """Return the front matter of a card on the Hub; {} where there is none, or the Hub does not answer."""
+    try:
+        card = _ask_for_info(model).card_data
+    except (InputError, Unreachable):
+        return {}
+    return {} if card is None else card.to_dict()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} where there is none or it cannot be read."""
+    try:
+        return read_json(file) if file.is_file() else {}
+    except InputError:
+        return {}
