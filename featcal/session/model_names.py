@@ -121,6 +121,15 @@ def recorded_config(folder: Path) -> CalibrationConfig:
     return recorded_calibration(folder)[0]
 
 
+def holds_calibration(reference: str) -> bool:
+    """Say whether a model's reference is a folder that holds the record of a calibration."""
+    try:
+        recorded_calibration(Path(reference))
+    except InputError:
+        return False
+    return True
+
+
 def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
     """Return the options of the calibration that wrote a folder, and the name of the model that it calibrated.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featcal.figures.names import shorten
 from featcal.figures.theme import ROLES, Shown
-from featcal.session.model_names import recorded_config
+from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.methods import REFERENCE
@@ -65,11 +65,7 @@ def find_role(text: str) -> str:
     kind = model_name(text).kind
     if kind != REFERENCE:
         return kind if kind in ROLES else "merged"
-    try:
-        recorded_config(Path(text))
-    except InputError:
-        return "merged"
-    return "calibrated"
+    return "calibrated" if holds_calibration(text) else "merged"
 
 
 def _label(text: str, model: ModelRef) -> str:

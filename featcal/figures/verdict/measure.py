@@ -9,9 +9,9 @@ from typing import Any
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
-from featcal.figures.report.models import find_role
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import Verdict, judge
+from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import BASE, EVERY_EXPERT, MERGED, ModelId, ModelRef
 from featcal.session.session import Session
 from featcal.suite.methods import REFERENCE
@@ -84,7 +84,7 @@ def is_repairable(model: ModelRef) -> bool:
     calibration is calibrated."""
     if model.kind in _LEFT or (model.of is not None and not is_repairable(model.of)):
         return False
-    return model.kind != REFERENCE or find_role(model.name) == MERGED.name
+    return model.kind != REFERENCE or not holds_calibration(model.name)
 
 
 def repair_of(session: Session, model: ModelId) -> ModelRef | None:
