@@ -29,7 +29,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.command_lines import calibrate_command
 from featcal.suite.methods import merger_names
-from featcal.suite.name_grammar import ModelName, model_name
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, parts_of
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -62,6 +62,14 @@ def test_a_name_in_its_parts() -> None:
         "./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b", *with_commas
     ):  # fmt: skip
         assert model_name(reference).kind == "reference"
+
+
+@pytest.mark.parametrize("sign", "%+,:=@")
+def test_signs_of_the_grammar_in_the_name_of_a_part_are_read_back(sign: str) -> None:
+    parts = (f"a{sign}b", "c")
+    name = model_name(f"calibrated:tasks={format_parts(parts)},rho=1@ties")
+    assert (name.of, dict(name.options)["rho"]) == ("ties", "1")
+    assert parts_of(dict(name.options)["tasks"]) == parts
 
 
 def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
