@@ -8,6 +8,7 @@ import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def test_prompts_and_answers_end_at_the_last_position_of_the_configuration(
         assert len(lengths) > 1
         assert found.tasks[task].expert.ended == pytest.approx(ended / found.tasks[task].prompts)
         assert found.tasks[task].model.perplexity == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+
+
+def test_every_token_of_the_answers_counts_alike() -> None:
+    """An answer of three tokens with chance 1/2 each and one of a token with chance 1/4; means over answers would be
+    1.5 in place of 1.25 bits, and 0.625 in place of 0.5625."""
+    chances = [torch.full((3, 2), 0.5), torch.tensor([[0.75, 0.25]])]
+    own = [torch.tensor([5, 5, 5]), torch.tensor([1])]
+    pupil: Any = SimpleNamespace(answers=own, ends={1}, log_probabilities=lambda _: [one.log() for one in chances])
+    theirs = [torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[0.0, 1.0]])]
+    found = module._reading(pupil, [torch.tensor([0, 0, 0]), torch.tensor([1])], theirs)
+    assert found.perplexity == pytest.approx(2**1.25, rel=1e-6)
+    assert found.distance == pytest.approx(0.5625, rel=1e-6)
+    assert (found.ended, found.empty, found.loops) == (0.5, 0.5, 0.0)
 
 
 def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(family: Family) -> None:

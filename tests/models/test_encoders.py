@@ -630,6 +630,16 @@ def test_what_is_not_done_to_sentences_is_refused(
     assert said in str(refused.value)
 
 
+def test_either_text_of_a_pair_counts_where_it_is_cut(sentence_folders: Path) -> None:
+    suite, most = compared(sentence_folders), 6
+    content = yaml.safe_load(suite.read_text())
+    content["tasks"]["left"]["max_length"] = most
+    suite.write_text(yaml.safe_dump(content))
+    drawn = open_family(load_suite(suite), "cpu").samples("left", "test", None, 0)
+    cut = [sum(2 + len(row[side].split()) > most for row in sentences(0)) for side in "ab"]
+    assert drawn.truncated == sum(cut) > max(cut)
+
+
 def test_maps_of_embeddings_are_modules_of_sentence_transformers(sentence_folders: Path) -> None:
     """What the library's states become behind pooling and `Dense` are the embeddings of the row, read back too."""
     family, root = open_family(load_suite(compared(sentence_folders)), "cpu"), sentence_folders.parent

@@ -123,6 +123,14 @@ def test_a_task_has_a_name(edit_suite: Callable[..., Path]) -> None:
         load_suite(edit_suite(lambda content: content["tasks"].update({" ": content["tasks"].pop(TASKS[0])})))
 
 
+@pytest.mark.parametrize("sign", "%+,:=@")
+def test_signs_of_the_grammar_in_the_name_of_a_part_are_read_back(sign: str) -> None:
+    parts = (f"a{sign}b", "c")
+    name = model_name(f"calibrated:tasks={format_parts(parts)},rho=1@ties")
+    assert (name.of, dict(name.options)["rho"]) == ("ties", "1")
+    assert parts_of(dict(name.options)["tasks"]) == parts
+
+
 def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
     merged, base = tensors(tiny, tiny.merged), tensors(tiny, tiny.base)
     recipe = tiny.merge(MergeRecipe(method="task-arithmetic", scale=0.6))
