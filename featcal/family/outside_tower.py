@@ -22,14 +22,14 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     notes = {}
     # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():
-        if found := [*_unselected(expert), *_outside(family, expert)]:
+        if found := [*_find_unselected(expert), *_find_outside(family, expert)]:
             notes[task] = f"expert '{task}': {'; '.join(found)}"
     return ranks.union(notes)
 
 
-def _unselected(expert: Weights) -> Iterator[str]:
+def _find_unselected(expert: Weights) -> Iterator[str]:
     """Yield what the configuration of an adapter does not select of its file."""
-    modules: Sequence[str] = getattr(expert, "left_out", ())
+    modules: Sequence[str] = getattr(expert, "ignored_modules", ())
     if modules:
         count = "one module" if len(modules) == 1 else f"{len(modules)} modules"
         yield (
@@ -38,7 +38,7 @@ def _unselected(expert: Weights) -> Iterator[str]:
         )
 
 
-def _outside(family: Family, expert: Weights) -> Iterator[str]:
+def _find_outside(family: Family, expert: Weights) -> Iterator[str]:
     """Yield what an expert changed outside the tower."""
     maps = family.adapter.classifier
     known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))

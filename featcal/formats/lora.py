@@ -56,7 +56,7 @@ class LoraWeights:
             raise InputError(*(f"{label}: {problem}" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
         """The adapter's changes by canonical name."""
-        self.left_out: Sequence[str] = plan.left_out
+        self.ignored_modules: Sequence[str] = plan.ignored_modules
         """Modules whose updates are in the file and not selected by its config, so that peft leaves them out."""
         self._added, self._repeated = plan.added, plan.repeated
 

@@ -36,7 +36,7 @@ class Matcher:
         Raises:
             InputError: the time is up.
         """
-        return self._within_time(regex.match, pattern, name)
+        return self._match_in_time(regex.match, pattern, name)
 
     def fullmatch(self, pattern: str, name: str) -> regex.Match[str] | None:
         """Match a whole name, as `re.fullmatch` does.
@@ -44,7 +44,7 @@ class Matcher:
         Raises:
             InputError: the time is up.
         """
-        return self._within_time(regex.fullmatch, pattern, name)
+        return self._match_in_time(regex.fullmatch, pattern, name)
 
     def ends_with(self, pattern: str, name: str) -> bool:
         """Say whether a pattern matches a whole name, or its end behind one of its dots.
@@ -59,7 +59,7 @@ class Matcher:
             return inside and all(own in (".", other) for own, other in zip(pattern, name[start:], strict=True))
         return self.fullmatch(match_end(pattern), name) is not None
 
-    def _within_time(
+    def _match_in_time(
         self, function: Callable[..., regex.Match[str] | None], pattern: str, name: str
     ) -> regex.Match[str] | None:
         begun = time.process_time()

@@ -276,7 +276,7 @@ class Plan:
     """Canonical names of tensors that the base does not have → their names in the adapter file."""
     repeated: dict[str, str] = field(default_factory=dict)
     """Names in `aliases` that are stored beside the tensors they repeat → their names in the adapter file."""
-    left_out: list[str] = field(default_factory=list)
+    ignored_modules: list[str] = field(default_factory=list)
     """Modules that the config does not select; peft leaves their updates out."""
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -294,9 +294,9 @@ class Plan:
         """Give every tensor its place, or note what is wrong with it."""
         modules, whole = self._sort_names()
         chosen = {name: parts for name, parts in modules.items() if self._is_chosen(name, parts)}
-        self.left_out = [name for name in modules if name not in chosen]
+        self.ignored_modules = [name for name in modules if name not in chosen]
         if modules and not chosen:
-            self.wrong[f"{CONFIG_FILE} selects none of the modules whose updates are here"] = self.left_out
+            self.wrong[f"{CONFIG_FILE} selects none of the modules whose updates are here"] = self.ignored_modules
         for key in whole:
             self._replace(key, chosen)
         for module, parts in chosen.items():
@@ -335,7 +335,7 @@ class Plan:
         own = key.removeprefix(MODEL_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
         module = name.rpartition(".")[0]
-        if own != name and (module in self.left_out or self._follows(module)):
+        if own != name and (module in self.ignored_modules or self._follows(module)):
             return
         if (own != name) != (module in chosen):  # peft would silently ignore it
             self.wrong[_UNKNOWN].append(key)

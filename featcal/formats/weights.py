@@ -96,10 +96,10 @@ class Over:
         return changes
 
     @property
-    def left_out(self) -> Sequence[str]:
+    def ignored_modules(self) -> Sequence[str]:
         """Return the modules whose updates the model below leaves out if it is an adapter, else none."""
-        left_out: Sequence[str] = getattr(self.under, "left_out", ())
-        return left_out
+        ignored_modules: Sequence[str] = getattr(self.under, "ignored_modules", ())
+        return ignored_modules
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         return self.under.read(names)

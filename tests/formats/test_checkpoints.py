@@ -17,6 +17,7 @@ from torch import Tensor
 from featcal.family.opening import Family, open_family
 from featcal.formats.checkpoint import Checkpoint, resolve
 from featcal.formats.hub import hub_model
+from featcal.formats.open_clip_config import read_open_clip_config
 from featcal.formats.weights import InMemory, Overlay
 from featcal.models.compute import compute_for
 from featcal.suite.schema import load_suite
@@ -291,3 +292,13 @@ def test_resident_family_reads_the_same(tiny: Family) -> None:
         ours, theirs = (getattr(f, role).read(tiny.adapter.tower) for f in (held, tiny))
         assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert held.head().keys() == tiny.head().keys() == {"visual_projection.weight"}
+
+
+def test_the_configuration_of_an_open_clip_architecture_alone_is_read(tmp_path: Path) -> None:
+    """It is what open_clip's own training takes, and has no preprocessing in it."""
+    own = {"embed_dim": 8, "vision_cfg": {"layers": 1}, "text_cfg": {"layers": 1}}
+    (tmp_path / "tiny.json").write_text(json.dumps(own))
+    assert read_open_clip_config(tmp_path / "tiny.json", "base") == {"model_cfg": own, "preprocess_cfg": {}}
+    (tmp_path / "tiny.json").write_text(json.dumps({"embed_dim": 8}))
+    with pytest.raises(InputError, match="has no 'model_cfg' with 'vision_cfg' and 'text_cfg'"):
+        read_open_clip_config(tmp_path / "tiny.json", "base")

@@ -319,7 +319,7 @@ def test_what_the_config_does_not_select_is_left_out(adapt: Adapt, bases: Mappin
     tensors[f"{other}.base_layer.bias"] = noise(WIDTH)
     weights = adapt(tensors, target_modules=["q_proj", "k_proj"], layers_to_transform=[0], exclude_modules=["k_proj"])
     assert set(weights.changes) == {f"{Q}.weight"}
-    assert sorted(weights.left_out) == [K, other]
+    assert sorted(weights.ignored_modules) == [K, other]
     close(change(weights, bases["llama"], f"{Q}.weight"), 1.5 * product(tensors, Q))
 
 
@@ -328,7 +328,7 @@ def test_all_linear_means_neither_head_nor_embedding(adapt: Adapt, targets: str)
     tensors = {**factors(Q), **factors("lm_head", rows=VOCABULARY), **embedding_factors(TOKENS, VOCABULARY, WIDTH)}
     weights = adapt(tensors, target_modules=targets)
     assert set(weights.changes) == {f"{Q}.weight"}
-    assert sorted(weights.left_out) == ["lm_head", TOKENS]
+    assert sorted(weights.ignored_modules) == ["lm_head", TOKENS]
 
 
 def opened(base: Path, folder: Path, cut: bool = False) -> Weights:
