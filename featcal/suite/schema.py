@@ -97,7 +97,7 @@ class Task(Strict):
     """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
     with answers, `spearman` for pairs of texts with a number."""
     max_length: Annotated[int, Field(gt=1)] = 512
-    """Most tokens of one input."""
+    """Most tokens of one input. Left out, a folder of sentence-transformers says it, if it does."""
     max_target_length: Annotated[int, Field(gt=1)] = 32
     """Most tokens of one answer, its end token counted."""
 

@@ -3,11 +3,13 @@ several lengths; held against the library's forward and against a second computa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -170,6 +172,29 @@ def base_only(towers: Towers, file: Path) -> Family:
     del content["text_tower"]
     (towers.root / file).write_text(yaml.safe_dump(content))
     return open_family(load_suite(towers.root / file), "cpu")
+
+
+@torch.no_grad()
+def test_long_prompts_are_cut_to_the_towers_positions_and_keep_their_end(clip: Towers, tmp_path: Path) -> None:
+    """Whether the tokenizer's files name a limit or not, and whether the text tower is merged or the base's."""
+    prompt = "a photo of a cat . a photo of a dog . a photo of a fish ."
+    for said, kept in ((None, LONGEST), (8, 8)):
+        towers = Towers(tmp_path / str(said), CLIPModel)
+        copytree(clip.root, towers.root)
+        file = towers.root / "base" / "tokenizer_config.json"
+        settings = json.loads(file.read_text())
+        settings.pop("model_max_length")
+        file.write_text(json.dumps(settings | ({} if said is None else {"model_max_length": said})))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(towers.root / "base")
+        ids = tokenizer(prompt, verbose=False)["input_ids"]
+        ids = torch.tensor([[*ids[: kept - 1], ids[-1]]])
+        library = towers.library("base", torch.float32)
+        theirs = library.text_projection(library.text_model(input_ids=ids).pooler_output)
+        own, base = towers.family, base_only(towers, Path("base.yaml"))
+        encoders = (own.adapter.prompt_encoder_of(own.origin, own.base)[0], base.adapter.prompt_encoder(base.origin)[0])
+        for encode in encoders:
+            torch.testing.assert_close(encode([prompt]), theirs, rtol=1e-4, atol=1e-5)
+        assert own.adapter.prompt_inputs(own.origin, [prompt])["input_ids"].equal(ids)
 
 
 # ------------------------------------------------------------------------------------------------------ samples

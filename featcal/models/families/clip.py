@@ -161,9 +161,11 @@ class ClipVision(Adapter):
             )
         tokenizer = open_prompt_tokenizer(folder)
         model, _ = load_pretrained(CLIPModel, folder)
+        # Files of a tokenizer need not say how long a text may be.
+        longest = min(tokenizer.model_max_length, model.config.text_config.max_position_embeddings)
 
         def encode(texts: list[str]) -> Tensor:
-            tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             pooled = model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
             features: Tensor = model.text_projection(pooled)
             return features

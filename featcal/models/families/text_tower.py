@@ -149,10 +149,10 @@ class TwoTowers(Adapter):
 
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
         tokenizer = open_prompt_tokenizer(base.folder)
-        padding = "max_length" if self.whole_prompts else True
-        encoded = tokenizer(
-            list(texts), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"
-        )
+        padding, longest = "max_length" if self.whole_prompts else True, self._longest
+        if not self.whole_prompts:  # as the base's prompts are cut where its text tower is not merged
+            longest = min(longest, tokenizer.model_max_length)
+        encoded = tokenizer(list(texts), padding=padding, truncation=True, max_length=longest, return_tensors="pt")
         return {name: encoded[name] for name in (["input_ids"] if self.whole_prompts else _READ)}
 
     def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
