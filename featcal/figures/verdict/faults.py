@@ -65,14 +65,14 @@ class MergeFindings:
         is_exact: whether the recipe's method is a sum of task vectors.
         method: of the recipe; "" without one.
         notes: what the recipe says of the vocabulary that is not as it should be.
-        found_base: the base, where the recipe does not name it and the experts do.
-        missed_base: the base that the experts name, where it cannot be had.
         features: None where they could not be measured.
         failure: why not.
         finals: task → norm of the final drift, relative to that of the expert's features.
         base_finals: the same of the base; empty where it is not known.
         drift: layer → relative drift, mean over tasks, in forward order.
         is_written: experts wrote what it is measured on, so that there is nothing to score.
+        found_base: the base, where the recipe does not name it and the experts do.
+        missed_base: the base that the experts name, where it cannot be had.
     """
 
     name: str
@@ -83,14 +83,14 @@ class MergeFindings:
     is_exact: bool = False
     method: str = ""
     notes: Sequence[str] = ()
-    found_base: str | None = None
-    missed_base: str = ""
     features: Findings | None = None
     failure: str = ""
     finals: Mapping[str, float] = field(default_factory=dict)
     base_finals: Mapping[str, float] = field(default_factory=dict)
     drift: Mapping[str, float] = field(default_factory=dict)
     is_written: bool = False
+    found_base: str | None = None
+    missed_base: str = ""
 
     @property
     def wrong_files(self) -> list[Difference]:

@@ -110,8 +110,8 @@ def examine_merge(
         recipe.is_exact,
         recipe.method,
         recipe.notes,
-        recipe.found_base,
-        recipe.missed_base,
+        found_base=recipe.found_base,
+        missed_base=recipe.missed_base,
     )
     is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
     repair = None if is_wrong else repair_of(session, MERGED)
