@@ -16,7 +16,7 @@ from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
 from featcal.formats.hub import HubModel, Unreachable, ask, hub_model, snapshot
 from featcal.formats.lora import split_lora
-from featcal.formats.open_clip import PREFIXES
+from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json

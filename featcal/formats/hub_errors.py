@@ -101,11 +101,15 @@ def _read_status(status: int, error: BaseException) -> Trouble | None:
 
 
 def _read_transport(name: str, error: BaseException) -> Trouble:
+    from huggingface_hub import constants
+
     file = _name_file(error)
     if "timeout" in name.lower():
         return Trouble(f"does not answer in time{f' for{file}' if file else ''}", _AGAIN, True)
     if any(one in name for one in _BROKEN):
         return Trouble(f"broke off in the middle of{file or ' an answer'}", _AGAIN, True)
+    if constants.HF_HUB_OFFLINE:  # `datasets` says so by an error of its own
+        return _OFFLINE
     return Trouble(f"cannot be reached ({name})", "connect, or give a local folder")
 
 

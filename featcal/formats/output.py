@@ -194,7 +194,7 @@ class OutputFolder:
 
     def reject(self) -> None:
         """Delete what was written, because it is not the model; finished blocks stay."""
-        self._clear(self.model)
+        _clear(self.model)
 
     def _file(self, block: Named) -> Path:
         return self._blocks / f"{block.name}.safetensors"

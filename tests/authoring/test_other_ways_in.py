@@ -241,7 +241,6 @@ PICKLES: dict[str, Callable[[Path], object]] = {
     "code": lambda file: torch.save({"w": Runs(file.parent / "ran")}, file),
     "code beside tensors": lambda file: torch.save(tensors() | {"w": Runs(file.parent / "ran")}, file),
     "a bare pickle": lambda file: file.write_bytes(pickle.dumps(Runs(file.parent / "ran"))),
-    "a pickle of torch before 1.6": lambda file: torch.save(tensors(), file, _use_new_zipfile_serialization=False),
     "a module": lambda file: torch.save(torch.nn.Linear(2, 2), file),
     "a list": lambda file: torch.save([torch.ones(2)], file),
     "a number": lambda file: torch.save(7, file),

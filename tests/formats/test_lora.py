@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -335,7 +336,8 @@ def opened(base: Path, folder: Path, cut: bool = False) -> Weights:
     """The adapter over a base as an expert of a suite is opened: checked against the base's architecture."""
     found = locate(f"{base}+{folder}", folder, "expert 'x'")
     adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
-    return open_checked(found, adapter, torch.device("cpu"), cut)
+    suite: Any = SimpleNamespace(vocabulary="base" if cut else "equal", tasks={})
+    return open_checked(found, adapter, torch.device("cpu"), suite)
 
 
 @pytest.mark.parametrize("base", ["llama", "tied"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
 _DEFAULTS = {
@@ -29,7 +28,8 @@ def forward_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _forward_option(config: Any, name: str) -> Any:
-    declared = {field.name for field in fields(config)} | set(config.attribute_map)
+    # Configurations of timm are no dataclasses, and call nothing by two names.
+    declared = {*getattr(config, "__dataclass_fields__", ()), *getattr(config, "attribute_map", ())}
     if name in _ACTIVATIONS and name not in declared and declared.intersection(_ACTIVATIONS):
         return None
     value = getattr(config, name, None)
