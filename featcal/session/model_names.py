@@ -112,15 +112,6 @@ def _expert(name: ModelName, family: Family) -> Weights:
     return known[name.task]
 
 
-def recorded_config(folder: Path) -> CalibrationConfig:
-    """Return the options of the calibration that wrote a folder.
-
-    Raises:
-        InputError: it holds no record of one.
-    """
-    return recorded_calibration(folder)[0]
-
-
 def holds_calibration(reference: str) -> bool:
     """Say whether a model's reference is a folder that holds the record of a calibration."""
     try:

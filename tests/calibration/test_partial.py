@@ -22,7 +22,7 @@ from featcal.calibration.config import resolve
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.preflight.check import check
-from featcal.session.model_names import name_calibration, recorded_config
+from featcal.session.model_names import name_calibration, recorded_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
@@ -223,7 +223,7 @@ def test_the_command_line_writes_them_down(
     parts = {"blocks": ["block 0", "block 2"], "maps": ["mlp"], "tasks": ["signs"]}
     record = read_json(out / "featcal.json", missing="")
     assert parts.items() <= record["config"].items()
-    config = recorded_config(out)
+    config = recorded_calibration(out)[0]
     assert config == config_for(tiny, samples=12, **parts)
     assert json.loads(json.dumps(asdict(config))) == record["config"]
     card = (out / "README.md").read_text()

@@ -30,7 +30,7 @@ from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import InMemory
 from featcal.preflight.check import check
 from featcal.session.api import evaluate, measure_drift
-from featcal.session.model_names import recorded_config
+from featcal.session.model_names import recorded_calibration
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.yaml_files import read_yaml
@@ -177,7 +177,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "preprocessor_config.json": image_processor_settings,
     "processor_config.json": image_processor_settings,
     "featcal.json": lambda folder: carried_text(Located("base", folder, {}, [], Mock()), "hf"),
-    "featcal.json of a calibration": recorded_config,
+    "featcal.json of a calibration": recorded_calibration,
 }
 
 

@@ -33,7 +33,7 @@ from featcal.formats.output import OutputFolder
 from featcal.formats.weights import is_in_memory
 from featcal.server import launch
 from featcal.server.queue import Queue
-from featcal.session.model_names import recorded_config
+from featcal.session.model_names import recorded_calibration
 from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite, load_suite
@@ -242,7 +242,7 @@ def test_a_model_inside_is_measured(root: Path) -> None:
 def test_a_record_elsewhere_is_not_read(root: Path) -> None:
     (root.parent / "secret" / "featcal.json").write_text('{"config": {}}')
     with pytest.raises(InputError, match=REFUSED):
-        recorded_config(root.parent / "secret")
+        recorded_calibration(root.parent / "secret")
 
 
 def typed(root: Path, text: str) -> AppTest:
