@@ -77,7 +77,7 @@ def write_pictures(root: Path, kind: str = "parquet") -> Path:
     cells = names if kind == "parquet" else [{"bytes": None, "path": name} for name in names]
     pd.DataFrame({"image": cells, "label": [0, 1, 2] * 2}).to_parquet(root / "rows.parquet")
     for task in content["tasks"].values():
-        task |= dict.fromkeys(("calibration", "validation", "test"), {"parquet": "rows.parquet"})
+        task |= {split: {"parquet": "rows.parquet"} for split in ("calibration", "validation", "test")}
     (root / "suite.yaml").write_text(yaml.safe_dump(content))
     return root / "suite.yaml"
 
