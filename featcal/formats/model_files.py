@@ -8,7 +8,7 @@ from contextlib import suppress
 from heapq import nsmallest
 from pathlib import Path
 
-from featcal.formats.hub import ADAPTERS, HEADS, HUB_FILES, RECORD_FILE, cached_commit, hub_model
+from featcal.formats.hub import ADAPTERS, HEADS, HUB_FILES, RECORD_FILE, HubModel, cached_commit, hub_model
 from featcal.formats.open_clip_config import FILE_PREFIX, PREFIXES
 from featcal.formats.sentences import module_folders
 from featcal.system.errors import InputError
@@ -43,7 +43,7 @@ def model_files(reference: str, root: Path) -> Iterator[Path]:
         root: folder that relative references start from.
     """
     for place in _places(reference):
-        with suppress(InputError):
+        with suppress(InputError, OSError):
             path = local_path(place, root, "model")
             if path.is_dir():
                 yield from _files_below(path)
@@ -60,16 +60,31 @@ def model_commits(references: Iterable[str], root: Path) -> tuple[Commit, ...]:
         root: folder that relative references start from.
     """
     found: set[Commit] = set()
-    for place in (place for reference in references for place in _places(reference)):
-        with suppress(InputError):
-            model = hub_model(place)
-            # As `checkpoint.resolve` has it, what begins with a folder that is here is not on the Hub.
-            if model is None or local_path(place.split("/")[0], root, "model").is_dir():
-                continue
+    for place, model in _on_hub(references, root):
+        with suppress(InputError):  # whoever opens the model is told
             require_no_hub("model")
             if commit := cached_commit(model.repo, model.revision):
                 found.add((place, commit))
     return tuple(sorted(found))
+
+
+def unpinned_models(references: Iterable[str], root: Path) -> list[str]:
+    """Return the ids on the Hub that models are made of and that name no revision, which may mean others tomorrow.
+
+    Args:
+        references, root: those of `model_commits`.
+    """
+    return list(dict.fromkeys(place for place, model in _on_hub(references, root) if model.revision is None))
+
+
+def _on_hub(references: Iterable[str], root: Path) -> Iterator[tuple[str, HubModel]]:
+    """Yield the ids on the Hub in references."""
+    for place in (place for reference in references for place in _places(reference)):
+        with suppress(InputError):
+            model = hub_model(place)
+            # As `checkpoint.resolve` has it, what begins with a folder that is here is not on the Hub.
+            if model is not None and not local_path(place.split("/")[0], root, "model").is_dir():
+                yield place, model
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

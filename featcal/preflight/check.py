@@ -13,6 +13,7 @@ from featcal.calibration.config import config_of, config_of_suite
 from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
+from featcal.formats.model_files import unpinned_models
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
@@ -110,11 +111,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))
     general.notes += _note_pickles(places.downloads.values())
     general.problems += _unreachable_problems(places)
-    if suite.unpinned_data():
-        general.notes.append(
-            f"data sets without a revision may change under the suite: {', '.join(suite.unpinned_data())}; "
-            "set 'revision'"
-        )
+    general.notes += _note_unpinned(suite)
     reports = [*opened.reports.values(), *tasks.values(), general]
     # What is wrong with every model or task alike, a missing package, is said once.
     problems = tuple(dict.fromkeys(problem for report in reports for problem in report.problems))
@@ -131,6 +128,17 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         diagonal,
         None if problems else _description(suite, opened),
     )
+
+
+def _note_unpinned(suite: Suite) -> list[str]:
+    """Note what lies on the Hub and may be another thing there tomorrow."""
+    models = unpinned_models(references(suite).values(), suite.root)
+    found = [("models", models, "write OWNER/NAME@COMMIT"), ("data sets", suite.unpinned_data(), "set 'revision'")]
+    return [
+        f"{what} without a revision may change under the suite: {', '.join(ids)}; {remedy}"
+        for what, ids, remedy in found
+        if ids
+    ]
 
 
 def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:

@@ -101,7 +101,7 @@ def picture_cells(path: Path, column: str) -> list[Any]:
         try:
             with pq.ParquetFile(file) as opened:
                 schema = opened.schema_arrow
-                text = column in schema.names and "string" in str(schema.field(column).type).partition("<")[0]
+                text = column in schema.names and "string" in str(schema.field(column).type)
                 for number in range(opened.num_row_groups):
                     if names := _name_column(opened.metadata.row_group(number), column, text):
                         cells += opened.read_row_group(number, columns=[names])[column].to_pylist()

@@ -24,15 +24,13 @@ def named_pictures(source: Source, root: Path) -> Iterator[Path]:
         return
     path = local_path(str(getattr(source, source.kind)), root, source.kind)
     folder = path if path.is_dir() else path.parent
-    yield from (folder / name for name in _names(path, column, tuple(stamps(path))))
+    yield from (folder / name for name in _names(source.kind, path, column, tuple(stamps(path))))
 
 
 @lru_cache(maxsize=64)
-def _names(path: Path, column: str, state: tuple[FileStamp, ...]) -> tuple[str, ...]:
+def _names(kind: str, path: Path, column: str, state: tuple[FileStamp, ...]) -> tuple[str, ...]:
     if not state:
         return ()
-    if path.suffix == ".parquet" or path.is_dir():
-        cells = picture_cells(path, column)
-    else:
-        cells = [row.get(column) for row in read_jsonl(path).content]
+    of_rows = kind == "jsonl"
+    cells = [row.get(column) for row in read_jsonl(path).content] if of_rows else picture_cells(path, column)
     return tuple(dict.fromkeys(name for name in map(picture_of, cells) if isinstance(name, str)))

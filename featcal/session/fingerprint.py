@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.paths import local_path
+from featcal.system.sandbox import require_inside
 
 
 class Stamp(NamedTuple):
@@ -65,4 +67,9 @@ def _sample_stamps(source: Source, root: Path) -> Iterator[FileStamp]:
         return
     with suppress(InputError):  # whoever draws samples says what is wrong
         yield from stamps(local_path(str(getattr(source, source.kind)), root, source.kind))
-        yield from (one for file in named_pictures(source, root) for one in stamps(file))
+        for file in named_pictures(source, root):
+            with suppress(InputError):
+                # Rows may be a stranger's, and name any place: a folder is no picture, and is not walked through.
+                require_inside(file, "picture")
+                if not os.path.isdir(file):
+                    yield from stamps(file)

@@ -24,12 +24,13 @@ from featcal.calibration.calibrate import calibrate
 from featcal.drift.ledger import DriftLedger
 from featcal.family import opening
 from featcal.family.opening import Family
+from featcal.formats import model_files
 from featcal.formats.weights import InMemory, Weights
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
-from featcal.session import fingerprint, fits, measurements
+from featcal.session import fits, measurements
 from featcal.session.cache import Results, nbytes
-from featcal.session.fingerprint import suite_stamp
+from featcal.session.fingerprint import model_stamp, suite_stamp
 from featcal.session.model_ref import Same, resolve_model
 from featcal.session.open_suite import PASSES
 from featcal.session.session import Session, open_session
@@ -442,22 +443,22 @@ def test_a_models_folder_costs_little_whatever_lies_below_or_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a change of the model is found among everything else."""
-    monkeypatch.setattr(fingerprint, "MOST", 10)
+    monkeypatch.setattr(model_files, "MOST", 10)
     for i in range(40):
         (tmp_path / "below" / f"{i}").mkdir(parents=True)
         (tmp_path / "below" / f"{i}" / "config.json").write_text("{}")
         (tmp_path / f"a{i}.jpg").write_text("")
     for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         (tmp_path / name).write_text(name)
-    before = fingerprint.model_stamp(str(tmp_path), tmp_path)
+    before = model_stamp(str(tmp_path), tmp_path)
     assert len(before) == 10
     (tmp_path / "below" / "1" / "config.json").write_text("changed")
-    assert fingerprint.model_stamp(str(tmp_path), tmp_path) == before
+    assert model_stamp(str(tmp_path), tmp_path) == before
     (tmp_path / "model-00002-of-00002.safetensors").write_text("changed")
-    after = fingerprint.model_stamp(str(tmp_path), tmp_path)
+    after = model_stamp(str(tmp_path), tmp_path)
     assert after != before
     (tmp_path / "tokenizer.json").write_text("new")
-    assert fingerprint.model_stamp(str(tmp_path), tmp_path) != after
+    assert model_stamp(str(tmp_path), tmp_path) != after
 
 
 def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..., Path]) -> None:
