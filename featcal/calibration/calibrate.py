@@ -375,8 +375,9 @@ def _write(
     whole: bool = True,
 ) -> dict[str, Any]:
     """Write a calibrated model with its card and record; return the content of `featcal.json`."""
-    family, failed, card = made.family, list[str](), plain_card(made.family.container.layout)
-    record = {**made.record, **origin}
+    family, record = made.family, {**made.record, **origin}
+    card = plain_card(family.container.layout)
+    failed: list[str] = []
     with keep_work(failed, "whether it still generates was not checked"):
         record |= _generation(made, whole)
     pictured = False

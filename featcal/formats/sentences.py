@@ -24,7 +24,10 @@ _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta",
 """Words that stood in the name of `LENGTH_FILE` at some time."""
 _OWN_PROMPTS = ("query", "document")
 """Prompts that every model has, empty ones where its files name no others."""
-_SAID_BY = {"prompt": PROMPTS_FILE}
+_SAID_BY = {
+    "prompt": PROMPTS_FILE, "max_seq_length": f"{LENGTH_FILE} or tokenizer", "do_lower_case": LENGTH_FILE,
+}  # fmt: skip
+"""Field of `SentenceText` → the file that says it."""
 _NOT_APPLIED = ("processing_kwargs", "processor_kwargs", "tokenizer_args", "tokenizer_name_or_path")
 """Options of `LENGTH_FILE` that change how texts are read, in ways of which featcal knows nothing."""
 
@@ -47,14 +50,16 @@ class SentenceText:
             InputError: a file is damaged, or names a default prompt that it does not hold.
         """
         options, named = _text_options(folder), _read(folder / PROMPTS_FILE)
-        prompts = {**dict.fromkeys(_OWN_PROMPTS), **(named.get("prompts") or {})}
-        default = named.get("default_prompt_name")
-        if default is not None and default not in prompts:
+        stated, default = named.get("prompts") or {}, named.get("default_prompt_name")
+        if not isinstance(stated, Mapping):
+            raise InputError(f"{folder / PROMPTS_FILE}: prompts are a mapping of names to texts; get the file again")
+        prompts = {**dict.fromkeys(_OWN_PROMPTS), **stated}
+        if default is not None and str(default) not in prompts:
             raise InputError(
                 f"{folder / PROMPTS_FILE}: default_prompt_name is {default!r}, the prompts are "
                 f"{', '.join(prompts)}; name one of them, or none"
             )
-        prompt = prompts.get(default) or ""
+        prompt = prompts.get(str(default)) or ""
         return cls(str(prompt), _length(folder, options.get("max_seq_length")), bool(options.get("do_lower_case")))
 
     def differences(self, other: SentenceText, says_length: bool) -> list[str]:
@@ -67,7 +72,7 @@ class SentenceText:
         if says_length or None in (self.max_seq_length, other.max_seq_length):
             own["max_seq_length"] = theirs["max_seq_length"]
         return [
-            f"{name} is {theirs[name]!r} by its {_SAID_BY.get(name, LENGTH_FILE)}, {value!r} by the base's"
+            f"{name} is {theirs[name]!r} by its {_SAID_BY[name]}, {value!r} by the base's"
             for name, value in own.items()
             if theirs[name] != value
         ]

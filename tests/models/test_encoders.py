@@ -590,7 +590,7 @@ def test_models_that_read_texts_otherwise_than_the_base_are_refused(sentence_fol
     )
     edited(root / "experts" / "right" / "sentence_bert_config.json", lambda c: c.update(max_seq_length=5))
     prompt = "expert 'left': prompt is '' by its config_sentence_transformers.json, 'the dog: ' by the base's"
-    length = "expert 'right': max_seq_length is 5 by its sentence_bert_config.json, 7 by the base's"
+    length = "expert 'right': max_seq_length is 5 by its sentence_bert_config.json or tokenizer, 7 by the base's"
     with pytest.raises(InputError) as refused:
         open_family(load_suite(suite), "cpu")
     assert all(one.startswith(start) for one, start in zip(refused.value.problems, (prompt, length), strict=True))
@@ -611,6 +611,7 @@ def test_models_that_read_texts_otherwise_than_the_base_are_refused(sentence_fol
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 3}}}, "processing_kwargs in sent"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "the transformer_task 'fill-mask'"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length is 'long', not a number of tokens"),
+        ("config_sentence_transformers.json", {"prompts": ["query: "]}, "prompts are a mapping of names to texts"),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim in config_sentence_transformers"),
         (
             "config_sentence_transformers.json",
