@@ -11,16 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from featcal.authoring.common import reference
 from featcal.formats.card_data import read_card_data
 from featcal.formats.checkpoint import resolve
-from featcal.formats.hub import HubModel, Unreachable, ask, hub_model, snapshot
+from featcal.formats.hub import HubModel, hub_model, look_up, snapshot
+from featcal.formats.hub_errors import Unreachable
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path
+from featcal.system.sandbox import server_rules
 
 MOST_STEPS = 8
 """Generations that are walked up; published models have up to five."""
@@ -54,7 +55,7 @@ def is_reachable(model: str, asks_hub: bool) -> bool:
     try:
         info = _ask_for_info(on_hub)
         if info.gated:
-            ask(model, "model", lambda api: api.auth_check(on_hub.repo))
+            look_up(model, "model", lambda api: api.auth_check(on_hub.repo))
     except (InputError, Unreachable):
         return False
     return True
@@ -97,12 +98,21 @@ def _parents(model: str, asks_hub: bool) -> Iterator[str]:
     for one in stated:
         for parent in one if isinstance(one, list) else [one]:
             with suppress(InputError):  # a text of another kind, which is no reference
-                if isinstance(parent, str) and _is_model(found := reference(parent, None, folder or Path.cwd())):
+                if isinstance(parent, str) and (found := _find_reference(parent, folder)):
                     yield found
 
 
-def _is_model(ref: str) -> bool:
-    return local_path(ref, Path.cwd(), "model").is_dir() or hub_model(ref) is not None
+def _find_reference(named: str, beside: Path | None) -> str:
+    """Return the model that a file names: the folder of one as an absolute path, else an id of the Hub; "" for neither.
+
+    Args:
+        beside: folder of the file; what its relative paths started from is not said, so those nearest to it come first.
+    """
+    nearest = [] if beside is None or server_rules() else [beside, *beside.absolute().parents, Path.cwd()]
+    folders = (local_path(named, start, "model") for start in nearest)
+    # A folder that merely has the name is none of a model.
+    found = next((str(folder.resolve()) for folder in folders if (folder / "config.json").is_file()), None)
+    return found or (named if hub_model(named) is not None else "")
 
 
 def find_folder(model: str, root: Path) -> Path | None:
@@ -126,7 +136,7 @@ def find_folder(model: str, root: Path) -> Path | None:
 
 
 def _ask_for_info(model: HubModel) -> Any:
-    return ask(model.ref, "model", lambda api: api.model_info(model.repo, revision=model.revision))
+    return look_up(model.ref, "model", lambda api: api.model_info(model.repo, revision=model.revision))
 
 
 def _ask_for_card(model: HubModel) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta",
 """Words that stood in the name of `LENGTH_FILE` at some time."""
 _OWN_PROMPTS = ("query", "document")
 """Prompts that every model has, empty ones where its files name no others."""
-_SAID_BY = {
+_FILES = {
     "prompt": PROMPTS_FILE, "max_seq_length": f"{LENGTH_FILE} or tokenizer", "do_lower_case": LENGTH_FILE,
 }  # fmt: skip
 """Field of `SentenceText` → the file that says it."""
@@ -72,7 +72,7 @@ class SentenceText:
         if says_length or None in (self.max_seq_length, other.max_seq_length):
             own["max_seq_length"] = theirs["max_seq_length"]
         return [
-            f"{name} is {theirs[name]!r} by its {_SAID_BY[name]}, {value!r} by the base's"
+            f"{name} is {theirs[name]!r} by its {_FILES[name]}, {value!r} by the base's"
             for name, value in own.items()
             if theirs[name] != value
         ]

@@ -17,14 +17,9 @@ from featcal.authoring.ancestors import find_common_ancestors, is_named_by_all, 
 def card(folder: Path, base_model: object, **data: object) -> str:
     """A model's folder whose card names what it was made from; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'base_model': base_model, **data})}---\n# A model\n")
     return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths are looked for where commands run first."""
-    monkeypatch.chdir(tmp_path)
 
 
 def common(*models: str) -> list[str]:
@@ -53,6 +48,19 @@ def test_adapters_and_configurations_name_it_too(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "../base"}))
     (whole / "config.json").write_text(json.dumps({"_name_or_path": base}))
     assert common(str(adapter), str(whole), f"{base}+{adapter}") == [base]
+
+
+def test_a_path_starts_beside_the_card_and_leads_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "models"
+    a, b = card(home / "a", "../base"), card(home / "b", "base")
+    (tmp_path / "elsewhere").mkdir()
+    (home / "base").mkdir()
+    card(tmp_path / "base", None)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    # The nearest folder of that name holds no model, the one above does.
+    assert common(a, b) == [str(tmp_path / "base")]
+    base = card(home / "base", None)
+    assert common(a, b) == [base]
 
 
 def test_what_others_wrote_does_no_harm(tmp_path: Path) -> None:

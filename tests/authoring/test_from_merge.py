@@ -18,6 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A merged model's folder, two below where its parents lie; commands run elsewhere."""
     for name in ("base", "a", "b", "elsewhere", "out/merge"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "base" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path / "elsewhere")
     return tmp_path / "out" / "merge"
 
