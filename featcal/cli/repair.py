@@ -75,9 +75,8 @@ def calibrate(
     calibration samples. It is taken over the block's own tokens: in a T5 decoder over the decoder's, without the
     encoder's output. With torchrun (docs/scale.md) several processes share the tasks; one of them writes and prints.
 
-    A model that generates text is then compared with the merged one as `featcal study canary` does. A repair that
-    breaks generation is still written, with warnings. Where this, the card or the reloading fails, the checkpoint is
-    written, a warning says what was not checked, and the exit status is 1.
+    A model that generates text is then compared with the merged one as `featcal study canary` does; one that it breaks
+    is written too, with warnings. Where a check fails, a warning says what was not checked, and the exit status is 1.
     """
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for

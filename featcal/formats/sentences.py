@@ -94,8 +94,8 @@ def read_in_lower_case(tokenizer: Any) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"do_lower_case needs a fast tokenizer, not a {type(tokenizer).__name__}; save one beside it")
-    own = backend.normalizer
-    steps = [*own] if isinstance(own, Sequence) else [own] if own is not None else []
+    own, is_list = backend.normalizer, isinstance(backend.normalizer, Sequence)
+    steps = [*own] if is_list else [own] if own is not None else []
     if not any(isinstance(one, Lowercase) for one in steps):
         backend.normalizer = Sequence([Lowercase(), *steps])
 

@@ -20,7 +20,7 @@ from featcal.system.sandbox import require_inside
 
 
 class Stamp(NamedTuple):
-    """What tells whether anything that a suite reads has changed."""
+    """State of everything that a suite reads: another one means that something has changed."""
 
     text: str
     """The suite's own."""

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from featcal.models.features import final_features
 from featcal.session.api import evaluate
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
+from featcal.system.locks import try_lock
 
 CONFIG = clip_config(samples=8)
 
@@ -237,6 +238,18 @@ def test_a_damaged_block_counts_as_unfinished(tiny: Family, tmp_path: Path, how:
     found = folder.read_finished(second)
     assert found is not None
     assert all(found[name].equal(tensor) for name, tensor in tiny.base.read(second.names).items())
+
+
+def test_a_folder_that_another_process_finished_while_the_lock_was_awaited_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(*place: Any, **options: Any) -> AbstractContextManager[bool]:
+        (tmp_path / "out").mkdir()
+        return try_lock(*place, **options)
+
+    monkeypatch.setattr("featcal.formats.output.try_lock", finish)
+    with pytest.raises(InputError, match="out exists already"):
+        OutputFolder(tmp_path / "out")
 
 
 @pytest.mark.slow

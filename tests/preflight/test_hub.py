@@ -20,11 +20,13 @@ from suite_edits import Edit
 from tiny_clip import TASKS
 from tiny_text import write_text_base
 
+from featcal.formats.model_files import unpinned_models
 from featcal.preflight import check as preflight
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
-from featcal.suite.schema import load_suite
+from featcal.suite.schema import load_suite, references
 from featcal.system.errors import InputError
+from featcal.system.resources import embedded_suites
 
 
 def test_ids_in_the_local_cache_are_read_from_there(
@@ -70,6 +72,17 @@ def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, 
     (problem,) = check(load_suite(suite)).problems
     assert "'some/expert' (expert 'pets' and 1 more)" in problem
     assert "the Hub is not asked, since HF_HUB_OFFLINE is set" in problem
+
+
+def test_models_without_a_revision_are_noted_together(edit_suite: Edit, tmp_path: Path, monkeypatch: Any) -> None:
+    """A base with an adapter is two; what names a commit or a tag, and what is here, is not noted."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
+    change = referring("hf-hub:some/base", pets="some/base@v1+some/adapter", signs="some/expert/inside")
+    notes = [note for note in check(load_suite(edit_suite(change))).notes if "without a revision" in note]
+    ids = "some/base, some/adapter, some/expert/inside"
+    assert notes == [f"models without a revision may change under the suite: {ids}; write OWNER/NAME@COMMIT"]
+    for suite in map(load_suite, embedded_suites()):
+        assert unpinned_models(references(suite).values(), suite.root) == []
 
 
 def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., FakeHub], monkeypatch: Any) -> None:

@@ -16,7 +16,6 @@ import transformers
 import yaml
 from fake_hub import put_in_cache, referring
 from huggingface_hub import constants
-from lanes import rows
 from open_clip_models import suite_as_open_clip
 from opened_files import below, opened_files
 from PIL import Image
@@ -92,6 +91,7 @@ SUITES: dict[str, Callable[[Path], Path]] = {
     "texts with pictures": lambda root: write_pictured(PICTURED["qwen2_5_vl"], root).root / "suite.yaml",
     **{name: lambda root, file=file: file for name, file in embedded_suites().items()},  # type: ignore[misc]
 }
+QUICK = ("tiny clip", "sentence-transformers")
 
 
 def measure(session: Session, model: str = "merged") -> None:
@@ -101,7 +101,7 @@ def measure(session: Session, model: str = "merged") -> None:
         session.measure.scores(model, EvaluationSamples(2, "test"))
 
 
-@pytest.mark.parametrize("name", rows(list(SUITES), quick=("tiny clip", "sentence-transformers"), slow=[*SUITES][3:]))
+@pytest.mark.parametrize("name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SUITES])
 def test_every_file_that_is_opened_is_in_the_stamp(tmp_path: Path, name: str) -> None:
     suite = load_suite(SUITES[name](tmp_path / "suite"))
     stamped = {os.path.realpath(file) for file, *_ in suite_stamp(suite).files}

@@ -34,7 +34,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.command_lines import calibrate_command
 from featcal.suite.methods import merger_names
-from featcal.suite.name_grammar import ModelName, format_parts, model_name, parts_of
+from featcal.suite.name_grammar import ModelName, format_parts, model_name, parts_of, read_options
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -205,6 +205,19 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     asked = CalibrationConfig(samples=8, blocks=("block 1, block 0",))
     assert name_calibration(asked, tiny) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,blocks=block 0+block 1"
     assert [resolve_model(one, tiny).name for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+
+
+def test_a_name_says_what_a_suite_recommends_so_that_it_means_the_same_in_another(tiny: Family) -> None:
+    options = tiny.suite.calibration.model_copy(update={"layernorms": False})
+    family = replace(tiny, suite=tiny.suite.model_copy(update={"calibration": options}))
+    recommended = config_for(family)
+    name = name_calibration(recommended, family)
+    assert resolve_model(name, tiny).config == recommended != config_for(tiny)
+
+
+@pytest.mark.parametrize("word", ["true", "True"])
+def test_a_switch_is_read_as_people_write_it(word: str) -> None:
+    assert read_options(model_name(f"calibrated:biases={word}"), {"biases": bool}) == {"biases": True}
 
 
 def changed(family: Family, name: str) -> CalibrationConfig:
