@@ -77,7 +77,8 @@ def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
     if not ranks.several:
         return family, read
     experts = {task: Metered(expert, read) for task, expert in family.experts.items()}
-    base, merged = Metered(family.base, read), family.merged
+    base = Metered(family.base, read) if family.is_base_known else family.base
+    merged = family.merged
     counted: Weights = Metered(merged, read)
     if isinstance(merged, RecipeWeights):
         counted = replace(merged, base=base, experts=experts)

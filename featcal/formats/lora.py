@@ -37,8 +37,9 @@ class LoraWeights:
         aliases: other names of tensors that several modules share → those tensors.
 
     Raises:
-        InputError: lists every problem: a variant that is not reproduced exactly (DoRA, PiSSA, tied embeddings, any
-            unknown option), and tensors without a meaning, of a wrong shape, or that change something the base lacks.
+        InputError: lists every problem: a variant that is not reproduced exactly (DoRA, PiSSA, any unknown option, an
+            embedding that was trained apart from the head tied to it), and tensors without a meaning, of a wrong
+            shape, or that change something the base lacks.
     """
 
     def __init__(

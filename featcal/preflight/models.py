@@ -112,9 +112,10 @@ def add_notes(suite: Suite, opened: Opened) -> None:
             disagreement = tokenizer_disagreement(base.folder, found.folder)
             if disagreement and role != "merged":
                 unused = "" if text else "; pictures are not affected"
-                (report.problems if text and disagreement.changed else report.notes).append(
-                    f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
-                )
+                sentence = f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
+                if suite.base is None:
+                    sentence = sentence.replace("the base", "the merged model")
+                (report.problems if text and disagreement.changed else report.notes).append(sentence)
     if suite.base is None:
         opened.reports[suite.origin_role].notes.append(WITHOUT_BASE)
     if opened.adapter is not None:

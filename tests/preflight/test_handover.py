@@ -70,6 +70,11 @@ def shard_without_the_second(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
+def leave_a_training_state(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "global_step5").mkdir()
+
+
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "transformer.word_embeddings.weight"])
 def test_a_stored_head_may_repeat_the_embedding_whatever_its_name(name: str, tmp_path: Path) -> None:
     table = torch.arange(12.0).reshape(4, 3)
@@ -82,6 +87,7 @@ def test_a_stored_head_may_repeat_the_embedding_whatever_its_name(name: str, tmp
 FAULTS: dict[str, tuple[Damage, str]] = {
     "no tokenizer.model": (be_gemma, "tokenizer.model is missing, from which the converter makes"),
     "no merges": (change_tokenizer(lambda own: own["model"].pop("merges")), "BPE without its merges"),
+    "a training state": (leave_a_training_state, "there is no model.safetensors; it holds a checkpoint of DeepSpeed"),
     "a shard is missing": (shard_without_the_second, "not there: 'model-00002-of-00002.safetensors'"),
     "names of a wrapper": (wrap_names, "are called as in a model of pictures and text"),
     "another dtype": (

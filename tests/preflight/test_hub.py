@@ -164,6 +164,16 @@ def test_shards_of_a_model_on_the_hub(several: Path, hub: Callable[..., FakeHub]
         Places(several).locate("some/several/tuned/pets", "m")
 
 
+def test_what_a_training_run_left_on_the_hub_is_named(several: Path, hub: Callable[..., FakeHub]) -> None:
+    folder = several / "tuned" / "pets"
+    (folder / "model.safetensors").unlink()
+    (folder / "global_step5").mkdir()
+    (folder / "global_step5" / "mp_rank_00_model_states.pt").write_bytes(bytes(7))
+    hub({"some/several": several})
+    with pytest.raises(InputError, match="no safetensors; fetch it to a folder FOLDER: it holds a checkpoint of Deep"):
+        Places(several).locate("some/several/tuned/pets", "m")
+
+
 @pytest.mark.parametrize(
     ("ref", "said"),
     [

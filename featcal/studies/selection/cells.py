@@ -111,7 +111,7 @@ def folder_of(contest: Contest) -> Path | None:
     scores. None where a model has maps or heads that are objects, which have no content to hash."""
     session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
     family = session.family
-    models = [family.base, family.merged, *family.experts.values()]
+    models = [*([family.base] if family.is_base_known else []), family.merged, *family.experts.values()]
     if any(brings(one) for one in models):
         return None
     adapter = family.adapter
@@ -122,7 +122,7 @@ def folder_of(contest: Contest) -> Path | None:
     identity = {
         "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},
         "models": [_digest(model, adapter.tower) for model in models],
-        "shared": _digest(family.base, adapter.head),
+        "shared": _digest(models[0], adapter.head),
         "classifiers": [_digest(expert, own) for expert in family.experts.values()],
         "heads": [hashlib.sha256(raw_bytes(one)).hexdigest() for one in prompts],
         # What scores depend on beside the tensors: rotary settings, end tokens, how long an answer may be.
