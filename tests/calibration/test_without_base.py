@@ -129,3 +129,14 @@ def test_what_is_written_says_that_the_base_is_not_known(family: Family, tmp_pat
     record = json.loads((tmp_path / "out" / "featcal.json").read_text())
     assert set(record["inputs"]) == {"merged", "expert left", "expert right"}
     assert record["notes"][0].startswith("the base is not known: ")
+
+
+def test_pictures_are_scored_by_the_merged_models_own_head(tiny_suite_file: Path, tmp_path: Path) -> None:
+    suite = load_suite(tiny_suite_file)
+    featcal.merge(suite, "task-arithmetic:scale=0.3").save(tmp_path / "merged")
+    merged = {"merged": str(tmp_path / "merged")}
+    own, known = (
+        featcal.evaluate(suite.model_copy(update=merged | more), "merged", split="test")
+        for more in ({"base": None}, {})
+    )
+    assert own.to_json() == known.to_json()
