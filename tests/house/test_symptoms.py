@@ -101,6 +101,11 @@ def move_layer(folder: Path) -> None:
     edit_tensors(folder, lambda name, one: one + torch.randn_like(one) if ".layers.1." in name else one)
 
 
+def merge_by_stock(folder: Path) -> None:
+    file = folder / "mergekit_config.yml"
+    file.write_text(file.read_text().replace("task_arithmetic", "model_stock"))
+
+
 def lose_chat_template(place: Place) -> None:
     template = place.home.parent / "base" / "chat_template.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
@@ -183,6 +188,7 @@ PLANTS: dict[str, Callable[[Place], None]] = {
     "One task is dead, the others are fine": merge_with("swapped"),
     "One task is too weak, another too strong": merge_with("exchanged"),
     "It answers as the base does": merge_with("nothing"),
+    "The same, and `model_stock` merged it": lambda place: merge_by_stock(place.put_merge("nothing")),
     "Everything is bad, worse than the base": merge_with("scale"),
     "Nonsense, or one token for ever": merge_with("zeros"),
     "Nonsense, though every file looks right": merge_beside(move_layer),
