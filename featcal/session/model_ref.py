@@ -10,6 +10,7 @@ from weakref import ref
 from featcal.baselines.common.baseline import Baseline, baseline_options
 from featcal.calibration.config import resolve
 from featcal.family.opening import Calibrated, Family
+from featcal.formats.model_files import Commit
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import config_of, name_calibration
@@ -17,6 +18,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT, is_baseline
 from featcal.suite.name_grammar import model_name, name_on, reference_in
 from featcal.system.errors import InputError
+from featcal.system.fingerprints import FileStamp
 
 OBJECT = "object"
 """Kind of weights and results of calibrations that a caller has in hand."""
@@ -73,9 +75,15 @@ class ModelRef:
         options = self.config or self.baseline
         if options is not None and self.of is not None:
             return options, self.of.key
-        reference = reference_in(self.name)
         # A relative reference means another folder elsewhere, so where the process stands is a part of the key.
-        return self.name if reference is None else (self.name, Path.cwd(), model_stamp(reference, Path.cwd()))
+        return self.name if reference_in(self.name) is None else (self.name, Path.cwd(), self.files)
+
+    @property
+    def files(self) -> tuple[FileStamp | Commit, ...]:
+        """Return the state of the files that the checkpoint is made of which the model is, or acts on; none where that
+        is of the suite, or an object."""
+        reference = None if self.given is not None else reference_in(self.name)
+        return () if reference is None else model_stamp(reference, Path.cwd())
 
 
 BASE, MERGED, EVERY_EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", EXPERT))

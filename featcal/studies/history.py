@@ -31,6 +31,7 @@ from featcal.system.versions import TELLING, versions
 if TYPE_CHECKING:  # a list of runs needs no torch
     from featcal.formats.model_files import Commit
     from featcal.suite.schema import Suite
+    from featcal.system.fingerprints import FileStamp
 
 T = TypeVar("T")
 How = Literal["features", "answers"]
@@ -272,17 +273,24 @@ class History(Records):
             )
 
 
-def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> HistoryEntry:
+def new_run(
+    suite: tuple[str, str],
+    model: str,
+    options: Mapping[str, Any],
+    made_by: Mapping[str, str],
+    files: tuple[FileStamp | Commit, ...] = (),
+) -> HistoryEntry:
     """Return a run that was not measured yet.
 
     Args:
         suite: its name and its hash.
         model: its name, which of a calibration says what was calibrated; where there are options, these say the rest.
+        files: state of the checkpoint that it is or was made of (`ModelRef.files`): other weights are another run.
     """
     start = model.partition("@")[2]
     # What calibrates the suite's own merge is told by its options alone, as before other merges were.
     content = model if not options else dict(options) if not start else [dict(options), start]
-    identity = [suite[1], content, dict(made_by)]
+    identity = [suite[1], content, dict(made_by), *files]
     # Versions and device are a part of it: they move the last digits of what is measured.
     return HistoryEntry(json_digest(identity)[:16], *suite, model, options, made_by, _timestamp())
 

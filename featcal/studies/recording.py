@@ -76,7 +76,7 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
     # A batch size changes time, memory and rounding, so it does not make another run.
     options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
-    return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
+    return new_run(suite, one.name, options, current_maker(session.family.compute.device.type), one.files)
 
 
 def kind_of_scores(session: Session) -> How:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from featcal.session.fingerprint import model_stamp
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, TaskValue, current_maker
@@ -19,7 +17,6 @@ from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
-from featcal.suite.name_grammar import reference_in
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
 from featcal.system.progress import Progress, silent
@@ -154,11 +151,9 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
     views = [[one.split or session.split, one.samples, one.seed] for one in on]
     device = family.compute.device.type
     of = None if point.of is None else hash_of(point.of)
-    reference = reference_in(point.model)
-    files = () if reference is None else model_stamp(reference, Path.cwd())
     identity = {
         "model": model,
-        "files": files,
+        "files": named.files,
         "made": point.made,
         "of": of,
         "views": views,

@@ -16,6 +16,7 @@ from clip_config import clip_config
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import cases_by_message
+from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
 import featcal
@@ -134,6 +135,27 @@ def test_another_merge_is_swept_by_its_name(tiny: Family, own: Session, tmp_path
         tasks = alone.measure.features(model, FEW).tasks
         assert dict(point.found.drift) == {task: one.layers[-1].relative_drift for task, one in tasks.items()}
     assert (missing(own, grid, FEW, history.runs()), missing(own, GRID, FEW, history.runs())) == (0, 4)
+
+
+def test_a_folder_with_other_weights_is_swept_anew(tiny: Family, own: Session, tmp_path: Path) -> None:
+    """Its name is the same; what was measured of the weights before is not said of these."""
+    folder, history = tmp_path / "mine", History(tmp_path / "history")
+    featcal.merge(tiny, "ties").save(folder)
+    grid = replace(GRID, lam=(0.05,), rho=(2.0,), of=str(folder))
+
+    def sweep(kept: History) -> dict[str, dict[str, float]]:
+        return {one.run.model: dict(one.found.drift) for one in run_sweep(Session(tiny), grid, on=FEW, history=kept)}
+
+    before = sweep(history)
+    assert missing(own, grid, FEW, history.runs()) == 0
+    file = folder / "model.safetensors"
+    moved = {name: one * 1.3 if one.ndim > 1 else one for name, one in load_file(file).items()}
+    save_file(moved, file, {"format": "pt"})
+    assert missing(own, grid, FEW, history.runs()) == 1
+    after = sweep(history)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {name for name in before if str(folder) in name}
+    assert after == sweep(History(tmp_path / "empty"))
 
 
 def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[CalibrationConfig]) -> None:
