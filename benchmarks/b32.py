@@ -50,6 +50,7 @@ def main() -> None:
         measure.show(compare(suite, shape, options, scripts, to="reference"))
     elif options.recipes:
         scripts = {recipe: ["stage.py", "--recipe", recipe] for recipe in RECIPES}
+        scripts["informed, decisions"] = ["stage.py", "--recipe", INFORMED, "--decisions", "0.7"]
         measure.show(compare(suite, shape, options, scripts, to=PAPER))
     else:
         measure.show(one(suite, shape, options))

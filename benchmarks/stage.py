@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import measure
@@ -17,8 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
+from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family, open_family
 from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import Model
 from featcal.suite.calibration_options import PAPER, RECIPES, CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.progress import keep_memory
@@ -33,6 +36,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     parser.add_argument("suite", type=Path)
     arguments(parser)
     parser.add_argument("--recipe", choices=RECIPES, default=PAPER)
+    parser.add_argument("--decisions", type=float, default=0.0, help="with heads of ten random classes")
     parser.add_argument("--weights", type=Path, help="write the calibrated tensors to this safetensors file")
     parser.add_argument("--peaks", action="store_true", help="measure matrix products too, after the calibration")
     options = parser.parse_args()
@@ -44,7 +48,9 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     device = str(family.compute.device)
     if options.peaks and family.compute.device.type not in SIDE:
         parser.error(f"--peaks is of {' and '.join(SIDE)}, not of {device}")
-    config = config_for(family, samples=options.samples, precision=options.precision, recipe=options.recipe)
+    chosen = {"recipe": options.recipe, "decisions": options.decisions, "precision": options.precision}
+    config = config_for(family, samples=options.samples, **chosen)
+    family = with_heads(family) if options.decisions else family
     work = again_after(family, config) if options.again else prepare(family, config, device)
     (tensors, seconds), cost = measure.timed(work, device)
     document = {"by_stage": seconds, **cost, "threads": torch.get_num_threads(), "device": device}
@@ -62,6 +68,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="left out: as many as torch takes")
     parser.add_argument("--again", action="store_true", help="time the second calibration of a session, of featcal")
+
+
+def with_heads(family: Family) -> Family:
+    """The family whose experts have a head each, which the suites of the benchmarks lack."""
+    (width,) = {family.merged.info[name].shape[0] for name in family.adapter.closing[:1]}
+    table = torch.randn(10, width, generator=torch.Generator().manual_seed(0))
+    classes = tuple(map(str, range(len(table))))
+    heads = {task: CosineHead(table / table.norm(dim=1, keepdim=True), 1.0, classes) for task in family.experts}
+    return replace(family, experts={task: Model(one, heads=heads) for task, one in family.experts.items()})
 
 
 def ours(family: Family, config: CalibrationConfig, device: str) -> Work:

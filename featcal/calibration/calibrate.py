@@ -24,7 +24,7 @@ from featcal.calibration.config import (
 )
 from featcal.calibration.decisions import add_directions
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
-from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, state_budget
+from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, gradient_bytes, state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
 from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
@@ -286,8 +286,13 @@ def _store(
     folder = out.expanduser().absolute().parent
     if limits == MemoryLimits():
         return ActivationStore(None, folder)
-    batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
-    working = block_bytes(family.adapter.stages, family.merged, config, batch, len(passes))
+    stages, batches = family.adapter.stages, [batch for one in passes.values() for batch in one.batches]
+    tokens = [family.adapter.tokens(batch) for batch in batches]
+    working = block_bytes(stages, family.merged, config, max(tokens), len(passes))
+    if config.decisions:
+        samples = [len(next(iter(batch.values()))) for batch in batches]
+        longest = max(-(-whole // count) for whole, count in zip(tokens, samples, strict=True))
+        working = max(working, gradient_bytes(stages, longest, max(len(one.indices) for one in passes.values())))
     return ActivationStore(
         None if limits.process is None else state_budget(working, limits.process),
         folder,

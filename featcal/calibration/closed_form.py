@@ -87,11 +87,15 @@ def weight_by_factor(
     factor: Float[Tensor, "d d"], target_sum: Float[Tensor, "m d"], anchor: Float[Tensor, "m d"], lam: float
 ) -> Float[Tensor, "m d"]:
     """Return the solution of Eq. (17), given the `left_factor`."""
+    return divide_by_factor(torch.add(target_sum, anchor, alpha=lam), factor)
+
+
+def divide_by_factor(right: Float[Tensor, "m d"], factor: Float[Tensor, "d d"]) -> Float[Tensor, "m d"]:
+    """Return `right` times the inverse of L L^T, given L, lower triangular."""
     # Eq. (17) multiplies by the inverse from the right: first by that of L^T, then by that of L.
-    right = torch.add(target_sum, anchor, alpha=lam)
     half = torch.linalg.solve_triangular(factor.mT, right, upper=True, left=False)
-    weight: Tensor = torch.linalg.solve_triangular(factor, half, upper=False, left=False)
-    return weight
+    found: Tensor = torch.linalg.solve_triangular(factor, half, upper=False, left=False)
+    return found
 
 
 def _spectrum(left: Float[Tensor, "d d"], lam: float, eps: float) -> str:

@@ -15,63 +15,66 @@ those of the others. The recipe's objective measures what a task loses in S_i in
            + lam ||W - W_anc||^2,
 
 whose minimiser solves sum_i omega_i S_i W G_i + W (mu sum_i K_i + (lam + eps) I) = right-hand side: one linear system
-with m d unknowns, which conjugate gradients solve. The prior and the ridge stay as they are. Nothing is trained: one
-backward pass of every expert measures U_i. S_i is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC,
+with m d unknowns. Conjugate gradients find what is to be added to the plain solution, the one with I in the place of
+every S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures
+U_i. S_i is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC,
 arXiv 1503.05671, whose sharing of weights over tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339)
 merges in such matrices by conjugate gradients. Deployed inputs, targets and margins are featcal's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from featcal.calibration.closed_form import left_factor
+from featcal.calibration.closed_form import divide_by_factor, left_factor
+from featcal.calibration.gram import Gram
+from featcal.calibration.precision import sum_dtype
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.adapter import Adapter, Batch, walking
-from featcal.models.compute import widen
+from featcal.models.compute import cast
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
-from featcal.models.whole_forward import batch_by_shape, final, samples_of
+from featcal.models.whole_forward import batch_by_shape, final, samples_of, samples_together
 from featcal.system.errors import InputError, NoScores, NumericalError
 
 KEPT = 0.99
 """Share of the square of U that its principal directions hold which count: half of them, which is half the time."""
-MOST_STEPS = 2000
+MOST_STEPS = 200
 """Steps of conjugate gradients after which a system counts as one that cannot be solved."""
-SHARE = 1e-3
-"""Share of a residual that is left where float32 begins anew: it holds no more than that of a large system."""
-_LEFT = 1e-6
-"""Norm of the residual beside the right-hand side at which a solution is good: sums of float32 products have no more
-digits."""
+ENOUGH = 1e-2
+"""Share of the residual of the plain solution, with I in the place of every S_i, that may be left: no score sees less
+(docs/theory/recipes.md)."""
+NOISE = 1e-4
+"""Norm of U, beside that of the median map, up to which it is rounding: a shift that all keys share cancels in the
+softmax, and what is left of it in float32 is below 1e-6."""
 
 
 def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -> dict[str, ExpertPass]:
     """Return expert passes that know in which directions of a map's output every sample's margin moves.
 
-    The whole tower of one expert is in memory meanwhile, with what the gradient of `whole_forward.TOGETHER` samples
-    needs.
+    The whole tower of one expert is in memory meanwhile, with what the gradients of a few samples need
+    (`whole_forward.samples_together`).
 
     Raises:
-        InputError: a task without a head, a mixture, several processes, a limit of memory, or torch's inference mode.
+        InputError: a task without a head, a mixture, several processes, or torch's inference mode.
         NumericalError: a gradient that is not finite.
     """
     adapter = family.adapter
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(f"decisions: a {adapter.family} model is a mixture, whose maps see some tokens each; set it 0")
-    if run.ranks.several or run.store.is_limited:
-        limit = "--max-device-memory" if run.store.budget is None else "--max-memory"
-        what = "several processes" if run.ranks.several else limit
-        raise InputError(f"decisions: every expert runs whole, in one process; leave {what} out, or set it 0")
+    if run.ranks.several:
+        raise InputError("decisions: every task's own sums are solved together, in one process; start one, or set it 0")
     if torch.is_inference_mode_enabled():
         raise InputError(
             "decisions: gradients are measured, which torch.inference_mode rules out; torch.no_grad does not"
@@ -101,10 +104,12 @@ def _score(
     return run.adapter.output(tensors, features) if head is None else head.scores(features)
 
 
-def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]) -> dict[str, Float[Tensor, "n m"]]:
-    """Measure U of one expert on its samples, by the name that files give to a map; to be called inside `walking`.
+def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]) -> dict[str, Float[Tensor, "r m"]]:
+    """Measure U of one expert on its samples, by the name that files give to a map, and keep its principal directions
+    (`principal_rows`); to be called inside `walking`.
 
-    Maps that no margin depends on are left out.
+    Maps that no margin depends on are left out: an attention's keys without rotary positions, and maps of a single
+    token's attention to itself.
 
     Args:
         head: of `heads_of`; None for the model's own vocabulary.
@@ -116,7 +121,11 @@ def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
     places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
-    for batch, some in batch_by_shape(samples_of(one)):
+
+    def together(batch: Batch) -> int:
+        return samples_together(adapter.stages, adapter.tokens(batch))
+
+    for batch, some in batch_by_shape(samples_of(one), together):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
             scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
@@ -126,11 +135,13 @@ def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
             gradients = torch.autograd.grad(margins.sum(), [*shifts.values()], allow_unused=True)
         for name, gradient in zip(shifts, gradients, strict=True):
             if gradient is not None:
-                found.setdefault(name, []).append(widen(gradient[:, 0]))
+                found.setdefault(name, []).append(cast(gradient[:, 0], sum_dtype(gradient.dtype)))
     rows = {name: torch.cat(parts) for name, parts in found.items()}
     if not all(all_finite(own) for own in rows.values()):
         raise NumericalError(f"decisions: the gradient of the margins of expert '{one.task}' is not finite")
-    return {name: own for name, own in rows.items() if bool(own.any())}
+    sizes = {name: float(own.norm()) for name, own in rows.items()}
+    least = max(NOISE, 8 * torch.finfo(run.compute.dtype).eps) * median(sizes.values())
+    return {name: principal_rows(own) for name, own in rows.items() if sizes[name] > least}
 
 
 def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: Sequence[int]) -> Tensor:
@@ -170,74 +181,100 @@ def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]
             handle.remove()
 
 
+def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
+    """Return the fewest principal directions of U that hold `KEPT` of its square, each as long as U is along it."""
+    sizes, turn = torch.linalg.eigh(rows @ rows.mT)
+    sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
+    count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
+    return turn[:, :count].mT @ rows
+
+
 @dataclass(frozen=True)
 class Metric:
-    """S of one task for one map, (1 - share) I + V V^T; I where no decision depends on the map."""
+    """S of one task for one map, (1 - share) I + V V^T."""
 
     share: float
-    """delta, or 0 where S is I."""
-    factor: Float[Tensor, "m k"]
-    """V, whose columns are the k largest principal directions of U, so scaled that the trace of S is m."""
+    """delta."""
+    factor: Float[Tensor, "m r"]
+    """V, whose columns are directions of U, so scaled that the trace of S is m."""
 
     @classmethod
-    def from_rows(cls, rows: Float[Tensor, "n m"] | None, share: float, like: Float[Tensor, "m d"]) -> Metric:
-        """Make S of U, in the dtype and place of a tensor with as many rows as the map has outputs.
-
-        Of U the fewest principal directions count that hold `KEPT` of its square.
-        """
-        if rows is None:
-            return cls(0.0, like.new_zeros(len(like), 0))
-        sizes, turn = torch.linalg.eigh(rows @ rows.mT)
-        sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
-        count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
-        kept = rows.mT @ turn[:, :count]
-        return cls(share, (kept * (share * len(like) / sizes[:count].sum()).sqrt()).to(like))
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Return S times values, whose rows are the map's outputs."""
-        return (1 - self.share) * values + self.factor @ (self.factor.mT @ values)
+    def from_rows(cls, rows: Float[Tensor, "r m"], share: float) -> Metric:
+        """Make S of the principal directions of U."""
+        # The mean of their squares first: squares of small gradients would be below what float32 holds.
+        rows = rows / torch.linalg.matrix_norm(rows)
+        return cls(share, rows.mT * (share * rows.shape[1]) ** 0.5)
 
     def dense(self) -> Float[Tensor, "m m"]:
-        return self @ torch.eye(len(self.factor)).to(self.factor)
+        m = len(self.factor)
+        return (1 - self.share) * torch.eye(m).to(self.factor) + self.factor @ self.factor.mT
 
 
-def weight_in_metrics(
-    metrics: Sequence[Metric],
-    grams: Sequence[Float[Tensor, "d d"]],
-    targets: Sequence[Float[Tensor, "m d"]],
+@dataclass(frozen=True)
+class TaskShare:
+    """The share of one task in the sums of one map, with what its decisions weigh errors by."""
+
+    metric: Metric
+    gram: Gram
+    """omega_i G_i."""
+    target: Float[Tensor, "m d"]
+    """omega_i W_i C_i."""
+
+
+def weigh_by_decisions(
+    tasks: Sequence[TaskShare],
+    plain: Float[Tensor, "m d"],
     factor: Float[Tensor, "d d"],
-    right: Float[Tensor, "m d"],
+    left: Callable[[], Float[Tensor, "d d"]],
+    ridge: float,
 ) -> Float[Tensor, "m d"]:
-    """Return the minimiser of J for one map.
+    """Return the minimiser of J for one map: the plain solution W_1, and what the metrics change of it.
 
-    Outputs that no task's V reaches are a system of one matrix, which is solved directly; those that one reaches, as
-    many as all V have columns together, are found by conjugate gradients.
+    With R the matrix of the plain system, the change D solves, in the dtype of the tasks' sums,
+
+        D (R - delta sum_i omega_i G_i) + sum_i V_i V_i^T D omega_i G_i = sum_i (S_i - I) omega_i (W_i C_i - W_1 G_i).
+
+    Outputs that no V reaches are a system of one matrix, which is solved directly; those that one reaches, as many as
+    all V have columns together, are found by conjugate gradients.
 
     Args:
-        metrics, grams, targets: by task: S_i, omega_i G_i and omega_i W_i C_i.
-        factor: L, lower triangular, of the system with I in the place of every S_i,
-            L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
-        right: the right-hand side of that system.
+        tasks: those with a metric, all of the same delta.
+        plain: W_1 `[m, d]`.
+        factor: L, lower triangular, of the plain system, L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
+        left: makes the matrix of that system without its ridge, as `Gram.lower` has it.
+        ridge: lam + eps.
 
     Raises:
         NumericalError: conjugate gradients do not come to an end.
         SolveError: a left matrix is not positive definite.
     """
-    # What S_i changes of the plain system, so that prior and ridge need not be told apart here.
-    right, left = right.clone(), factor @ factor.mT
-    # One task at a time: what all of them change would be gigabytes.
-    for one, gram, target in zip(metrics, grams, targets, strict=True):
-        right += one @ target - target
-        left.sub_(gram, alpha=one.share)
-    reached, _ = torch.linalg.qr(torch.cat([one.factor for one in metrics], dim=1))
+    share, like = tasks[0].metric.share, tasks[0].target
+    start, grams = plain.to(like), [one.gram for one in tasks]
+    factors = [one.metric.factor for one in tasks]
+    every = Gram.zeros(like.shape[1], like.device, like.dtype)
+    for gram in grams:
+        every.merge(gram)
+    # (S_i - I) E_i is -delta E_i + V_i V_i^T E_i; the first is summed over tasks, the second of few rows each.
+    errors = torch.stack([one.target for one in tasks]).sum(0) - every.multiply(start)
+    right = errors.mul_(-share)
+    for own, one in zip(factors, tasks, strict=True):
+        right.addmm_(own, own.mT @ one.target - one.gram.multiply(own.mT @ start))
+
+    def loosened() -> Tensor:
+        matrix = left()
+        every.add_to(matrix, -share)
+        return matrix.to(like)
+
+    reached, _ = torch.linalg.qr(torch.cat(factors, dim=1))
     wanted = reached.mT @ right
-    beside = torch.cholesky_solve((right - reached @ wanted).mT, left_factor(left.clone, 0.0, 0.0)).mT
-    inside = [reached.mT @ one.factor for one in metrics]
-    share = 1 - sum(one.share for one in metrics) / len(metrics)
-    mean = share * torch.eye(len(wanted)).to(left) + torch.stack([own @ own.mT for own in inside]).mean(0)
-    system = _System(inside, [*grams], left, torch.linalg.inv(mean), torch.cholesky_inverse(factor))
-    solution: Tensor = beside + reached @ _solve(system, wanted)
-    return solution
+    loose = left_factor(loosened, ridge, 0.0)
+    beside = divide_by_factor(right - reached @ wanted, loose)
+    inside = [reached.mT @ own for own in factors]
+    lower = loosened().tril_()
+    lower.diagonal().add_(ridge).mul_(0.5)
+    mean = (1 - share) * torch.eye(len(wanted)).to(like) + torch.stack([own @ own.mT for own in inside]).mean(0)
+    system = _System(inside, grams, lower + lower.mT, torch.linalg.inv(mean), factor.to(like))
+    return plain + (beside + reached @ system.solve(wanted)).to(plain)
 
 
 @dataclass(frozen=True)
@@ -246,36 +283,34 @@ class _System:
 
     factors: list[Tensor]
     """V_i, `[k, r]` with as many columns as its task has directions."""
-    grams: list[Float[Tensor, "d d"]]
+    grams: list[Gram]
     left: Float[Tensor, "d d"]
     before: Float[Tensor, "k k"]
     """Inverse of the mean of the metrics."""
-    behind: Float[Tensor, "d d"]
-    """Inverse of the plain system."""
+    factor: Float[Tensor, "d d"]
+    """Of the plain system."""
 
     def apply(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         stacked = torch.cat(self.factors, dim=1)
         parts = torch.split(stacked.mT @ values, [own.shape[1] for own in self.factors])
-        return values @ self.left + stacked @ torch.cat([p @ g for p, g in zip(parts, self.grams, strict=True)])
+        return values @ self.left + stacked @ torch.cat([g.multiply(p) for p, g in zip(parts, self.grams, strict=True)])
 
     def divide(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         """Return nearly what `apply` gives these values for."""
-        return self.before @ values @ self.behind
+        return divide_by_factor(self.before @ values, self.factor)
 
-    def convert(self, dtype: torch.dtype) -> _System:
-        """Return the system in another dtype."""
-        factors, grams = ([one.to(dtype) for one in several] for several in (self.factors, self.grams))
-        return _System(factors, grams, *(one.to(dtype) for one in (self.left, self.before, self.behind)))
+    def solve(self, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """Take steps of conjugate gradients from 0 until `ENOUGH` of the right-hand side is left.
 
-    def improve(self, right: Float[Tensor, "k d"], share: float, steps: int) -> tuple[Float[Tensor, "k d"], int]:
-        """Take steps of conjugate gradients from 0 until so much of the right-hand side is left; return where they
-        lead, and how many they were."""
-        enough, found, residual = share * float(right.norm()), torch.zeros_like(right), right
+        Raises:
+            NumericalError: it takes more than `MOST_STEPS`.
+        """
+        size, found, residual = float(right.norm()), torch.zeros_like(right), right
         ahead = near = self.divide(residual)
         power = (residual * near).sum()
-        for step in range(steps):
-            if float(residual.norm()) <= enough:
-                return found, step
+        for _ in range(MOST_STEPS):
+            if float(residual.norm()) <= size * ENOUGH:
+                return found
             turned = self.apply(ahead)
             length = power / (ahead * turned).sum()
             found = found + length * ahead
@@ -283,28 +318,14 @@ class _System:
             near = self.divide(residual)
             before, power = power, (residual * near).sum()
             ahead = near + power / before * ahead
-        return found, steps
-
-
-def _solve(system: _System, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-    """Solve a system by conjugate gradients in float32, from which residuals in the system's own dtype begin anew."""
-    quick, found, residual, taken = system.convert(torch.float32), torch.zeros_like(right), right, 0
-    size = float(right.norm())
-    # Not `>`: what is not a number must not pass for a solution.
-    while not float(residual.norm()) <= size * max(_LEFT, 100 * torch.finfo(right.dtype).eps):
-        more, steps = quick.improve(residual.float(), SHARE, MOST_STEPS - taken)
-        found = found + more.to(right)
-        residual, taken = right - system.apply(found), taken + steps
-        if taken >= MOST_STEPS or not bool(torch.isfinite(residual.norm())):
-            raise NumericalError(
-                f"decisions: {taken} steps of conjugate gradients leave a residual of {float(residual.norm()):.1e} "
-                f"beside {size:.1e}; lower decisions, or raise lam"
-            )
-    return found
+        raise NumericalError(
+            f"decisions: {MOST_STEPS} steps of conjugate gradients leave a residual of {float(residual.norm()):.1e} "
+            f"beside {size:.1e}; lower decisions, or raise lam"
+        )
 
 
 def bias_in_metrics(
-    metrics: Sequence[Metric],
+    metrics: Sequence[Metric | None],
     omegas: Sequence[Float[Tensor, ""]],
     errors: Sequence[Float[Tensor, " m"]],
     anchor: Float[Tensor, " m"],
@@ -313,10 +334,21 @@ def bias_in_metrics(
     """Return the bias of Eq. (55) with S_i in place of I.
 
     Args:
+        metrics: by task; None for I.
         omegas, errors: by task: omega_i, and omega_i (W_i mu_i^tgt + b_i - W mu_i), with W the weight as solved.
     """
-    weighed = [omega * one.dense() for one, omega in zip(metrics, omegas, strict=True)]
-    left = torch.stack(weighed).sum(0) + lam * torch.eye(len(anchor)).to(anchor)
-    right = torch.stack([one @ error for one, error in zip(metrics, errors, strict=True)]).sum(0) + lam * anchor
-    solved: Tensor = torch.linalg.solve(left, right)
+    right, diagonal, columns = lam * anchor, torch.full_like(omegas[0], lam), list[Tensor]()
+    for one, omega, error in zip(metrics, omegas, errors, strict=True):
+        share = 0.0 if one is None else one.share
+        right, diagonal = right + (1 - share) * error, diagonal + (1 - share) * omega
+        if one is not None:
+            own = one.factor.to(anchor)
+            right = right + own @ (own.mT @ error)
+            columns.append(omega.sqrt() * own)
+    if not columns:
+        return right / diagonal
+    # (c I + V V^T)^-1, of which V has few columns, by the matrix inversion lemma.
+    stacked = torch.cat(columns, dim=1)
+    small = diagonal * torch.eye(stacked.shape[1]).to(anchor) + stacked.mT @ stacked
+    solved: Tensor = (right - stacked @ torch.linalg.solve(small, stacked.mT @ right)) / diagonal
     return solved

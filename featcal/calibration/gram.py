@@ -88,5 +88,14 @@ class Gram:
             matrix[start:end, end:] = strip[STRIP:].mT
         return matrix
 
+    def multiply(self, rows: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """Return rows times the matrix, of which no whole copy is made."""
+        parts = [rows[:, start:] @ strip for start, strip in self._places()]
+        product = torch.cat(parts, dim=1)
+        for start, strip in self._places():
+            end = start + STRIP
+            product[:, end:].addmm_(rows[:, start:end], strip[STRIP:].mT)
+        return product
+
     def _places(self) -> list[tuple[int, Tensor]]:
         return [(i * STRIP, strip) for i, strip in enumerate(self.strips)]

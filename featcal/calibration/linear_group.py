@@ -13,7 +13,7 @@ from featcal.calibration import closed_form
 from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.column_rounding import Rounder
-from featcal.calibration.decisions import Metric, bias_in_metrics, weight_in_metrics
+from featcal.calibration.decisions import Metric, TaskShare, bias_in_metrics, weigh_by_decisions
 from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
@@ -170,7 +170,7 @@ class LinearGroup:
             omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
             self._sums.add(current.share * omega, task, target, target_mean)
             if directions is not None:
-                own = LinearSums.zeros(target, solve_dtype(self._products))
+                own = LinearSums.zeros(target, self._exact_products)
                 own.add(omega, task, target, target_mean)
                 self._sums.apart.append((own, [directions.get(name) for name in self.names]))
             self._sums.tokens += current.counted
@@ -297,6 +297,7 @@ class LinearGroup:
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
         dtype, weights = solve_dtype(self._products), list[Tensor]()
+        metrics = self._find_metrics(sums, config.decisions)
         lam, eps = sums.scale * config.lam, sums.scale * config.eps
         old, start = (self.stack(one, "weight", dtype).to(sums.target) for one in (merged, base))
         anchor = closed_form.anchor(old, start, config.rho)
@@ -305,8 +306,7 @@ class LinearGroup:
                 factor = closed_form.left_factor(left, lam, eps)
                 weight = closed_form.weight_by_factor(factor, target, pulled, lam)
                 if sums.apart:
-                    right = torch.add(target, pulled, alpha=lam)
-                    weight = self._weigh_decisions(sums, names, weight, factor, right, config)
+                    weight = self._weigh_by_decisions(sums, names, metrics, weight, factor, left, lam + eps)
                 weights += [weight] if rounder is None else self._round_rows(names, weight, factor, merged, rounder)
         except SolveError as error:
             unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
@@ -317,7 +317,7 @@ class LinearGroup:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
             if sums.apart:
-                bias = self._weigh_bias(sums, weight, anchor, config)
+                bias = self._weigh_bias(sums, metrics, weight, anchor, config.lam)
             solved |= self.split(bias, "bias")
         return solved
 
@@ -345,43 +345,54 @@ class LinearGroup:
             target = torch.add(targets[place], pull, alpha=mu, out=pull)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
 
-    def _find_metrics(self, sums: LinearSums, place: int, config: CalibrationConfig, like: Tensor) -> list[Metric]:
-        """Return S_i of every task for the map at `place`, in the dtype and place of its weight."""
-        return [Metric.from_rows(directions[place], config.decisions, like) for _, directions in sums.apart]
+    def _find_metrics(self, sums: LinearSums, share: float) -> dict[str, list[Metric | None]]:
+        """Return S_i of every task by map, in the dtype of the tasks' own sums; None for I."""
+        return {
+            name: [
+                None if rows[place] is None else Metric.from_rows(rows[place].to(own.target), share)
+                for own, rows in sums.apart
+            ]
+            for place, name in enumerate(self.names)
+        }
 
-    def _weigh_decisions(
+    def _weigh_by_decisions(
         self,
         sums: LinearSums,
         names: Sequence[str],
+        metrics: Mapping[str, Sequence[Metric | None]],
         plain: Float[Tensor, "m d"],
         factor: Float[Tensor, "d d"],
-        right: Float[Tensor, "m d"],
-        config: CalibrationConfig,
+        left: Callable[[], Tensor],
+        ridge: float,
     ) -> Float[Tensor, "m d"]:
         """Return the weight of one map with errors weighed by the experts' decisions, from the solution without."""
         (name,) = names
         place = self.names.index(name)
-        metrics = self._find_metrics(sums, place, config, plain)
-        if not any(one.share for one in metrics):
-            return plain
-        grams = [own.gram.full(plain.dtype) for own, _ in sums.apart]
-        targets = [torch.split(own.target, self._rows)[place] for own, _ in sums.apart]
+        tasks = [
+            TaskShare(metric, own.gram, torch.split(own.target, self._rows)[place])
+            for (own, _), metric in zip(sums.apart, metrics[name], strict=True)
+            if metric is not None
+        ]
         try:
-            return weight_in_metrics(metrics, grams, targets, factor, right)
+            return weigh_by_decisions(tasks, plain, factor, left, ridge) if tasks else plain
         except NumericalError as error:
             raise NumericalError(f"{name}: {error}") from error
 
     def _weigh_bias(
-        self, sums: LinearSums, weight: Float[Tensor, "m d"], anchor: Float[Tensor, " m"], config: CalibrationConfig
+        self,
+        sums: LinearSums,
+        metrics: Mapping[str, Sequence[Metric | None]],
+        weight: Float[Tensor, "m d"],
+        anchor: Float[Tensor, " m"],
+        lam: float,
     ) -> Float[Tensor, " m"]:
         """Return the biases of all maps with errors weighed by the experts' decisions."""
-        errors = [own.target_mean - weight.to(own.mean) @ own.mean for own, _ in sums.apart]
-        omegas, found = [own.omega for own, _ in sums.apart], list[Tensor]()
-        for place, pulled in enumerate(torch.split(anchor, self._rows)):
-            own = [torch.split(error, self._rows)[place] for error in errors]
-            metrics = self._find_metrics(sums, place, config, pulled[:, None])
-            found.append(bias_in_metrics(metrics, omegas, own, pulled, config.lam))
-        return torch.cat(found)
+        errors = [torch.split(own.target_mean - weight.to(own.mean) @ own.mean, self._rows) for own, _ in sums.apart]
+        omegas, pulls = [own.omega for own, _ in sums.apart], torch.split(anchor, self._rows)
+        return torch.cat([
+            bias_in_metrics(metrics[name], omegas, [one[place] for one in errors], pulls[place], lam)
+            for place, name in enumerate(self.names)
+        ])  # fmt: skip
 
     def _round_rows(
         self, names: Sequence[str], stacked: Tensor, factor: Tensor, merged: Named, rounder: Rounder

@@ -12,6 +12,7 @@ from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
 from featcal.models.compute import has_own_memory
+from featcal.models.whole_forward import samples_together, tape_bytes
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, rss_bytes
@@ -99,23 +100,24 @@ def working_bytes(
     # A prior has sums of its own beside the matrix; rounding takes errors and rounded weights beside the solution.
     matrices, maps = 3 if config.mu else 2, 7 if config.is_quantized else 5
     solve = 8 * (matrices * max(squares) + maps * max(rectangles) + parameters)
-    if config.decisions:  # every task's own sums, half a matrix and its targets; whole, and again in float32, to solve
-        solve += tasks * (8 * (1.5 * max(squares) + max(rectangles)) + 4 * max(squares)) + 32 * max(squares)
+    if config.decisions:  # every task's own sums, half a matrix and its targets, and three matrices to solve with
+        own = torch.promote_types(products, torch.float32).itemsize
+        solve += own * (tasks * (max(squares) / 2 + max(rectangles)) + 3 * max(squares) + 4 * max(rectangles))
     in_flight = features * tokens * block.features
     # A task is folded into the sums before they are solved, so the two do not add up.
     return int(weights + sums + max(one_task + in_flight, solve))
 
 
-def gradient_bytes(stages: tuple[Stage, ...], tokens: int) -> int:
+def gradient_bytes(stages: tuple[Stage, ...], tokens: int, samples: int) -> int:
     """Count the bytes of one expert's blocks and of what their gradients need of all features, where errors are weighed
     by decisions.
 
     Args:
-        tokens: of the samples whose gradients are taken together.
+        tokens: of a sample.
+        samples: of a task.
     """
-    blocks = [block for stage in stages for block in stage.blocks]
-    weights = sum(module.weight.numel() for block in blocks for module in block.maps.values())
-    return int(4 * (weights + tokens * sum(block.features for block in blocks)))
+    weights = sum(module.weight.numel() for stage in stages for block in stage.blocks for module in block.maps.values())
+    return 4 * weights + min(samples, samples_together(stages, tokens)) * tape_bytes(stages, tokens)
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:

@@ -5,7 +5,7 @@ A gradient passes through all layers, so the whole tower is in memory, not one b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.models.adapter import Batch, Call
+from featcal.models.adapter import Batch, Call, Stage
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 
 TOGETHER = 64
 """Largest number of samples that go through a model together."""
+TAPE = 2**28
+"""Bytes of features that may be kept for gradients by outputs of maps, of the samples that go together."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,33 @@ def samples_of(one: ExpertPass) -> list[Sample]:
     return [Sample(one.task, inputs, number) for number, inputs in enumerate(apart)]
 
 
-def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
-    """Yield batches of inputs of one shape, of `TOGETHER` samples at most, with these samples."""
+def batch_by_shape(
+    samples: Iterable[S], together: Callable[[Batch], int] = lambda _: TOGETHER
+) -> Iterator[tuple[Batch, list[S]]]:
+    """Yield batches of inputs of one shape, with their samples.
+
+    Args:
+        together: how many samples like this one go into a batch at most.
+    """
     groups: dict[Hashable, list[S]] = {}
     for one in samples:
         # By shape: padding would put tokens into a sample that it does not have.
         groups.setdefault(tuple((name, tensor.shape) for name, tensor in one.inputs.items()), []).append(one)
     for own in groups.values():
-        for start in range(0, len(own), TOGETHER):
-            some = own[start : start + TOGETHER]
+        most = together(own[0].inputs)
+        for start in range(0, len(own), most):
+            some = own[start : start + most]
             yield {name: torch.cat([one.inputs[name] for one in some]) for name in some[0].inputs}, some
+
+
+def samples_together(stages: Iterable[Stage], tokens: int) -> int:
+    """Return how many samples of so many tokens leave at most `TAPE` bytes for gradients; one at least."""
+    return max(1, min(TOGETHER, TAPE // tape_bytes(stages, tokens)))
+
+
+def tape_bytes(stages: Iterable[Stage], tokens: int) -> int:
+    """Count the bytes of all features of so many tokens, which gradients by the outputs of maps need."""
+    return 4 * tokens * int(sum(block.features for stage in stages for block in stage.blocks))
 
 
 def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "b k"]:

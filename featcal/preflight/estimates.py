@@ -20,7 +20,6 @@ from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import DTYPES, computing
 from featcal.models.linear_maps import widths
-from featcal.models.whole_forward import TOGETHER
 from featcal.preflight.samples import DrawSize
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import SLACK, available_bytes
@@ -87,8 +86,8 @@ def estimate(
     inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
     working = max(working_bytes(stage, i, info, config, batch, len(drawn)) for stage, i in _places(adapter))
     if config.decisions:
-        together = max((one.tokens * min(one.samples, TOGETHER) for one in drawn.values()), default=0.0)
-        working = max(working, gradient_bytes(adapter.stages, int(together)))
+        kept = (gradient_bytes(adapter.stages, math.ceil(one.tokens), one.samples) for one in drawn.values())
+        working = max(working, *kept)
     calibrating = inputs + states + int(SLACK * working)
     # The written model is loaded back beside the one in memory; the token states are gone by then.
     verifying = inputs + 2 * stored

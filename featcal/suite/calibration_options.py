@@ -216,8 +216,8 @@ class CalibrationConfig:
     )
     decisions: float = _option(
         0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
-        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and "
-        "several times as long.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN, later=True,
+        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and half "
+        "as long again.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN, later=True,
     )
     augment: int = _option(
         0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
@@ -274,9 +274,8 @@ class CalibrationConfig:
                 theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)
                 subject = name if known.kind is bool else f"{name} is {value:g}; it"
                 raise InputError(f"{subject} belongs to the recipe {theirs}")
-        if self.decisions and (self.is_quantized or self.routers):
-            conflict = "routers" if self.routers else "quantize"
-            raise InputError(f"decisions is {self.decisions:g}: {conflict} cannot go with it; leave one of them out")
+        if self.decisions and self.routers:
+            raise InputError(f"decisions is {self.decisions:g}: routers cannot go with it; leave one of them out")
         if self.beta and self.alpha == 0:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
 

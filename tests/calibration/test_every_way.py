@@ -63,6 +63,8 @@ def drawn(family: Family, dice: random.Random) -> CalibrationConfig:
         options |= {special: dice.choice(["int8", "int4"]), "group_size": 0}
     elif special == "decisions" and recipe != PAPER and "routers" in idle:  # not for mixtures
         options[special] = 0.7
+        if adapter.family == "llama" and dice.random() < 0.5:
+            options |= {"quantize": "int8", "group_size": 0}
     return config_for(family, **options)
 
 
@@ -74,9 +76,8 @@ def written(family: Family, config: CalibrationConfig, root: Path, last: int) ->
     """
     calibrate_to_folder(family, config, root / "folder")
     yield "to a folder", root / "folder"
-    if not config.decisions:
-        assert calibrate_to_folder(family, config, root / "spilled", max_memory=1)["spilled_bytes"] > 0
-        yield "with token states in files", root / "spilled"
+    assert calibrate_to_folder(family, config, root / "spilled", max_memory=1)["spilled_bytes"] > 0
+    yield "with token states in files", root / "spilled"
 
     def stop(label: str, done: int, _: int) -> None:
         if label == "calibrating" and done == last:

@@ -19,6 +19,8 @@ from suite_edits import Edit
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.memory import gradient_bytes, working_bytes
 from featcal.family.opening import Family
+from featcal.models import whole_forward
+from featcal.models.whole_forward import tape_bytes
 from featcal.preflight import estimates
 from featcal.preflight.check import check
 from featcal.preflight.samples import DrawSize
@@ -101,10 +103,14 @@ def test_errors_weighed_by_decisions_take_longer_and_more_memory(
     (stage,), info = tiny.adapter.stages, tiny.merged.info
     hidden, width = stage.blocks[0].maps["mlp.fc1"].weight.shape
     grown = [working_bytes(stage, 0, info, weighed, 1, tasks) for tasks in (100, 200)]
-    assert grown[1] - grown[0] == 100 * (8 * (1.5 * hidden**2 + hidden * width) + 4 * hidden**2)
+    assert grown[1] - grown[0] == 100 * 4 * (hidden**2 / 2 + hidden * width)
     same = [working_bytes(stage, 0, info, plain, 1, tasks) for tasks in (100, 200)]
     assert same[0] == same[1]
-    assert gradient_bytes(tiny.adapter.stages, 2) > gradient_bytes(tiny.adapter.stages, 1)
+    stages = tiny.adapter.stages
+    weights, kept = sum(4 * m.weight.numel() for b in stage.blocks for m in b.maps.values()), tape_bytes(stages, 17)
+    assert gradient_bytes(stages, 17, 4) == weights + 4 * kept
+    monkeypatch.setattr(whole_forward, "TAPE", 3 * kept)
+    assert gradient_bytes(stages, 17, 4) == weights + 3 * kept
 
 
 @pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (1.4e11, False), (2e11, False)])
