@@ -84,9 +84,14 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     except NoScores as error:
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
-        tokens = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
-        answers = sorted({*torch.cat(tokens).tolist()}) if tokens else []
+        answers = find_answers(run, passes, heads)
         return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
+
+
+def find_answers(run: Run, passes: Mapping[str, ExpertPass], heads: Mapping[str, Head | None]) -> list[int]:
+    """Return the tokens that an answer of any expert to its own samples begins with; none where all have heads."""
+    tokens = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
+    return sorted({*torch.cat(tokens).tolist()}) if tokens else []
 
 
 @torch.no_grad()
@@ -122,10 +127,10 @@ def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
     found: dict[str, list[Tensor]] = {}
     places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
 
-    def together(batch: Batch) -> int:
+    def count_together(batch: Batch) -> int:
         return samples_together(adapter.stages, adapter.tokens(batch))
 
-    for batch, some in batch_by_shape(samples_of(one), together):
+    for batch, some in batch_by_shape(samples_of(one), count_together):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
             scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
@@ -260,17 +265,17 @@ def weigh_by_decisions(
     for own, one in zip(factors, tasks, strict=True):
         right.addmm_(own, own.mT @ one.target - one.gram.multiply(own.mT @ start))
 
-    def loosened() -> Tensor:
+    def loosen() -> Tensor:
         matrix = left()
         every.add_to(matrix, -share)
         return matrix.to(like)
 
     reached, _ = torch.linalg.qr(torch.cat(factors, dim=1))
     wanted = reached.mT @ right
-    loose = left_factor(loosened, ridge, 0.0)
+    loose = left_factor(loosen, ridge, 0.0)
     beside = divide_by_factor(right - reached @ wanted, loose)
     inside = [reached.mT @ own for own in factors]
-    lower = loosened().tril_()
+    lower = loosen().tril_()
     lower.diagonal().add_(ridge).mul_(0.5)
     mean = (1 - share) * torch.eye(len(wanted)).to(like) + torch.stack([own @ own.mT for own in inside]).mean(0)
     system = _System(inside, grams, lower + lower.mT, torch.linalg.inv(mean), factor.to(like))

@@ -79,6 +79,9 @@ def merge(
             print_table([("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
             say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
             return
+        if "leave_one_out_r2" in document and not as_json:
+            step = "taken" if document["taken"] else "not taken"
+            print_table([(f"{document['leave_one_out_r2']:.3f}", step)], ("leave-one-out R2", "step"))
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
     if task is not None:
