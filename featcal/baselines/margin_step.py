@@ -217,7 +217,8 @@ class _Step:
     def _divide(self, name: str, inputs: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return x L^-T, whose products are x^T A^-1 x'."""
         flat = torch.linalg.solve_triangular(self._factors[name].mT, inputs.flatten(0, 1), upper=True, left=False)
-        return flat.unflatten(0, inputs.shape[:2])
+        found: Tensor = flat.unflatten(0, inputs.shape[:2])
+        return found
 
     def _batches(self) -> Iterator[tuple[str, Batched]]:
         """Yield all samples, by task, with their margins and the gradients of these."""
@@ -276,7 +277,8 @@ def factor_metric(moments: Sequence[Float[Tensor, "d d"]]) -> Float[Tensor, "d d
     total = torch.stack(shares).sum(0)
     total = total * (len(total) / total.trace())
     total.diagonal().add_(FLOOR)
-    return torch.linalg.cholesky(total)
+    factor: Tensor = torch.linalg.cholesky(total)
+    return factor
 
 
 @dataclass(frozen=True)
@@ -318,4 +320,5 @@ def _directions(name: str, like: Float[Tensor, "b t w"]) -> Float[Tensor, "w s"]
     """Return random directions whose products estimate those of rows, the same for a name every time."""
     generator = torch.Generator().manual_seed(seed_from_text(name))
     drawn = torch.randn(like.shape[-1], SKETCHED, generator=generator) / SKETCHED**0.5
-    return drawn.to(like)
+    found: Tensor = drawn.to(like)
+    return found

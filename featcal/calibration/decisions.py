@@ -191,7 +191,8 @@ def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
     sizes, turn = torch.linalg.eigh(rows @ rows.mT)
     sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
     count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
-    return turn[:, :count].mT @ rows
+    kept: Tensor = turn[:, :count].mT @ rows
+    return kept
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,8 @@ def weigh_by_decisions(
     lower.diagonal().add_(ridge).mul_(0.5)
     mean = (1 - share) * torch.eye(len(wanted)).to(like) + torch.stack([own @ own.mT for own in inside]).mean(0)
     system = _System(inside, grams, lower + lower.mT, torch.linalg.inv(mean), factor.to(like))
-    return plain + (beside + reached @ system.solve(wanted)).to(plain)
+    weight: Tensor = plain + (beside + reached @ system.solve(wanted)).to(plain)
+    return weight
 
 
 @dataclass(frozen=True)

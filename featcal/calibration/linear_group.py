@@ -347,11 +347,12 @@ class LinearGroup:
 
     def _find_metrics(self, sums: LinearSums, share: float) -> dict[str, list[Metric | None]]:
         """Return S_i of every task by map, in the dtype of the tasks' own sums; None for I."""
+
+        def find(own: LinearSums, rows: Tensor | None) -> Metric | None:
+            return None if rows is None else Metric.from_rows(rows.to(own.target), share)
+
         return {
-            name: [
-                None if rows[place] is None else Metric.from_rows(rows[place].to(own.target), share)
-                for own, rows in sums.apart
-            ]
+            name: [find(own, directions[place]) for own, directions in sums.apart]
             for place, name in enumerate(self.names)
         }
 

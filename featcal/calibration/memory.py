@@ -116,7 +116,8 @@ def gradient_bytes(stages: tuple[Stage, ...], tokens: int, samples: int) -> int:
         tokens: of a sample.
         samples: of a task.
     """
-    weights = sum(module.weight.numel() for stage in stages for block in stage.blocks for module in block.maps.values())
+    maps = (module for stage in stages for block in stage.blocks for module in block.maps.values())
+    weights = sum(int(module.weight.numel()) for module in maps)
     return 4 * weights + min(samples, samples_together(stages, tokens)) * tape_bytes(stages, tokens)
 
 
