@@ -63,13 +63,15 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
     if not isinstance(given.get("experts"), Mapping) or not given["experts"]:
         raise InputError(f"{WHERE}: experts is a mapping from tasks to models, as in experts={{'cars': model}}")
     held: list[Any] = []
+    tools, without_base = _tools(given), "base" in given and given["base"] is None
     experts = {str(task): model for task, model in given["experts"].items()}
     content: dict[str, Any] = {
         "name": given.get("name", "suite"),
-        "base": _refer(given.get("base"), "base", held, _tools(given)),
+        "base": None if without_base else _refer(given.get("base"), "base", held, tools),
         "tasks": {task: {"expert": _refer(one, f"expert '{task}'", held)} for task, one in experts.items()},
     }
-    content["merged"] = _describe_merged(given.get("merged", DEFAULT_MERGE), content["tasks"], held)
+    merged = given.get("merged", DEFAULT_MERGE)
+    content["merged"] = _describe_merged(merged, content["tasks"], held, tools if without_base else ())
     for option in ("description", "calibration", "vocabulary", "text_tower"):
         content |= {option: given[option]} if option in given else {}
     for split, samples in _splits(given):
@@ -118,7 +120,9 @@ def _tools(given: SuiteObjects) -> tuple[Any, ...]:
     return tuple(one for one in own if one is not None)
 
 
-def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: list[Any]) -> Any:
+def _describe_merged(
+    given: Any, tasks: Mapping[str, Mapping[str, Any]], held: list[Any], tools: tuple[Any, ...]
+) -> Any:
     """Return what a suite file would say of the merged model: a reference or a recipe.
 
     Raises:
@@ -142,7 +146,7 @@ def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: l
     if is_merger(kind):
         name = model_name(given)
         return {"method": name.kind, **dict(name.options)}
-    return _refer(given, "merged", held)
+    return _refer(given, "merged", held, tools)
 
 
 def _splits(given: SuiteObjects) -> Iterator[tuple[str, Mapping[str, Any]]]:

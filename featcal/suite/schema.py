@@ -202,8 +202,8 @@ class Suite(Strict):
         on the Hub; what is in memory must stay as it is for as long as the suite is used.
 
         Args:
-            base: what the experts were made from. In memory it needs `tokenizer` or `processor` for samples that are
-                not prepared yet.
+            base: what the experts were made from; None where nobody knows, and `merged` is then a model. In memory it
+                (or `merged` in its place) needs `tokenizer` or `processor` for samples that are not prepared yet.
             experts: task → model.
             merged: a model, or how the experts are merged: "ties:scale=0.4,density=0.3", or a mapping as in a suite
                 file.

@@ -7,12 +7,14 @@ import gc
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from lanes import rows
 from objects import TinyDataset, clip_objects, same_tensors, text_objects
 from PIL import Image
@@ -43,6 +45,18 @@ def t5_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clip(clip_file: Path) -> dict[str, Any]:
     return clip_objects(clip_file)
+
+
+def test_a_merge_of_an_unknown_base_is_that_of_its_file(clip: dict[str, Any], clip_file: Path, tmp_path: Path) -> None:
+    featcal.merge(featcal.load_suite(clip_file), "ties").save(tmp_path / "ties")
+    given = _without(clip, "tokenizer", "processor") | {"base": None, "merged": str(tmp_path / "ties")}
+    suite = featcal.Suite.of(**given)
+    content = yaml.safe_load(clip_file.read_text()) | {"base": None, "merged": str(tmp_path / "ties")}
+    of_file = clip_file.parent / "without.yaml"
+    of_file.write_text(yaml.safe_dump(content))
+    found, expected = (featcal.calibrate(one, replace(FEW, rho=1.0)) for one in (suite, featcal.load_suite(of_file)))
+    names = found.family.adapter.tower
+    assert same_tensors(found.weights.read(names), expected.weights.read(names))
 
 
 @pytest.mark.parametrize("kind", rows(["clip", "t5-tied", "llama"], quick=["clip"], slow=["t5-tied", "llama"]))
@@ -323,7 +337,11 @@ def test_what_prepares_samples_is_asked_for(clip: dict[str, Any], t5_file: Path)
 
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "no base": (lambda o: {**o, "base": None}, "Suite.of: base is needed: a PreTrainedModel, a folder or an id"),
+    "no base": (
+        lambda o: {**o, "base": None, "merged": "ties"},
+        "base is null, and a merge is made of it: name the base",
+    ),
+    "no expert": (lambda o: {**o, "experts": {"pets": None}}, "Suite.of: expert 'pets' is needed: a PreTrainedModel"),
     "base": (lambda o: {**o, "base": 3}, "base: a int; give a PreTrainedModel of transformers"),
     "expert": (
         lambda o: {**o, "experts": {"pets": o["base"].state_dict()}},
