@@ -32,6 +32,7 @@ _STUDY = Group(
         study.schedule,
         study.ablate,
         study.tasks,
+        study.paper,
         measure.features,
         repair.conditioning,
         score.canary,
