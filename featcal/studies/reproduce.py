@@ -154,7 +154,7 @@ def _missing(printed: PrintedScores, of_model: dict[str, list[Row]]) -> list[str
 def _departures(session: Session, plan: Plan, rows: Sequence[PrintedRow]) -> list[str]:
     suite, view = session.family.suite, plan.on.scores
     found = []
-    if suite != load_suite(suite.name):
+    if suite.model_dump() != load_suite(suite.name).model_dump():
         found.append("the suite file is not the one of this name that comes with featcal")
     if plan.samples != SAMPLES:
         found.append(f"{plan.samples} calibration samples per task, in the paper {SAMPLES}")
