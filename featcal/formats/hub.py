@@ -117,24 +117,27 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    fetch = partial(
-        snapshot_download,
-        model.repo,
-        revision=model.revision,
-        local_files_only=local_files_only,
-        tqdm_class=_bar_of(model.ref),
-    )
-    folder = Path(fetch(**model.patterns)) / model.folder
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        fetch(**model.pickle_patterns)
-    if _has_tasks(folder / RECORD_FILE):
-        fetch(allow_patterns=model.task_patterns)
+    with bar_of(model.ref) as bar:
+        fetch = partial(
+            snapshot_download,
+            model.repo,
+            revision=model.revision,
+            local_files_only=local_files_only,
+            tqdm_class=bar,
+        )
+        folder = Path(fetch(**model.patterns)) / model.folder
+        if folder.is_dir() and not any(folder.glob("*.safetensors")):
+            fetch(**model.pickle_patterns)
+        if _has_tasks(folder / RECORD_FILE):
+            fetch(allow_patterns=model.task_patterns)
     return folder
 
 
-def _bar_of(ref: str) -> type[tqdm]:
-    """Return the class of the bars of one fetch: of those that the Hub's client makes one is shown, of the bytes, on a
-    terminal, where fetching takes longer than a moment."""
+@contextmanager
+def bar_of(ref: str) -> Iterator[type[tqdm]]:
+    """Give the class of progress bars for one fetch in the body of the `with`: of those that the Hub's client makes one
+    is shown, of the bytes, on a terminal, where fetching takes longer than a moment."""
+    made: list[tqdm] = []
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -150,11 +153,21 @@ def _bar_of(ref: str) -> type[tqdm]:
                 leave=False,
                 disable=None if shown else True,
             )
+            made.append(self)
+
+        def refresh(self, *args: Any, **options: Any) -> None:
+            """Draw the bar, unless it has just begun: the client asks for it at once."""
+            if not self.disable and self._time() >= self.start_t + self.delay:
+                super().refresh(*args, **options)
 
         def set_description(self, desc: str | None = None, refresh: bool | None = True) -> None:
             """Keep the description."""
 
-    return Bar
+    try:
+        yield Bar
+    finally:
+        for bar in made:  # the client leaves them open, and the next one would stand a line below
+            bar.close()
 
 
 def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
