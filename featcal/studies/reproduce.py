@@ -35,7 +35,9 @@ AVERAGE = "average"
 _HALF_DIGIT = 0.0005
 """By how much a printed score, rounded to a tenth of a percent, is off at most."""
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-_RANKS = 1.06
+RANKS = "spearman"
+"""The metric that is a correlation; others are shares of right answers."""
+_FIELLER = 1.06
 """Variance of Fisher's z of a rank correlation, times n - 3."""
 
 
@@ -135,8 +137,9 @@ def reproduce(session: Session, plan: Plan, printed: PrintedScores) -> Reproduct
     of_model = {name: [row for row in study.rows if row.method == name] for name in plan.methods}
     wanted = [one for one in printed.rows if one.model in of_model]
     cells = [cell for one in wanted for cell in _cells(one, of_model[one.model], printed.table.tasks)]
+    measured = [one for one in wanted if any(row.found.scores for row in of_model[one.model])]
     return Reproduction(
-        study, printed, tuple(_departures(session, plan, wanted)), tuple(cells), tuple(_missing(printed, of_model))
+        study, printed, tuple(_departures(session, plan, measured)), tuple(cells), tuple(_missing(printed, of_model))
     )
 
 
@@ -181,24 +184,26 @@ def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> li
     # Tasks have samples of their own, so the squares of what their averages are off add up.
     below, above = (math.hypot(*side) / len(tasks) for side in zip(*sides.values(), strict=True))
     sides[AVERAGE] = below, above
-    return [_measured(cell, runs[task], sides[task]) for task, cell in empty.items()]
+    least = {task: -1.0 if own[0].metric == RANKS else 0.0 for task, own in scores.items()}
+    least[AVERAGE] = sum(least.values()) / len(tasks)
+    return [_measure(cell, runs[task], sides[task], least[task]) for task, cell in empty.items()]
 
 
-def _measured(cell: Cell, runs: Sequence[float], sides: tuple[float, float]) -> Cell:
-    """Return the cell with the mean over runs and the interval for one more run."""
+def _measure(cell: Cell, runs: Sequence[float], sides: tuple[float, float], least: float) -> Cell:
+    """Return the cell with the mean over runs and the interval for one more run, as far as there are such scores."""
     mean = sum(runs) / len(runs)
     drawn = 0.0
     if len(runs) > 1:
         drawn = student_bound(LEVEL, len(runs) - 1) * stdev(runs) * math.sqrt(1 + 1 / len(runs))
     low, high = mean - math.hypot(sides[0], drawn), mean + math.hypot(sides[1], drawn)
-    return Cell(cell.method, cell.model, cell.task, cell.printed, mean, low, high)
+    return Cell(cell.method, cell.model, cell.task, cell.printed, mean, max(least, low), min(1.0, high))
 
 
 def _sides_by_samples(scores: Sequence[TaskValue]) -> tuple[float, float]:
     """Return how far the interval by test samples reaches below and above the mean of some runs on the same samples."""
     metric, count = scores[0].metric, scores[0].n
     mean = sum(one.value for one in scores) / len(scores)
-    low, high = (correlation_interval if metric == "spearman" else share_interval)(mean, count)
+    low, high = (correlation_interval if metric == RANKS else share_interval)(mean, count)
     return mean - low, high - mean
 
 
@@ -224,5 +229,5 @@ def correlation_interval(value: float, count: int) -> tuple[float, float]:
         return -1.0, 1.0
     if abs(value) >= 1:
         return value, value
-    half = _Z * math.sqrt(_RANKS / (count - 3))
+    half = _Z * math.sqrt(_FIELLER / (count - 3))
     return math.tanh(math.atanh(value) - half), math.tanh(math.atanh(value) + half)
