@@ -279,6 +279,15 @@ class Suite(Strict):
         """Return the role of the model that `origin` means."""
         return "merged" if self.base is None else "base"
 
+    @property
+    def origin_words(self) -> str:
+        """Return what sentences call the model that `origin` means: that of the first expert where it stands for the
+        merged model."""
+        if self.base is not None:
+            return "the base"
+        own = [name for name, task in self.tasks.items() if task.expert == self.merged]
+        return f"the expert '{own[0]}'" if own else "the merged model"
+
     def task(self, name: str) -> Task:
         """Return the task called `name`; raise InputError with a suggestion if there is none."""
         if name not in self.tasks:
