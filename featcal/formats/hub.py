@@ -139,7 +139,7 @@ def bar_of(ref: str) -> Iterator[type[tqdm]]:
     is shown, of the bytes, on a terminal, where fetching takes longer than a moment."""
     made: list[tqdm] = []
 
-    class Bar(tqdm):
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
         def __init__(self, *args: Any, **options: Any) -> None:
             # Others count files, and compressed bytes on their way.
             shown = options.get("unit") == "B" and not str(options.get("desc")).startswith("Downloading")

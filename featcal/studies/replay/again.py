@@ -132,7 +132,8 @@ def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Pr
             family = Session(open_family(load_suite(suite), device), one_shot=True).fit.family_with(then.model)
             calibrate_to_folder(family, then.options(), out, progress=progress)
     except UncheckedError as error:  # it is written whole, so it can be compared
-        return error.document[UNCHECKED]
+        sentences: list[str] = error.document[UNCHECKED]
+        return sentences
     return ()
 
 
