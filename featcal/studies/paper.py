@@ -97,10 +97,10 @@ def printed_scores(suite: str) -> PrintedScores:
         known = [name for one in paper_tables() if one.tasks for name in one.suites.values()]
         raise InputError(f"the paper prints no scores of the tasks of suite '{suite}'; it does of {', '.join(known)}")
     (table, of), *_ = own
-    return PrintedScores(table, tuple(_named(row) for row in table.rows if row.of == of))
+    return PrintedScores(table, tuple(_name_row(row) for row in table.rows if row.of == of))
 
 
-def _named(row: PaperRow) -> PrintedRow:
+def _name_row(row: PaperRow) -> PrintedRow:
     file = _read_file()
     # "Task Arithmetic w/ FEATCAL": a merger, and what is done to the model that it makes.
     steps = row.method.split(" w/ ")
