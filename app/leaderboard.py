@@ -191,7 +191,7 @@ def _suites(studies: Sequence[Study]) -> None:
 def _paper() -> None:
     """Show the paper's tables as printed; misprints are marked."""
     tables, here = paper_tables(), state.reference()
-    own = next((number for number, one in enumerate(tables) if one.suite == here), 0)
+    own = next((number for number, one in enumerate(tables) if here in one.suites.values()), 0)
     picked = st.selectbox(
         "Table of the paper", range(len(tables)), own, format_func=lambda number: tables[number].name, key="paper-table"
     )

@@ -14,7 +14,7 @@ from featcal import __version__
 from featcal.cli import history, measure, repair, score, show, start, study, suite, write
 from featcal.cli.groups import Group, Verbs
 from featcal.cli.terminal import say
-from featcal.system.environment import ignore_own_warnings_of_torch, let_threads_sleep
+from featcal.system.environment import hush_hub_clients, ignore_own_warnings_of_torch, let_threads_sleep
 from featcal.system.errors import FeatcalError, InputError
 
 _SUITE = Group(
@@ -32,6 +32,7 @@ _STUDY = Group(
         study.schedule,
         study.ablate,
         study.tasks,
+        study.paper,
         measure.features,
         repair.conditioning,
         score.canary,
@@ -82,6 +83,7 @@ _SHARING = ("calibrate",)
 def main() -> None:
     """Run a command line, and end with the exit status of its outcome."""
     ignore_own_warnings_of_torch()
+    hush_hub_clients()
     try:
         # Standalone, click would print its own errors and never let a FeatcalError through to the clause below.
         sys.exit(commands.main(standalone_mode=False) or 0)

@@ -10,7 +10,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.groups import OF_STUDIES, Command
-from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, block, models_option
+from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, NewPath, block, models_option
 from featcal.cli.terminal import bar, print_json, print_table, require_new_file, say, write_new
 from featcal.system.errors import InputError
 
@@ -50,32 +50,36 @@ def run_study(
         InputError: the file exists, or the study cannot be made.
     """
     from featcal.studies.compare import named_methods
-    from featcal.studies.plan import SEEDS as USUAL
-    from featcal.studies.plan import Plan, views
     from featcal.studies.store import Rows
 
-    models, seeds, samples = (options.pop(name) for name in ("models", "seeds", "samples"))
-    eval_samples, split, out, device = (options.pop(name) for name in ("eval_samples", "split", "out", "device"))
+    models, out, device = (options.pop(name) for name in ("models", "out", "device"))
+    drawn = {name: options.pop(name) for name in ("seeds", "samples", "eval_samples", "split")}
     if sum(options.values()) > 1:
         raise click.UsageError("give one of --json, --csv and --markdown")
     # Before the work, which may take hours.
     require_new_file(out)
     rows = Rows()
-    drawn, on = whole_numbers(seeds, "seeds") or USUAL, views(eval_samples, split)
     session = opening.session(suite, device, one_shot=False)
-    plan = Plan(named_methods(session, models or usual), drawn, samples, on, rows, bar())
+    plan = _plan(named_methods(session, models or usual), rows, **drawn)
     _show(study(session, plan), rows, out, options)
+
+
+def _plan(
+    methods: Sequence[str], rows: Rows, seeds: str | None, samples: int, eval_samples: int | None, split: str
+) -> Plan:
+    from featcal.studies.plan import SEEDS, Plan, views
+
+    drawn = whole_numbers(seeds, "seeds") or SEEDS
+    return Plan(methods, drawn, samples, views(eval_samples, split), rows, bar())
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
     """Print a study in one form, write it to a file if one is named, and keep it for the app."""
     from featcal.figures import study_tables
-    from featcal.studies.library import keep
 
     # The file first: a closed pipe on stdout must not cost the result.
     write_new(out, study.text())
-    for problem in filter(None, [*rows.problems, keep(study)]):
-        say(f"warning: {problem}", err=True)
+    _keep(study, rows)
     if forms["as_csv"]:
         click.echo(study_tables.row_table(study).to_csv(index=False), nl=False)
     elif forms["as_markdown"]:
@@ -84,6 +88,14 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
         print_json(study.to_json())
     else:
         print_table(*study_tables.text_cells(study.summaries()))
+
+
+def _keep(study: Study, rows: Rows) -> None:
+    """Keep a study for the app, and say what could not be kept."""
+    from featcal.studies.library import keep
+
+    for problem in filter(None, [*rows.problems, keep(study)]):
+        say(f"warning: {problem}", err=True)
 
 
 def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -176,3 +188,42 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
 
     given = whole_numbers(counts, "counts")
     run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)
+
+
+@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@SUITE
+@models_option("Measure this row of the table; may be repeated:", left_out="all rows that there is a model of")
+@_SEEDS
+@click.option("--samples", default=256, show_default=True, help="Calibration samples per task; the paper has 256.")
+@SCORED
+@click.option("--out", type=NewPath(), help="Write a page of Markdown to this file; must not exist.  [no file]")
+@DEVICE
+@JSON
+def paper(suite: str, models: tuple[str, ...], out: Path | None, device: str, as_json: bool, **drawn: Any) -> None:
+    """Measure what the paper's tables have, beside what they print.
+
+    A suite of one of the paper's tables is merged, calibrated and scored as the paper does it. Every score stands
+    beside the printed one, with a 95 % interval and whether both agree.
+    """
+    from featcal.studies.paper import printed_scores
+
+    require_new_file(out)
+    # Before models are fetched.
+    printed = printed_scores(opening.load(suite).name)
+    session = opening.session(suite, device, one_shot=False)
+    from featcal.figures import paper_page
+    from featcal.studies.reproduce import models_of, reproduce
+    from featcal.studies.store import Rows
+
+    rows = Rows()
+    found = reproduce(session, _plan(models or models_of(printed), rows, **drawn), printed)
+    write_new(out, paper_page.page(found))
+    _keep(found.study, rows)
+    if as_json:
+        print_json(found.to_json())
+        return
+    say(found.printed.table.name)
+    print_table(paper_page.cell_rows(found.cells), paper_page.HEADER)
+    for sentence in [*found.departures, *(f"not measured: {one}" for one in found.missing)]:
+        say(f"note: {sentence}", err=True)
+    say(found.summary())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
 from featcal.system.formatting import percent, readable
 from featcal.system.progress import keep_memory
+
+if TYPE_CHECKING:
+    from featcal.studies.replay.again import Replayed
 
 _FLAGS = {"over": "--of"}
 """Options whose flag is not their name."""
@@ -252,6 +255,7 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
         for kind, line in causes:
             say(f"note: {kind}: {line}", err=True)
         show(found.to_json(), as_json, [(f"same {found.tensors} tensors, bit for bit",)], ("",))
+        _say_unchecked(found)
         return
     rows = [
         *causes,
@@ -259,7 +263,16 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
     ]
     rows += [("tensor", f"{one.tensor}: {one.why}{_relative(one.relative)}") for one in found.different]
     show(found.to_json(), as_json, rows, ("differs", ""))
+    _say_unchecked(found)
     raise SystemExit(1)
+
+
+def _say_unchecked(found: Replayed) -> None:
+    """Say what could not be checked of a model that was made again, and end with status 1 if there is any."""
+    for sentence in found.unchecked:
+        say(f"warning: {sentence}", err=True, colour="red")
+    if found.unchecked:
+        raise SystemExit(1)
 
 
 def _relative(difference: float | None) -> str:

@@ -128,8 +128,8 @@ def _labels(config: Mapping[str, Any]) -> bool:
 
 def suite_word(record: Mapping[str, Any]) -> str:
     """Return what a command line calls the suite of a record: its name where it comes with featcal, else a file."""
-    shipped = record["suite_file"]["shipped"]
-    return str(shipped) if shipped else re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml"
+    facts = record["suite_file"]
+    return str(facts["shipped"] or facts.get("name") or re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml")
 
 
 def describe_licence(licences: Licences, licence: str | None = None) -> str:

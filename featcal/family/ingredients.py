@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +54,8 @@ class LayerContents:
     """Tensors of zeros that are none in the base."""
     is_zero: bool
     """True if all its matrices are zeros."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Task → ||c_i tau_i||, but for the expert that ways start from."""
     stock: float = 0.0
     """Share t of the way from the base to the experts' mean that Model Stock goes, by the angles between their task
     vectors, tensor by tensor; of the whole layer that of least squares."""
@@ -135,11 +137,24 @@ class Contents:
             layer: way / usual for layer, way in ways.items() if way > FAR * usual > 0 and layer not in self.zero_layers
         }
 
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """Return the tasks of whose experts nothing is in the merge."""
-        largest = max((abs(one) for one in self.coefficients.values()), default=0.0)
-        return tuple(task for task, one in self.coefficients.items() if abs(one) <= FAINT * largest or largest < FAINT)
+    def find_absent(self, stated: Mapping[str, float] | None = None) -> tuple[str, ...]:
+        """Return the tasks of whose experts nothing is in the merge: their coefficients are faint, and of its way from
+        the base, which may be a short one, they make nothing either.
+
+        Args:
+            stated: coefficients by the recipe, if known; where all are faint beside these, nothing of any is in it.
+        """
+        largest, meant = (max(map(abs, (one or {}).values()), default=0.0) for one in (self.coefficients, stated))
+        return tuple(
+            task
+            for task, one in self.coefficients.items()
+            if largest < FAINT * meant
+            or ((abs(one) <= FAINT * largest or largest < FAINT) and self._share_of(task) <= FAINT)
+        )
+
+    def _share_of(self, task: str) -> float:
+        """Return the length of an expert's part as a share of the merge's way; 0 of the expert that ways start from."""
+        return self._median(one.parts.get(task, 0.0) / one.moved for one in self.layers if one.moved > 0)
 
     @staticmethod
     def _median(values: Any) -> float:
@@ -212,6 +227,7 @@ def _take_layer(family: Family, start: Weights, merged: Weights, layer: str, nam
         noise**0.5,
         tuple(zeros),
         bool(matrices) and set(matrices) <= set(zeros),
+        {task: abs(float(found[i])) * float(own_gram[i, i]) ** 0.5 for i, task in enumerate(tasks) if changed[i]},
         stock / summed if summed > 0 else 0.0,
     )
 

@@ -444,7 +444,8 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, suite
         for repeated, name in adapter.aliases.items()
         if repeated in stored.leftovers and name in stored.info and not stored.repeats(repeated, name)
     ]
-    report_all(problems)
+    # Sentences say "the base" of what every model is held against.
+    report_all([one.replace("the base", suite.origin_words) for one in problems] if suite is not None else problems)
     return weights
 
 

@@ -20,6 +20,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
 from featcal.system.paths import local_path, require_plain
+from featcal.system.resources import data_path
 from featcal.system.sandbox import require_links_inside, require_no_hub
 
 SINGLE_FILE = "model.safetensors"
@@ -127,7 +128,9 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     try:
         return fetch_model(model)
     except InputError as error:
-        raise InputError(*(f"{label}: no folder '{ref}', and {problem}" for problem in error.problems)) from error
+        # Nobody looks for a folder beside the file of a suite that comes with featcal.
+        sought = "" if root == data_path("suites") else f"no folder '{ref}', and "
+        raise InputError(*(f"{label}: {sought}{problem}" for problem in error.problems)) from error
 
 
 def stored_names(folder: Path, label: str) -> list[str]:

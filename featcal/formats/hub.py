@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from featcal.formats.hub_errors import Unreachable, causes, find_trouble, try_again
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean, some
+from featcal.system.formatting import did_you_mean, printable, some
 from featcal.system.json_files import read_json
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
@@ -115,13 +117,57 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    fetch = partial(snapshot_download, model.repo, revision=model.revision, local_files_only=local_files_only)
-    folder = Path(fetch(**model.patterns)) / model.folder
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        fetch(**model.pickle_patterns)
-    if _has_tasks(folder / RECORD_FILE):
-        fetch(allow_patterns=model.task_patterns)
+    with bar_of(model.ref) as bar:
+        fetch = partial(
+            snapshot_download,
+            model.repo,
+            revision=model.revision,
+            local_files_only=local_files_only,
+            tqdm_class=bar,
+        )
+        folder = Path(fetch(**model.patterns)) / model.folder
+        if folder.is_dir() and not any(folder.glob("*.safetensors")):
+            fetch(**model.pickle_patterns)
+        if _has_tasks(folder / RECORD_FILE):
+            fetch(allow_patterns=model.task_patterns)
     return folder
+
+
+@contextmanager
+def bar_of(ref: str) -> Iterator[type[tqdm]]:
+    """Give the class of progress bars for one fetch in the body of the `with`: of those that the Hub's client makes one
+    is shown, of the bytes, on a terminal, where fetching takes longer than a moment."""
+    made: list[tqdm] = []
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # Others count files, and compressed bytes on their way.
+            shown = options.get("unit") == "B" and not str(options.get("desc")).startswith("Downloading")
+            given = {name: options[name] for name in ("iterable", "total", "initial", "unit") if name in options}
+            super().__init__(
+                *args,
+                **given,
+                desc=f"fetching {printable(ref)}",
+                unit_scale=True,
+                delay=1,
+                leave=False,
+                disable=None if shown else True,
+            )
+            made.append(self)
+
+        def refresh(self, *args: Any, **options: Any) -> None:
+            """Draw the bar, unless it has just begun: the client asks for it at once."""
+            if not self.disable and self._time() >= self.start_t + self.delay:
+                super().refresh(*args, **options)
+
+        def set_description(self, desc: str | None = None, refresh: bool | None = True) -> None:
+            """Keep the description."""
+
+    try:
+        yield Bar
+    finally:
+        for bar in made:  # the client leaves them open, and the next one would stand a line below
+            bar.close()
 
 
 def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
@@ -226,7 +272,8 @@ def _explain_answer(error: Exception, ref: str, kind: str) -> str:
             case errors.GatedRepoError():
                 return f"'{repo}' is gated, and the account of your token has no access; ask for it on its page"
             case errors.RepositoryNotFoundError():
-                return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
+                whose = "HF_TOKEN" if get_token() is None else "a token that may read them"
+                return f"the Hub has no {kind} '{repo}' (private ones need {whose})"
             case errors.RevisionNotFoundError():
                 return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
             case errors.HFValidationError():

@@ -13,7 +13,8 @@ from featcal.calibration.config import config_of, config_of_suite
 from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
-from featcal.formats.model_files import unpinned_models
+from featcal.formats.hub import cached_commit
+from featcal.formats.model_files import model_commits, unpinned_models
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
@@ -131,12 +132,18 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
 
 
 def _note_unpinned(suite: Suite) -> list[str]:
-    """Note what lies on the Hub and may be another thing there tomorrow."""
-    models = unpinned_models(references(suite).values(), suite.root)
-    found = [("models", models, "write OWNER/NAME@COMMIT"), ("data sets", suite.unpinned_data(), "set 'revision'")]
+    """Note what lies on the Hub and may be another thing there tomorrow, with the commit that it is here."""
+    named = references(suite).values()
+    models, commits = unpinned_models(named, suite.root), dict(model_commits(named, suite.root))
+    data = {one: commit for one in suite.unpinned_data() if (commit := cached_commit(one, None, "dataset"))}
+    found = [
+        ("models", models, commits, "write OWNER/NAME@COMMIT"),
+        ("data sets", suite.unpinned_data(), data, "set 'revision'"),
+    ]
     return [
-        f"{what} without a revision may change under the suite: {', '.join(ids)}; {remedy}"
-        for what, ids, remedy in found
+        f"{what} without a revision may change under the suite: "
+        f"{', '.join(f'{one} (here {here[one]})' if one in here else one for one in ids)}; {remedy}"
+        for what, ids, here, remedy in found
         if ids
     ]
 

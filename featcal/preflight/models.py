@@ -113,8 +113,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
             if disagreement and role != "merged":
                 unused = "" if text else "; pictures are not affected"
                 sentence = f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
-                if suite.base is None:
-                    sentence = sentence.replace("the base", "the merged model")
+                sentence = sentence.replace("the base", suite.origin_words)
                 (report.problems if text and disagreement.changed else report.notes).append(sentence)
     if suite.base is None:
         opened.reports[suite.origin_role].notes.append(WITHOUT_BASE)

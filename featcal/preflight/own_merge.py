@@ -47,7 +47,8 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
         InputError: models that do not fit together; for the merged model, whatever its files say, tensors of other
             names or shapes than the base's, with what is wrong beside them in front.
     """
-    family = open_family(_without_merged(suite), device)
+    stand_in = _without_merged(suite)
+    family = open_family(stand_in, device)
     located = {task: locate(one.expert, suite.root, expert_role(task)) for task, one in suite.tasks.items()}
     first = next(iter(located))
     others = [task for task in located if family.is_base_known or task != first]
@@ -62,7 +63,7 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
     differences = trio.compare()
     as_base = replace(found, config=_base_settings(family.origin, found.config))
     try:
-        merged = open_checked(as_base, adapter, family.compute.device, suite)
+        merged = open_checked(as_base, adapter, family.compute.device, stand_in)
     except InputError as error:
         faults = [f"merged: {one.sentence}" for one in differences if one.is_fault]
         raise InputError(*faults, *error.problems) from error

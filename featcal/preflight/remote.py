@@ -18,7 +18,7 @@ from featcal.formats.checkpoint import (
     shards,
 )
 from featcal.formats.conversions import explain_training_state
-from featcal.formats.hub import RECORD_FILE, HubModel, look_up, no_such_folder
+from featcal.formats.hub import RECORD_FILE, HubModel, bar_of, look_up, no_such_folder
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, dtype_of, name_shared
 from featcal.system.errors import InputError
@@ -180,10 +180,14 @@ def remote_data(ref: str, config: str | None) -> Download:
 def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
     """Read a small file of a model without a trace in the cache."""
     # Half a snapshot in the cache would look like a whole one.
-    with tempfile.TemporaryDirectory() as folder:
-        path = look_up(
-            model.ref,
-            "model",
-            lambda api: api.hf_hub_download(model.repo, model.path(name), revision=model.revision, local_dir=folder),
-        )
+    with tempfile.TemporaryDirectory() as folder, bar_of(model.ref) as bar:
+
+        def fetch(api: Any) -> str:
+            return str(
+                api.hf_hub_download(
+                    model.repo, model.path(name), revision=model.revision, local_dir=folder, tqdm_class=bar
+                )
+            )
+
+        path = look_up(model.ref, "model", fetch)
         return read_json(Path(path), f"'{model.ref}' on the Hub: {name}")

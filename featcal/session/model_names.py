@@ -23,6 +23,7 @@ from featcal.suite.calibration_options import (
     PARTIAL,
     CalibrationConfig,
 )
+from featcal.suite.facts import ask_for_suite
 from featcal.suite.methods import NAMED, REFERENCE, method_names
 from featcal.suite.name_grammar import ModelName, format_parts, model_name, read_options
 from featcal.suite.options import format_value
@@ -144,8 +145,7 @@ def recorded_suite(folder: Path) -> str:
     """
     recorded_calibration(folder)
     record = read_json(folder / RECORD_FILE)
-    shipped = dict(record.get("suite_file") or {}).get("shipped")
-    if shipped is None:
-        raise InputError(f"{folder}: its suite '{record.get('suite')}' does not come with featcal; name its file with "
-                         "--suite")  # fmt: skip
-    return str(shipped)
+    facts = dict(record.get("suite_file") or {})
+    if facts.get("shipped") is None:
+        raise InputError(f"{folder}: {ask_for_suite(str(record.get('suite')), facts.get('name'))}")
+    return str(facts["shipped"])

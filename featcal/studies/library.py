@@ -21,6 +21,7 @@ KINDS: Mapping[str, str] = {
     "schedule": "forward order against stale and parallel",
     "ablate": "parts of a calibration",
     "tasks": "number of tasks",
+    "paper": "what the paper's tables have",
 }
 """Studies by their commands, and what each is about. One that comes with featcal lies beside its suite as KIND.json."""
 

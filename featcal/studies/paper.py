@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from pydantic import TypeAdapter
 
+from featcal.suite.name_grammar import name_on
+from featcal.system.errors import InputError
 from featcal.system.resources import data_path
 
 
@@ -43,8 +46,10 @@ class PaperTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[PaperRow, ...]
-    suite: str = ""
-    """The ready suite of the same models and tasks, if there is one."""
+    suites: Mapping[str, str] = field(default_factory=dict)
+    """Ready suites of the same models and tasks, by the model that rows are `of`."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of these suites that the columns are scores of; empty where columns are something else."""
     note: str = ""
 
     @property
@@ -52,17 +57,73 @@ class PaperTable:
         return f"Table {self.table}: {self.title}"
 
 
-@cache
 def paper_tables() -> tuple[PaperTable, ...]:
     """Return every table, in the paper's order."""
-    return _FILE.validate_json(data_path("paper.json").read_bytes()).tables
+    return _read_file().tables
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    """One row of a table of scores, and what it is called here."""
+
+    row: PaperRow
+    model: str
+    """Name of the model, as `--model` takes it; "" where nobody can have it."""
+    differences: tuple[str, ...]
+    """Sentences on how making the model here is not as the paper describes it."""
+
+    def score(self, column: int) -> float | None:
+        """Return the score in a column, in percent: what was probably meant, where cells stand in an impossible
+        order."""
+        return (self.row.probable or self.row.values)[column]
+
+
+@dataclass(frozen=True)
+class PrintedScores:
+    """The printed scores of the tasks of one suite."""
+
+    table: PaperTable
+    rows: tuple[PrintedRow, ...]
+
+
+def printed_scores(suite: str) -> PrintedScores:
+    """Return what the paper printed of a suite's tasks.
+
+    Raises:
+        InputError: it printed nothing of it.
+    """
+    own = [(one, of) for one in paper_tables() if one.tasks for of, name in one.suites.items() if name == suite]
+    if not own:
+        known = [name for one in paper_tables() if one.tasks for name in one.suites.values()]
+        raise InputError(f"the paper prints no scores of the tasks of suite '{suite}'; it does of {', '.join(known)}")
+    (table, of), *_ = own
+    return PrintedScores(table, tuple(_name_row(row) for row in table.rows if row.of == of))
+
+
+def _name_row(row: PaperRow) -> PrintedRow:
+    file = _read_file()
+    # "Task Arithmetic w/ FEATCAL": a merger, and what is done to the model that it makes.
+    steps = row.method.split(" w/ ")
+    names = [file.models.get(one, "") for one in steps]
+    model = name_on(names[1], names[0]) if len(names) == 2 else names[0]
+    differences = tuple(file.differences[one] for one in steps if one in file.differences)
+    return PrintedRow(row, model if all(names) else "", differences)
 
 
 @dataclass(frozen=True)
 class _File:
     paper: str
     reading: str
+    models: Mapping[str, str]
+    """What rows are called here, by their words."""
+    differences: Mapping[str, str]
+    """How making a model here is not as the paper describes it, by the same words."""
     tables: tuple[PaperTable, ...]
 
 
 _FILE = TypeAdapter(_File)
+
+
+@cache
+def _read_file() -> _File:
+    return _FILE.validate_json(data_path("paper.json").read_bytes())

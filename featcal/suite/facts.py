@@ -25,17 +25,36 @@ def shipped_suites() -> list[dict[str, Any]]:
 
 
 def suite_facts(suite: Suite) -> dict[str, Any]:
-    """Return `shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts;
-    and `in_memory`, the models and samples that were given as Python objects, where any were.
+    """Return `shipped`, the name under which featcal brings this very suite, else None; `name`, that of its file, if it
+    was read from one; `sha256` of each of its parts; and `in_memory`, the models and samples that were given as Python
+    objects, where any were.
 
-    No path is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
+    No folder is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
     not of its layout: comments and the order of options change nothing.
     """
     content = suite.model_dump(mode="json")
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
-    found = {"shipped": _find_shipped_name(suite), "sha256": {name: json_digest(part) for name, part in parts.items()}}
+    hashes = {name: json_digest(part) for name, part in parts.items()}
+    found: dict[str, Any] = {"shipped": _find_shipped_name(suite), "sha256": hashes}
+    found |= {"name": suite.file_name} if suite.file_name else {}
     return found | ({"in_memory": held} if (held := list(parts_in_memory(suite))) else {})
+
+
+def ask_for_suite(name: str, file_name: str | None) -> str:
+    """Return the sentence that asks for the suite of a record, where that is not one of featcal's.
+
+    Args:
+        name: the suite's own name.
+        file_name: that of its file, where the record says it.
+    """
+    file = f" {file_name}" if file_name else ""
+    if name in {**embedded_suites(), **ready_suites()}:
+        return (
+            f"its suite is a file{file} of its own, and not the suite '{name}' that comes with featcal; name that file "
+            "with --suite"
+        )
+    return f"its suite '{name}' does not come with featcal; name its file{file} with --suite"
 
 
 def parts_in_memory(suite: Suite) -> Iterator[str]:

@@ -181,6 +181,7 @@ class Suite(Strict):
     """`own` merges and calibrates the text tower beside one for pictures too, on prompts of the tasks' classes, and
     every model is scored through its own; `base` leaves the base's to all."""
     _root: Path = PrivateAttr(default=Path())
+    _file_name: str = PrivateAttr(default="")
     _held: tuple[Any, ...] = PrivateAttr(default=())
     """Objects that references to memory mean, alive for as long as the suite is."""
 
@@ -263,6 +264,11 @@ class Suite(Strict):
         return self._root
 
     @property
+    def file_name(self) -> str:
+        """Return the name of the suite file, without its folder; "" where it was read from none."""
+        return self._file_name
+
+    @property
     def origin(self) -> str:
         """Return the reference of the model beside whose weights the files lie that all models share: the base, or the
         merged model where the base is not known."""
@@ -272,6 +278,15 @@ class Suite(Strict):
     def origin_role(self) -> str:
         """Return the role of the model that `origin` means."""
         return "merged" if self.base is None else "base"
+
+    @property
+    def origin_words(self) -> str:
+        """Return what sentences call the model that `origin` means: that of the first expert where it stands for the
+        merged model."""
+        if self.base is not None:
+            return "the base"
+        own = [name for name, task in self.tasks.items() if task.expert == self.merged]
+        return f"the expert '{own[0]}'" if own else "the merged model"
 
     def task(self, name: str) -> Task:
         """Return the task called `name`; raise InputError with a suggestion if there is none."""
@@ -309,7 +324,9 @@ def load_suite(name_or_path: str | Path) -> Suite:
     content = read_yaml(file)
     if not isinstance(content, dict) or len(_OWN_KEYS & content.keys()) < 2:
         raise InputError(f"{file} is not a suite file, which is a mapping with {', '.join(sorted(_OWN_KEYS))}")
-    return suite_from_dict(content, file.resolve().parent, str(file))
+    suite = suite_from_dict(content, file.resolve().parent, str(file))
+    suite._file_name = file.name
+    return suite
 
 
 def suite_file(reference: str | Path) -> Path:

@@ -20,6 +20,13 @@ def ignore_own_warnings_of_torch() -> None:
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # its rules for jvp
 
 
+def hush_hub_clients() -> None:
+    """Let the Hub's clients log errors alone, for whoever owns the process: featcal says in a sentence what they try
+    again or take from their caches. To be called before they are imported; the environment may say otherwise."""
+    for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+
+
 def let_threads_sleep(spins: int = 1000) -> None:
     """Let a thread of torch that waits for another one sleep soon, unless the environment says how long it waits awake.
 

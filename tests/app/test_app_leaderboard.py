@@ -246,8 +246,8 @@ def test_the_paper_is_as_printed_and_apart() -> None:
     for table in tables.values():
         assert all(len(row.values) == len(table.columns) for row in table.rows)
         assert all(len(row.probable) in (0, len(table.columns)) for row in table.rows)
-        if table.suite:
-            load_suite(table.suite)
+        for suite in map(load_suite, table.suites.values()):
+            assert table.tasks in ((), tuple(suite.tasks))
 
 
 def test_every_average_that_is_not_that_of_its_cells_is_marked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,20 @@ def test_pictures_are_scored_by_the_merged_models_own_head(tiny_suite_file: Path
         for more in ({"base": None}, {})
     )
     assert own.to_json() == known.to_json()
+
+
+def test_models_are_held_against_the_merged_model_or_the_expert_that_stands_for_it(
+    suites: dict[str, Suite], tmp_path: Path
+) -> None:
+    root = shutil.copytree(suites["without"].root, tmp_path / "root")
+    config = root / "experts" / "right" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 123.0, "rope_parameters": None}))
+    for merged, words in (("merged", "the merged model"), ("experts/left", "the expert 'left'"), ("with", "the base")):
+        content = yaml.safe_load((root / "without.yaml").read_text())
+        base = "base" if merged == "with" else None
+        content |= {"base": base, "merged": "merged" if base else merged}
+        (root / "suite.yaml").write_text(yaml.safe_dump(content))
+        suite = load_suite(root / "suite.yaml")
+        with pytest.raises(InputError, match=f"^expert 'right': .* is .* in .*, {words} has "):
+            open_family(suite, "cpu")
+        assert any(f", {words} has " in one for one in check(suite, probe=False).problems)

@@ -146,7 +146,7 @@ def test_a_merge_says_in_words_what_it_is(tiny: Family, tmp_path: Path) -> None:
     (told,) = (line for line in text.splitlines() if line.startswith("| merged model | ties:"))
     assert "density=0.5" in told
     assert "TIES as published: whole task vectors trimmed" in told
-    assert "featcal merge tiny.yaml --method ties:" in text
+    assert "featcal merge suite.yaml --method ties:" in text  # the file's name, whatever the suite's is
     assert "{" not in text.split("```bibtex")[0]
     assert text.count(NOT_MEASURED) == 2
     scores = score_into_card(Session(tiny), tmp_path / "out", TEST, History(tmp_path / "runs"))

@@ -42,7 +42,7 @@ def test_coefficients_are_those_of_the_merge_in_every_layer(family: Family) -> N
         assert layer.coefficients == pytest.approx(weights, abs=1e-5)
         assert layer.explained == pytest.approx(layer.moved, rel=1e-6)
     assert found.rest < 1e-3
-    assert not found.absent + found.zero_layers + found.zero_tensors
+    assert not found.find_absent() + found.zero_layers + found.zero_tensors
     assert not found.far_layers
 
 
@@ -83,9 +83,9 @@ def test_what_is_planted_in_one_layer_is_found_there_and_changes_nothing_else(fa
 
 def test_experts_that_are_missing_and_experts_that_are_alike(family: Family) -> None:
     left = take_contents(family, family.experts["left"])
-    assert (left.coefficients, left.absent) == (pytest.approx({"left": 1.0, "right": 0.0}, abs=1e-6), ("right",))
+    assert (left.coefficients, left.find_absent()) == (pytest.approx({"left": 1.0, "right": 0.0}, abs=1e-6), ("right",))
     base = take_contents(family, family.base)
-    assert (base.is_base, base.absent, base.rest) == (True, TASKS, 0.0)
+    assert (base.is_base, base.find_absent(), base.rest) == (True, TASKS, 0.0)
     twins = replace(family, experts=dict.fromkeys(TASKS, family.experts["left"]))
     halves = take_contents(twins, family.experts["left"])
     assert halves.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=1e-6)
@@ -101,7 +101,26 @@ def test_experts_that_are_missing_and_experts_that_are_alike(family: Family) -> 
     close = replace(family, experts={"left": family.experts["left"], "right": near})
     found = take_contents(close, noisy)
     assert found.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=0.01)
-    assert not found.absent
+    assert not found.find_absent()
+
+
+@pytest.mark.parametrize("t", [0.3, 0.05, 0.001])
+def test_a_short_way_to_an_expert_is_a_way(family: Family, t: float) -> None:
+    """As slerp and nearswap go it with a small t, also where it starts at an expert."""
+    near = take_contents(family, merge(family, weights={"left": t, "right": 0.0}))
+    assert (near.coefficients["left"], near.find_absent()) == (pytest.approx(t, rel=1e-3), ("right",))
+    both = take_contents(family, merge(family, weights={"left": t, "right": t}))
+    assert both.find_absent() == ()
+    unknown = replace(family, base=UnknownBase(family.base))
+    start = take_contents(unknown, merge(family, weights={"left": 1 - t, "right": t}))
+    assert (start.coefficients["right"], start.find_absent()) == (pytest.approx(t, rel=1e-2), ())
+
+
+def test_of_a_model_that_went_elsewhere_nothing_is_an_experts(family: Family) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = family.base.read(family.adapter.tower)
+    noise = {n: b + 0.01 * torch.randn(b.shape, generator=generator) for n, b in base.items()}
+    assert take_contents(family, Overlay("other", family.base, noise)).find_absent() == TASKS
 
 
 def test_pieces_do_not_change_the_numbers(family: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

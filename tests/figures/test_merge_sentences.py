@@ -21,7 +21,8 @@ WRONG = Difference("rope", "Rotary positions differ.", True, ("config.json",))
 
 
 def contents(moved: float = 1.0, rounding: float = 0.0, explained: float = 1.0, **coefficients: float) -> Contents:
-    layer = LayerContents("block 0", coefficients, moved, 1.5, explained, 10.0, rounding, (), False)
+    parts = {task: abs(weight) * 2 * moved for task, weight in coefficients.items()}
+    layer = LayerContents("block 0", coefficients, moved, 1.5, explained, 10.0, rounding, (), False, parts)
     return Contents((layer,) * 3)
 
 
@@ -93,6 +94,8 @@ def test_a_scale_that_the_recipe_asks_for_is_not_merged_by_it_again() -> None:
         ({"a": 0.45, "b": 0.9}, {"a": 0.5, "b": 0.25}, False, {"swapped"}),
         ({"a": -0.5, "b": 0.5}, {"a": -0.5, "b": 0.5}, True, set()),
         ({"a": 0.02, "b": 0.01}, {"a": 0.5, "b": 0.25}, True, {"absent"}),
+        ({"a": 0.06, "b": 0.06}, {"a": 0.06, "b": 0.06}, True, set()),  # a small scale is no loss
+        ({"a": 0.06, "b": 0.06}, None, False, set()),  # nor a small t
     ],
 )
 def test_amounts_are_held_against_the_recipe(

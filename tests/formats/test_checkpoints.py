@@ -254,6 +254,11 @@ def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:
     )
 
 
+def test_a_suite_that_comes_with_featcal_names_ids_alone(one_of_several: Path) -> None:
+    with pytest.raises(InputError, match=r"^base: 'some/several' on the Hub has no folder 'none'"):
+        resolve("some/several/none@v1", load_suite("flan-t5-base-glue").root, "base")
+
+
 def test_a_folder_here_comes_before_one_on_the_hub(one_of_several: Path, tmp_path: Path) -> None:
     """And a path into a folder that is here is never an id."""
     (tmp_path / "some" / "several" / "tuned").mkdir(parents=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
+import os
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import huggingface_hub
 import pytest
 import torch
@@ -16,8 +21,9 @@ from hub.server import serve
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from featcal.formats.hub import fetch_model, hub_model, look_up
+from featcal.formats.hub import bar_of, fetch_model, hub_model, look_up
 from featcal.formats.hub_errors import Unreachable
+from featcal.system.environment import hush_hub_clients
 from featcal.system.errors import InputError
 
 Faults = Callable[..., None]
@@ -93,6 +99,38 @@ def test_trouble_with_a_model_is_one_sentence(faults: Faults, fault: dict[str, A
     faults()
     send(constants.ENDPOINT, "DELETE", None)
     assert (fetch() / "model.safetensors").stat().st_size > 200_000
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_one_bar_where_fetching_takes_its_time(faults: Faults, monkeypatch: Any) -> None:
+    huggingface_hub.utils.enable_progress_bars()
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    fetch()
+    fetch()
+    assert shown.getvalue() == ""
+    for unit, about in (("it", "Fetching 9 files"), ("B", "Downloading bytes"), ("B", "Reconstructing")):
+        with bar_of("me/m") as of_fetch:
+            bar = of_fetch(total=4_000_000, unit=unit, desc=about)
+            assert bool(bar.disable) is (about != "Reconstructing")
+            bar.start_t, bar.last_print_t = (time.time() - 2,) * 2  # as if it had begun then
+            bar.update(2_000_000)
+    lines = [one for one in shown.getvalue().split("\r") if one.strip()]
+    assert lines
+    assert all(re.match(r"fetching me/m:  50%.* 2.00M/4.00M ", one) for one in lines), lines
+
+
+def test_owners_of_a_process_let_the_clients_log_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_VERBOSITY", "debug")
+    hush_hub_clients()
+    assert (os.environ["HF_HUB_VERBOSITY"], os.environ["DATASETS_VERBOSITY"]) == ("debug", "error")
+    assert datasets.utils.logging.log_levels["error"] == huggingface_hub.logging.log_levels["error"] == logging.ERROR
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"drop": True}])

@@ -81,6 +81,12 @@ def test_models_without_a_revision_are_noted_together(edit_suite: Edit, tmp_path
     notes = [note for note in check(load_suite(edit_suite(change))).notes if "without a revision" in note]
     ids = "some/base, some/adapter, some/expert/inside"
     assert notes == [f"models without a revision may change under the suite: {ids}; write OWNER/NAME@COMMIT"]
+    commit = "0123456789" * 4
+    reference = tmp_path / "no-cache" / "models--some--base" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text(commit)
+    (note,) = [one for one in check(load_suite(edit_suite(change))).notes if "without a revision" in one]
+    assert f": some/base (here {commit}), some/adapter, " in note
     for suite in map(load_suite, embedded_suites()):
         assert unpinned_models(references(suite).values(), suite.root) == []
 

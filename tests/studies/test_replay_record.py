@@ -156,6 +156,20 @@ def test_other_versions_explain_and_do_not_differ(own_suite_file: Path, made: Pa
     assert torch.get_num_threads() == 1
 
 
+def test_what_could_not_be_checked_is_said_below_the_result(
+    own_suite_file: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InputError("the library refuses")
+
+    monkeypatch.setattr("featcal.export.write.verify_reload", fail)
+    found = ask(made, "--suite", own_suite_file)
+    assert (found.exit_code, found.stdout.strip()) == (1, f"same {len(load_file(made / WEIGHTS))} tensors, bit for bit")
+    assert "the written model was not compared with the one in memory: the library refuses" in found.stderr
+    (sentence,) = json.loads(ask(made, "--suite", own_suite_file, "--json").stdout)["unchecked"]
+    assert sentence in found.stderr
+
+
 @pytest.mark.slow
 def test_a_merge(own_suite_file: Path, tmp_path: Path) -> None:
     merge_to_folder(load_suite(own_suite_file), "ties", 0.7, tmp_path / "merged")
@@ -196,7 +210,13 @@ def test_a_suite_that_featcal_brings_is_known_by_its_name(own_suite_file: Path, 
     ("change", "message"),
     cases_by_message(
         {
-            "does not come with featcal; name its file with --suite": lambda record: None,
+            "'tiny' does not come with featcal; name its file suite.yaml with --suite": lambda record: None,
+            "its suite is a file suite.yaml of its own, and not the suite 'lm-mini' that comes": [
+                lambda record: record.update(suite="lm-mini")
+            ],
+            "'tiny' does not come with featcal; name its file with --suite": [  # as older records say it
+                lambda record: record["suite_file"].pop("name")
+            ],
             "version of featcal that did not write down": lambda record: record.pop("command"),
             "a record of 'evaluate'": lambda record: record.update(command="evaluate"),
             "tensors: ": [lambda record: record.pop("tensors"), lambda record: record.update(tensors={})],

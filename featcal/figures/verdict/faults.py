@@ -162,7 +162,7 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
         yield Sentence("absent", f"Its weights are {whose}: nothing was merged.")
         return
     meant = [task for task, weight in (stated or {}).items() if abs(weight) <= _ALIKE * _largest(stated or {})]
-    absent = [task for task in contents.absent if task not in meant]
+    absent = [task for task in contents.find_absent(stated) if task not in meant]
     if found.method == SPLICE:
         absent = [task for task, layers in contents.layers_by_owner.items() if not layers]
     for task in absent:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.calibration.calibrate import calibrate_to_folder
+from featcal.export.kept_work import UNCHECKED
 from featcal.export.merge import write_merge
 from featcal.family.opening import open_family
 from featcal.formats.contents import tensor_digests
@@ -23,8 +24,9 @@ from featcal.studies.replay.compare import (
     tensors_that_differ,
 )
 from featcal.studies.replay.record import Recorded, read_record, record_file
+from featcal.suite.facts import ask_for_suite
 from featcal.suite.schema import load_suite
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, UncheckedError
 from featcal.system.progress import Progress, silent
 
 
@@ -44,6 +46,8 @@ class Replayed:
     samples: Sequence[str]
     surroundings: Mapping[str, Sequence[str]]
     different: Sequence[Different]
+    unchecked: Sequence[str] = ()
+    """Sentences on what could not be checked of the model that was made here."""
 
     @property
     def same(self) -> bool:
@@ -63,6 +67,7 @@ class Replayed:
             "samples": list(self.samples),
             **{name: list(lines) for name, lines in self.surroundings.items()},
             "different": [one.to_json() for one in self.different],
+            "unchecked": list(self.unchecked),
         }
 
 
@@ -92,14 +97,14 @@ def replay(
     then = read_record(file)
     named = suite if suite is not None else then.suite_file.shipped
     if named is None:
-        raise InputError(f"{file}: its suite '{then.suite}' does not come with featcal; name its file with --suite")
+        raise InputError(f"{file}: {ask_for_suite(then.suite, then.suite_file.name)}")
     files = _weights(file.parent, then)
     # Files rather than the record's hashes: of values a difference can be told, of hashes that there is one.
     kept = tensor_digests(files) if files else then.tensors
     with tempfile.TemporaryDirectory(prefix="featcal-replay-") as spare:
         target = Path(spare) / "model" if out is None else Path(out).expanduser()
         with use_threads(then.threads):
-            _run(then, named, target, device or then.device, progress)
+            unchecked = _run(then, named, target, device or then.device, progress)
         now = read_record(target / RECORD_FILE)
         again = _weights(target, now)
         made = tensor_digests(again)
@@ -114,15 +119,22 @@ def replay(
         samples_that_differ(then, now),
         surroundings_that_differ(then, now),
         different,
+        unchecked,
     )
 
 
-def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Progress) -> None:
-    if then.command == "merge":
-        write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out, device=device)
-        return
-    family = Session(open_family(load_suite(suite), device), one_shot=True).fit.family_with(then.model)
-    calibrate_to_folder(family, then.options(), out, progress=progress)
+def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Progress) -> Sequence[str]:
+    """Write the model again, and return what could not be checked of it."""
+    try:
+        if then.command == "merge":
+            write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out, device=device)
+        else:
+            family = Session(open_family(load_suite(suite), device), one_shot=True).fit.family_with(then.model)
+            calibrate_to_folder(family, then.options(), out, progress=progress)
+    except UncheckedError as error:  # it is written whole, so it can be compared
+        sentences: list[str] = error.document[UNCHECKED]
+        return sentences
+    return ()
 
 
 def _weights(folder: Path, record: Recorded) -> list[Path]:

@@ -25,6 +25,7 @@ class SuiteFacts(BaseModel):
 
     shipped: str | None
     sha256: dict[str, str]
+    name: str | None = None
 
 
 class Drawn(BaseModel):

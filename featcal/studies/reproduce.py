@@ -1,0 +1,233 @@
+"""Measure a suite by the paper's protocol, and hold every score against the one that the paper printed.
+
+The printed score is of one run on the whole test split. It agrees with the measured one where it lies within the
+interval that the score of an equally good model would lie in 95 times of 100, on as many test samples of its own and
+from its own calibration samples: Wilson's interval of the share of right answers (Fisher's z, with the factor 1.06 of
+Fieller, of a rank correlation), and Student's t for one more run beside those over seeds, added in squares. Both runs
+score the same samples, so agreement on one task is easy; the average over tasks has the narrow interval. Calibration
+samples alone would make too narrow an interval where nothing is drawn: the paper prints scores of the base and of the
+experts up to three times, and these differ by up to a standard error of Wilson's kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist, stdev
+from typing import Any
+
+from featcal.evaluation.comparison import LEVEL
+from featcal.session.session import Session
+from featcal.studies.history import TaskValue
+from featcal.studies.paper import PrintedRow, PrintedScores
+from featcal.studies.plan import Plan
+from featcal.studies.runner import Row
+from featcal.studies.study import Study, study_of
+from featcal.studies.summary import student_bound
+from featcal.suite.schema import load_suite
+from featcal.system.errors import InputError
+from featcal.system.formatting import percent
+
+SAMPLES = 256
+"""Calibration samples per task (Sec. 5.1)."""
+AVERAGE = "average"
+_HALF_DIGIT = 0.0005
+"""By how much a printed score, rounded to a tenth of a percent, is off at most."""
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+RANKS = "spearman"
+"""The metric that is a correlation; others are shares of right answers."""
+_FIELLER = 1.06
+"""Variance of Fisher's z of a rank correlation, times n - 3."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One score of a table, measured and printed, 0-1."""
+
+    method: str
+    """The row, in the paper's words."""
+    model: str
+    task: str
+    """"average" for the mean over tasks."""
+    printed: float | None
+    """None where the paper has no number."""
+    measured: float | None = None
+    """Mean over seeds; None where it was not measured."""
+    low: float | None = None
+    """Ends of the 95 % interval that the printed score is looked for in."""
+    high: float | None = None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Say whether the printed score lies within the interval, as far as it is printed; None without both."""
+        if self.printed is None or self.low is None or self.high is None:
+            return None
+        return self.low - _HALF_DIGIT <= self.printed <= self.high + _HALF_DIGIT
+
+    @property
+    def verdict(self) -> str:
+        """Return "agrees", by how much it differs, or "" where there is nothing to say."""
+        if self.agrees is None or self.printed is None or self.measured is None:
+            return ""
+        return "agrees" if self.agrees else f"differs by {percent(abs(self.measured - self.printed))} points"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one entry of `cells` in the document."""
+        return {**asdict(self), "agrees": self.agrees}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A measured suite beside its table of the paper."""
+
+    study: Study
+    printed: PrintedScores
+    departures: tuple[str, ...]
+    """Sentences on what was not done by the paper's protocol."""
+    cells: tuple[Cell, ...]
+    """Row by row as in the paper, the average first."""
+    missing: tuple[str, ...]
+    """Sentences on rows that were not measured, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the public document of the command."""
+        return {
+            **self.study.to_json(),
+            "table": self.printed.table.name,
+            "departures": list(self.departures),
+            "missing": list(self.missing),
+            "cells": [one.to_json() for one in self.cells],
+        }
+
+    def summary(self) -> str:
+        """Return how many scores agree, in a sentence."""
+        judged = [one for one in self.cells if one.agrees is not None]
+        averages = [one for one in judged if one.task == AVERAGE]
+        return (
+            f"{sum(bool(one.agrees) for one in judged)} of {len(judged)} scores agree with the printed ones, "
+            f"{sum(bool(one.agrees) for one in averages)} of {len(averages)} averages among them."
+        )
+
+
+def models_of(printed: PrintedScores) -> list[str]:
+    """Return the names of the models of a table's rows that there are."""
+    return [one.model for one in printed.rows if one.model]
+
+
+def reproduce(session: Session, plan: Plan, printed: PrintedScores) -> Reproduction:
+    """Measure the models of a table's rows, and hold each score against the printed one.
+
+    Args:
+        plan: whose methods are some of `models_of(printed)`.
+
+    Raises:
+        InputError: the suite's tasks are not the table's, or a method is not one of its rows.
+    """
+    if tuple(session.tasks) != printed.table.tasks:
+        raise InputError(
+            f"{printed.table.name} has the tasks {', '.join(printed.table.tasks)}; the suite has "
+            f"{', '.join(session.tasks)}"
+        )
+    if unknown := [name for name in plan.methods if name not in models_of(printed)]:
+        raise InputError(
+            f"{printed.table.name} has no row of model '{unknown[0]}'; it has {', '.join(models_of(printed))}"
+        )
+    study = study_of("paper", session, plan.on, plan.run(session, plan.points()))
+    of_model = {name: [row for row in study.rows if row.method == name] for name in plan.methods}
+    wanted = [one for one in printed.rows if one.model in of_model]
+    cells = [cell for one in wanted for cell in _cells(one, of_model[one.model], printed.table.tasks)]
+    measured = [one for one in wanted if any(row.found.scores for row in of_model[one.model])]
+    return Reproduction(
+        study, printed, tuple(_departures(session, plan, measured)), tuple(cells), tuple(_missing(printed, of_model))
+    )
+
+
+def _missing(printed: PrintedScores, of_model: dict[str, list[Row]]) -> list[str]:
+    sentences = []
+    for one in printed.rows:
+        failures = [row.found.failure for row in of_model.get(one.model, ()) if row.found.failure]
+        if not one.model:
+            sentences.append(f"{one.row.method}: there is no published model of it")
+        elif failures:
+            sentences.append(f"{one.row.method} ({one.model}): {failures[0]}")
+    return sentences
+
+
+def _departures(session: Session, plan: Plan, rows: Sequence[PrintedRow]) -> list[str]:
+    suite, view = session.family.suite, plan.on.scores
+    found = []
+    if suite.model_dump() != load_suite(suite.name).model_dump():
+        found.append("the suite file is not the one of this name that comes with featcal")
+    if plan.samples != SAMPLES:
+        found.append(f"{plan.samples} calibration samples per task, in the paper {SAMPLES}")
+    if view.samples is not None:
+        found.append(f"scored on {view.samples} samples per task, in the paper on all")
+    if view.split not in (None, "test"):
+        found.append(f"scored on the {view.split} split, in the paper on the test split")
+    return [*found, *dict.fromkeys(text for one in rows for text in one.differences)]
+
+
+def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> list[Cell]:
+    """Return the average and the score of every task."""
+    row, done = printed.row, [one for one in rows if one.found.scores]
+    values = {AVERAGE: row.average, **{task: printed.score(column) for column, task in enumerate(tasks)}}
+    empty = {
+        task: Cell(row.method, printed.model, task, None if value is None else value / 100)
+        for task, value in values.items()
+    }
+    if not done:
+        return [*empty.values()]
+    scores = {task: [one.found.scores[task] for one in done] for task in tasks}
+    sides = {task: _sides_by_samples(own) for task, own in scores.items()}
+    runs = {AVERAGE: [one.mean for one in done], **{task: [one.value for one in own] for task, own in scores.items()}}
+    # Tasks have samples of their own, so the squares of what their averages are off add up.
+    below, above = (math.hypot(*side) / len(tasks) for side in zip(*sides.values(), strict=True))
+    sides[AVERAGE] = below, above
+    least = {task: -1.0 if own[0].metric == RANKS else 0.0 for task, own in scores.items()}
+    least[AVERAGE] = sum(least.values()) / len(tasks)
+    return [_measure(cell, runs[task], sides[task], least[task]) for task, cell in empty.items()]
+
+
+def _measure(cell: Cell, runs: Sequence[float], sides: tuple[float, float], least: float) -> Cell:
+    """Return the cell with the mean over runs and the interval for one more run, as far as there are such scores."""
+    mean = sum(runs) / len(runs)
+    drawn = 0.0
+    if len(runs) > 1:
+        drawn = student_bound(LEVEL, len(runs) - 1) * stdev(runs) * math.sqrt(1 + 1 / len(runs))
+    low, high = mean - math.hypot(sides[0], drawn), mean + math.hypot(sides[1], drawn)
+    return Cell(cell.method, cell.model, cell.task, cell.printed, mean, max(least, low), min(1.0, high))
+
+
+def _sides_by_samples(scores: Sequence[TaskValue]) -> tuple[float, float]:
+    """Return how far the interval by test samples reaches below and above the mean of some runs on the same samples."""
+    metric, count = scores[0].metric, scores[0].n
+    mean = sum(one.value for one in scores) / len(scores)
+    low, high = (correlation_interval if metric == RANKS else share_interval)(mean, count)
+    return mean - low, high - mean
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of right answers (Wilson's).
+
+    >>> [round(end, 4) for end in share_interval(0.8, 100)]
+    [0.7112, 0.8666]
+    """
+    scale = 1 + _Z**2 / count
+    middle = (share + _Z**2 / (2 * count)) / scale
+    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2)) / scale
+    return middle - half, middle + half
+
+
+def correlation_interval(value: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a rank correlation (Fisher's z); of three samples and fewer it is everything.
+
+    >>> [round(end, 4) for end in correlation_interval(0.8, 100)]
+    [0.7132, 0.8626]
+    """
+    if count <= 3:
+        return -1.0, 1.0
+    if abs(value) >= 1:
+        return value, value
+    half = _Z * math.sqrt(_FIELLER / (count - 3))
+    return math.tanh(math.atanh(value) - half), math.tanh(math.atanh(value) + half)
