@@ -10,6 +10,7 @@ from typing import Any
 from featcal.formats.hub import cached_commit, explain_hub_errors
 from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
+from featcal.samples.hub_repository import find_repository
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
@@ -61,11 +62,13 @@ def _open(
     require_packages("datasets", "pyarrow", label=f"data set '{name}'")
     import datasets
 
-    place = str(folder) if folder.is_dir() else name
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
     try:
-        with explain_hub_errors(name, "data set"):
-            opened = datasets.load_dataset(place, name=config, split=split, revision=revision)
+        with explain_hub_errors(f"{name}@{revision}" if revision else name, "data set"):
+            if folder.is_dir():
+                opened = datasets.load_dataset(str(folder), name=config, split=split)
+            else:
+                opened = _fetch(name, config, split, revision)
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(f"{where}, split '{split}' cannot be loaded ({type(error).__name__}: {reason})") from error
@@ -78,6 +81,22 @@ def _open(
         return pa.Table.from_batches([batches[chunk]]).select(columns)
 
     return ArrowTable(f"{where}, split '{split}'", table.schema, [len(batch) for batch in batches], read)
+
+
+def _fetch(name: str, config: str | None, split: str, revision: str | None) -> Any:
+    """Return a split of a data set on the Hub; where it can be read alone, nothing else is fetched or prepared."""
+    import datasets
+
+    repository = find_repository(name, revision)
+    layout = None if repository is None else repository.lay_out(config)
+    if layout is None:
+        return datasets.load_dataset(name, name=config, split=split, revision=revision)
+    layout.splits_of(split)
+    if layout.is_prepared_whole or not layout.parts:
+        return datasets.load_dataset(name, name=config, split=split, revision=layout.repository.commit)
+    builder = layout.part(split)
+    builder.download_and_prepare(verification_mode="no_checks")
+    return builder.as_dataset(split)
 
 
 def refuse_saved_to_disk(folder: Path) -> None:
