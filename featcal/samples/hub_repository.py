@@ -22,6 +22,8 @@ from featcal.system.json_files import read_json
 
 CARD, SETTINGS, INFOS = "README.md", ".huggingface.yaml", "dataset_infos.json"
 """Files that say how the others are read: the card, what may stand beside it, and what old cards left out."""
+ALONE = "-alone"
+"""End of the name of what is prepared of a split alone, in the cache of `datasets`."""
 _MOST_FILES = 20_000
 """Files of a repository up to which it is laid out."""
 _ELSEWHERE = re.compile(r"^[\s-]*(?:\w+:)?\s*['\"]?(?:hf|https?)://", re.MULTILINE)
@@ -144,11 +146,22 @@ class Layout:
         names = self.splits_of(asked) if self.parts else list(self.splits)
         return list(dict.fromkeys(file for name in names for file in self.splits[name]))
 
+    def copied_bytes(self, asked: str) -> int:
+        """Return the bytes that `datasets` writes of these files: as the card says, else as many as are fetched."""
+        names = self.splits_of(asked) if self.parts else list(self.splits)
+        said = [getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) for name in names]
+        return sum(said) if all(said) else sum(self.repository.sizes[file] for file in self.files_of(asked))
+
     @property
     def is_prepared_whole(self) -> bool:
         """Say whether `datasets` has all splits of this commit in its cache."""
-        prepared = _cache_folder(self.repository.name) / self.builder.config.name
+        prepared = cache_folder_of(self.repository.name) / self.builder.config.name
         return any(prepared.glob(f"*/{self.repository.commit}/dataset_info.json"))
+
+    def is_prepared(self, asked: str) -> bool:
+        """Say whether a split can be read without fetching anything."""
+        alone = self.parts and (Path(self.part(asked).cache_dir) / "dataset_info.json").is_file()
+        return alone or self.is_prepared_whole
 
     def part(self, asked: str) -> Any:
         """Return a builder of `datasets` that fetches and prepares what a split needs and nothing else."""
@@ -169,26 +182,28 @@ class Layout:
             repo_id=of.name,
             dataset_name=of.name.rpartition("/")[2],
             config_name=self.builder.config.name,
-            config_id=f"{self.builder.config.name}-{'-'.join(names)}-alone",
+            config_id=f"{self.builder.config.name}-{'-'.join(names)}{ALONE}",
             data_files=DataFilesDict(files),
             hash=of.commit,
             info=info,
         )
 
 
-def describe_repository(name: str, revision: str | None) -> tuple[Repository, Any]:
-    """Ask the Hub, in one question, for a data set's files and card; return them and its answer.
+def describe_repository(name: str, revision: str | None) -> Repository:
+    """Ask the Hub, in one question, for a data set's files and card.
 
     Raises:
-        InputError: there is no such data set or revision.
+        InputError: there is no such data set or revision, or it is gated.
         Unreachable: the Hub does not answer.
     """
     ref = f"{name}@{revision}" if revision else name
     info = look_up(ref, "data set", lambda api: api.dataset_info(name, revision=revision, files_metadata=True))
+    if info.gated:
+        # Gated data sets answer with sizes to everybody; this asks whether this user may fetch them.
+        look_up(ref, "data set", lambda api: api.auth_check(name, repo_type="dataset"))
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
     card = info.card_data.to_yaml() if info.card_data is not None else ""
-    texts = {CARD: f"---\n{card}\n---\n"} if CARD in sizes and card else {}
-    return Repository(name, info.sha, sizes, texts), info
+    return Repository(name, info.sha, sizes, {CARD: f"---\n{card}\n---\n"} if CARD in sizes and card else {})
 
 
 def known_repository(name: str, revision: str | None) -> Repository | None:
@@ -213,7 +228,7 @@ def find_repository(name: str, revision: str | None) -> Repository | None:
     if kept is not None and kept.commit == revision:
         return kept
     try:
-        found, info = describe_repository(name, revision)
+        found = describe_repository(name, revision)
     except Unreachable:
         return kept
     if kept is None or kept.commit != found.commit:
@@ -234,7 +249,7 @@ def _fetch_texts(found: Repository) -> dict[str, str]:
     return {one: Path(folder, one).read_text(encoding="utf-8", errors="replace") for one in wanted}
 
 
-def _cache_folder(name: str) -> Path:
+def cache_folder_of(name: str) -> Path:
     """Return the folder in which `datasets` prepares a data set on the Hub."""
     import datasets
     from datasets.naming import camelcase_to_snakecase
@@ -245,5 +260,5 @@ def _cache_folder(name: str) -> Path:
 
 def _kept_below(name: str, commit: str) -> Path:
     # Beside what `datasets` prepares, on the disk that was chosen for data.
-    folder = _cache_folder(name)
+    folder = cache_folder_of(name)
     return folder.parent / "featcal" / folder.name / commit

@@ -42,14 +42,49 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
         InputError: a column is missing, no row has the split, or values are not labels.
     """
     rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
+    require_columns(source, table.columns)
     if source.conversation is not None:
         return _conversations(table, source.turn_columns, rows)
     return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
 
 
+def require_columns(source: Source, known: Sequence[str]) -> None:
+    """Raise InputError if a source names a column that its data do not have.
+
+    Args:
+        known: the columns that they have.
+    """
+    for what, columns in _needed_columns(source).items():
+        for name in columns:
+            if name not in known:
+                raise InputError(
+                    f"{what} needs the column '{name}', which is not there ({_list_columns(known)})."
+                    f"{did_you_mean(name, known)}"
+                )
+
+
+def _needed_columns(source: Source) -> dict[str, Sequence[str]]:
+    """Return the columns that a source reads, by what needs them."""
+    if source.conversation is not None:
+        return {"'conversation'": source.turn_columns}
+    label = (source.label,) if source.label is not None else ()
+    if source.input is None:
+        return {"a source of pictures": (source.image or "image",), "'label'": label}
+    return {
+        "'input'": template_fields(source.input),
+        "'target'": template_fields(source.target or ""),
+        "'pair'": template_fields(source.pair or ""),
+        "'targets'": (source.label or "label",) if source.targets is not None else (),
+        "'label'": () if source.targets is not None else label,
+        "a source of pictures": () if source.image is None else (source.image,),
+    }
+
+
 def _rows_of_split(table: Table, split: str) -> Rows:
     if "split" not in table.columns:
-        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table)})")
+        raise InputError(
+            f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table.columns)})"
+        )
     values = table.column("split")
     rows = np.array([row for row, value in enumerate(values) if value == split], dtype=np.int64)
     if not len(rows):
@@ -58,15 +93,8 @@ def _rows_of_split(table: Table, split: str) -> Rows:
     return rows
 
 
-def _require(table: Table, columns: Sequence[str], what: str) -> None:
-    for name in columns:
-        if name not in table.columns:
-            hint = did_you_mean(name, table.columns)
-            raise InputError(f"{what} needs the column '{name}', which is not there ({_list_columns(table)}).{hint}")
-
-
-def _list_columns(table: Table) -> str:
-    return f"columns: {', '.join(table.columns) or 'none'}"
+def _list_columns(known: Sequence[str]) -> str:
+    return f"columns: {', '.join(known) or 'none'}"
 
 
 # ------------------------------------------------------------------------------------------------------- text
@@ -76,12 +104,8 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
     template, target, pair = str(source.input), source.target, source.pair
     answers = _answers(source)
     label = source.label or "label"
-    needed = {"'input'": template_fields(template), "'target'": template_fields(target or "")}
-    needed["'pair'"] = template_fields(pair or "")
-    needed["'targets'"] = (label,) if answers else ()
-    for option, fields in needed.items():
-        _require(table, fields, option)
-    columns = tuple(dict.fromkeys(field for fields in needed.values() for field in fields))
+    needed = [template_fields(one or "") for one in (template, target, pair)]
+    columns = tuple(dict.fromkeys([*(field for fields in needed for field in fields), *((label,) if answers else ())]))
 
     def example(row: Mapping[str, Any]) -> TextExample:
         if answers is None:
@@ -113,8 +137,6 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
 
 
 def _conversations(table: Table, columns: Sequence[str], rows: Rows) -> Pool:
-    _require(table, columns, "'conversation'")
-
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
         examples = []
@@ -163,7 +185,6 @@ def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
 
 def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
     """Return a function from indices to the pictures of a column."""
-    _require(table, [column], "a source of pictures")
 
     def images(wanted: Sequence[int]) -> list[Image]:
         chosen = [int(rows[index]) for index in wanted]
@@ -177,7 +198,6 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
 
 def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
     """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone."""
-    _require(table, [column], "'label'")
     values = table.column(column)
     labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.

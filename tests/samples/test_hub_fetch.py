@@ -2,147 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import datasets
 import pytest
-from hub.server import serve
-from huggingface_hub import constants
-from PIL import Image as Pillow
+from hub_data_sets import CLASSES, Log, fetched, forget, go_offline, play, send, serving
 
-from featcal.samples import hub
 from featcal.samples.hub import read_hub
 from featcal.samples.hub_repository import known_repository
 from featcal.system.errors import InputError
 
-datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CLASSES = ["cat", "dog", "owl"]
-FEATURES = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
-CARD = """---
-dataset_info:
-  features:
-  - {name: image, dtype: image}
-  - name: label
-    dtype: {class_label: {names: {'0': cat, '1': dog, '2': owl}}}
-  splits:
-  - {name: train, num_bytes: 30000, num_examples: 24}
-  - {name: test, num_bytes: 8000, num_examples: 6}
-configs:
-- config_name: default
-  data_files:
-  - {split: train, path: data/train-*}
-  - {split: test, path: data/test-*}
----
-"""
-
-
-def picture(number: int) -> dict[str, Any]:
-    """A picture of noise, so that every one has as many bytes as another."""
-    stream = io.BytesIO()
-    noise = np.random.default_rng(number).integers(0, 255, (16, 16, 3), dtype=np.uint8)
-    Pillow.fromarray(noise).save(stream, "png")
-    return {"bytes": stream.getvalue(), "path": None}
-
-
-def write_pictures(file: Path, rows: range, described: bool = True, group: int = 2) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"image": [picture(one) for one in rows], "label": [one % len(CLASSES) for one in rows]}
-    table = pa.table(content, schema=FEATURES.arrow_schema if described else None)
-    pq.write_table(table, file, row_group_size=group)
-
 
 @pytest.fixture(scope="module")
-def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repositories")
-    for name, card in (("me/pictures", CARD), ("me/bare", "")):
-        top = root / "datasets" / name / "main"
-        for split, rows in (("train", range(24)), ("test", range(24, 30)), ("contrast", range(30, 60))):
-            if split != "contrast" or not card:
-                for shard in range(2):
-                    half = len(rows) // 2
-                    part = rows[shard * half : (shard + 1) * half]
-                    write_pictures(top / "data" / f"{split}-{shard:05}-of-00002.parquet", part, described=not card)
-        if card:
-            (top / "README.md").write_text(card)
-    lines = root / "datasets" / "me" / "lines" / "main"
-    lines.mkdir(parents=True)
-    for split in ("train", "test"):
-        (lines / f"{split}.jsonl").write_text(json.dumps({"text": split}) + "\n")
-    scripted = root / "datasets" / "me" / "scripted" / "main"
-    scripted.mkdir(parents=True)
-    (scripted / "scripted.py").write_text("")
-    return root
-
-
-@pytest.fixture(scope="module")
-def address(repositories: Path) -> Iterator[str]:
-    server = serve(repositories)
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-
-
-Log = Callable[[], list[dict[str, Any]]]
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from serving(tmp_path_factory.mktemp("repositories"))
 
 
 @pytest.fixture
 def log(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Play a Hub, with empty caches, and return what gives the requests since it was called last."""
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_XET_CACHE", str(tmp_path / "xet"))
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", address)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
-    monkeypatch.setattr(datasets.config, "USE_PARQUET_EXPORT", False)  # of another host
-    # Clients wait a second or more between tries.
-    sleep = time.sleep
-    monkeypatch.setattr("time.sleep", lambda seconds: sleep(seconds) if seconds < 1 else None)
-    huggingface_hub.HfFileSystem.clear_instance_cache()
-    forget()
-    huggingface_hub.utils.disable_progress_bars()
-    datasets.disable_progress_bars()
-    huggingface_hub.close_session()
-
-    def requests() -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{address}/_hub/log") as answer:
-            found: list[dict[str, Any]] = json.load(answer)
-        urllib.request.urlopen(urllib.request.Request(f"{address}/_hub/log", method="DELETE")).close()
-        return found
-
-    requests()
-    return requests
-
-
-def forget() -> None:
-    """Forget what this process has opened, as another one would not know it."""
-    hub._open.cache_clear()
-
-
-def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    huggingface_hub.close_session()
-
-
-def fetched(requests: list[dict[str, Any]]) -> set[str]:
-    """Return the files of data of which content was sent."""
-    names = {one["path"].partition("?")[0].rpartition("/")[2] for one in requests if one["bytes"] > 0}
-    return {name for name in names if name.endswith((".parquet", ".jsonl", ".tar"))}
+    return play(address, tmp_path, monkeypatch)
 
 
 def read(name: str, split: str, tmp_path: Path, **options: Any) -> Any:
@@ -227,14 +109,10 @@ def test_what_cannot_be_read_is_said_before_it_is_fetched(
 
 
 def test_a_broken_connection_is_one_sentence_and_what_is_whole_is_kept(log: Log, address: str, tmp_path: Path) -> None:
-    fault = {"match": "GET .*train-00001", "status": 503}
-    request = urllib.request.Request(f"{address}/_hub/faults", data=json.dumps([fault]).encode(), method="POST")
-    urllib.request.urlopen(request).close()
-    try:
-        with pytest.raises(InputError, match="'me/pictures' cannot be fetched: the Hub has trouble of its own"):
-            read("me/pictures", "train", tmp_path)
-    finally:
-        urllib.request.urlopen(urllib.request.Request(f"{address}/_hub/faults", method="DELETE")).close()
+    send(address, "faults", "POST", [{"match": "GET .*train-00001", "status": 503}])
+    with pytest.raises(InputError, match="'me/pictures' cannot be fetched: the Hub has trouble of its own"):
+        read("me/pictures", "train", tmp_path)
+    send(address, "faults", "DELETE")
     log()
     assert len(read("me/pictures", "train", tmp_path)) == 24
     assert fetched(log()) == {"train-00001-of-00002.parquet"}
