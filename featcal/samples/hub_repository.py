@@ -7,13 +7,14 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from featcal.formats.hub import cached_commit, keep_commit, look_up
+from featcal.formats.hub import cached_commit, explain_hub_errors, keep_commit, look_up
 from featcal.formats.hub_errors import Unreachable
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
@@ -44,6 +45,10 @@ class Repository:
     """Bytes of every file."""
     texts: Mapping[str, str]
     """Content of the files that say how others are read, as far as it is known."""
+
+    @property
+    def ref(self) -> str:
+        return f"{self.name}@{self.commit}"
 
     @cached_property
     def folder(self) -> Path:
@@ -163,8 +168,15 @@ class Layout:
         alone = self.parts and (Path(self.part(asked).cache_dir) / "dataset_info.json").is_file()
         return alone or self.is_prepared_whole
 
+    def prepare(self, asked: str) -> Any:
+        """Return a split as `datasets` opens it, after fetching and preparing what it needs and nothing else."""
+        builder = self.part(asked)
+        # What a card says of numbers and hashes is of all splits.
+        builder.download_and_prepare(verification_mode="no_checks")
+        return builder.as_dataset(asked)
+
     def part(self, asked: str) -> Any:
-        """Return a builder of `datasets` that fetches and prepares what a split needs and nothing else."""
+        """Return a builder of `datasets` for a split alone."""
         from datasets.data_files import DataFilesDict, DataFilesList
 
         of = self.repository
@@ -187,6 +199,27 @@ class Layout:
             hash=of.commit,
             info=info,
         )
+
+
+@contextmanager
+def explain_reading(ref: str, where: str) -> Iterator[None]:
+    """Turn what goes wrong in the body of the `with`, on the Hub or in `datasets`, into one sentence.
+
+    Args:
+        ref: the data set, and its revision if one was asked for.
+        where: names the data in messages.
+
+    Raises:
+        InputError: says what cannot be had, why, and what to do.
+    """
+    import datasets
+
+    try:
+        with explain_hub_errors(ref, "data set"):
+            yield
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), "no reason given")
+        raise InputError(f"{where} cannot be loaded ({type(error).__name__}: {reason})") from error
 
 
 def describe_repository(name: str, revision: str | None) -> Repository:

@@ -7,15 +7,17 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcal.samples.arrow import ArrowTable
 from featcal.samples.class_names import sort_names
 from featcal.samples.conversations import read_example
-from featcal.samples.pool import Image, Pool, TextExample
+from featcal.samples.pool import FetchedLabels, Image, Pool, TextExample
 from featcal.samples.table import Table, picture_of
 from featcal.suite.source import Source
 from featcal.suite.template import fill, template_fields
@@ -44,8 +46,12 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
     rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
     require_columns(source, table.columns)
     if source.conversation is not None:
-        return _conversations(table, source.turn_columns, rows)
-    return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+        pool = _conversations(table, source.turn_columns, rows)
+    else:
+        pool = _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+    if isinstance(table, ArrowTable) and table.fetch is not None:
+        return replace(pool, prepare=lambda wanted: table.prepare(rows[list(wanted)].tolist()))
+    return pool
 
 
 def require_columns(source: Source, known: Sequence[str]) -> None:
@@ -196,8 +202,17 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
     return images
 
 
-def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
+def _labels(
+    table: Table, column: str, rows: Rows
+) -> tuple[NDArray[np.int64] | FetchedLabels, tuple[str, ...] | None, bool]:
     """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone."""
+    if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
+
+        def read(wanted: Sequence[int]) -> NDArray[np.int64]:
+            found = table.rows(rows[list(wanted)].tolist(), [column])
+            return number_labels([row[column] for row in found], f"column '{column}'")[0]
+
+        return FetchedLabels(read), table.class_names(column), False
     values = table.column(column)
     labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.
