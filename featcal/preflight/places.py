@@ -27,7 +27,7 @@ from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_model
-from featcal.preflight.remote_data import RemoteData, ask_data, is_data_cached
+from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, is_data_cached
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import is_installed
@@ -118,8 +118,11 @@ class Places:
         """Say whether every part of a reference that `locate` has seen is on this machine."""
         return all(isinstance(self._known.get(part, self._root), Path) for part in self._parts(ref))
 
-    def has_data(self, source: Source, label: str) -> bool:
-        """Say whether a source can be opened without fetching it.
+    def has_data(self, source: Source, label: str, rows: DrawnRows | None) -> bool:
+        """Say whether a source can be opened, and these rows drawn of it, without fetching them.
+
+        Args:
+            rows: gives the rows, of so many, that a run would draw; None for all.
 
         Raises:
             InputError: the Hub has no such data set, it is gated, or it cannot be read as the source asks; on a shared
@@ -129,27 +132,28 @@ class Places:
             return True
         if not is_installed("datasets"):
             self.without_package.add(source.hub)
-        if self._is_here(source, label):
+        if self._is_here(source, label, rows):
             return is_installed("datasets")
         data = self._ask_data(source, label)
         if data is not None:
             try:
-                plan = data.plan(source)
+                plan = data.plan(source, rows)
             except InputError as error:
                 raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error
             self.downloads[plan.ref] = plan
         return False
 
-    def _is_here(self, source: Source, label: str) -> bool:
+    def _is_here(self, source: Source, label: str, rows: DrawnRows | None) -> bool:
         """Say whether a source is a folder, or was fetched from the Hub already."""
         if source.hub is None or self._is_folder(source.hub):
             return True
         require_no_hub(label)
-        return is_installed("datasets") and is_data_cached(source)
+        return is_installed("datasets") and is_data_cached(source, rows)
 
     def _is_to_ask(self, source: Source) -> bool:
         with suppress(InputError):  # raised again for whoever needs it
-            return not self._is_here(source, "")
+            # Of what was fetched in part nobody knows yet which rows are drawn.
+            return not self._is_here(source, "", lambda size: ())
         return False
 
     def _ask_data(self, source: Source, label: str) -> RemoteData | None:

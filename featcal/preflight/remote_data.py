@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from featcal.preflight.remote import Download
@@ -10,11 +11,16 @@ from featcal.samples.hub_repository import (
     Repository,
     cache_folder_of,
     describe_repository,
+    explain_reading,
     known_repository,
 )
-from featcal.samples.records import require_columns
+from featcal.samples.hub_rows import HubRows, find_rows, kept_footers, may_read_rows
+from featcal.samples.records import label_column, require_columns
 from featcal.suite.source import Source
 from featcal.system.extras import is_installed, require_packages
+
+DrawnRows = Callable[[int], Sequence[int]]
+"""Gives the rows, of so many, that a run would draw."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,11 @@ class RemoteData:
 
     repository: Repository
 
-    def plan(self, source: Source) -> Download:
+    def plan(self, source: Source, rows: DrawnRows | None) -> Download:
         """Return what a source would fetch of it.
+
+        Args:
+            rows: gives the rows, of so many, that a run would draw; None for all.
 
         Raises:
             InputError: `datasets` would not read it, or it has no such configuration, split or column, as far as its
@@ -38,9 +47,15 @@ class RemoteData:
         layout.splits_of(split)
         if layout.columns is not None:
             require_columns(source, layout.columns)
-        parts = [source.config, split if layout.parts else None]
-        size = sum(self.repository.sizes[file] for file in files)
-        return Download(_name(source, parts), "data set", len(files), size, copied_bytes=layout.copied_bytes(split))
+        name = _name(source, [source.config, split if layout.parts else None])
+        whole = sum(self.repository.sizes[file] for file in files)
+        if rows is not None and may_read_rows(layout, split):
+            with explain_reading(self.repository.ref, f"data set {name}"):
+                found = find_rows(layout, split, keep=False)
+            size = found.fetched_bytes(_needed_rows(found, source, rows))
+            if size < whole:
+                return Download(name, "data set", len(files), size)
+        return Download(name, "data set", len(files), whole, copied_bytes=layout.copied_bytes(split))
 
     def _plan_unknown(self, source: Source) -> Download:
         """Return the size of all files, or of those of one configuration where it has a folder of its own."""
@@ -61,16 +76,32 @@ def ask_data(source: Source) -> RemoteData:
     return RemoteData(describe_repository(str(source.hub), source.revision))
 
 
-def is_data_cached(source: Source) -> bool:
-    """Say whether the package `datasets` has prepared what a source reads of a data set on the Hub."""
+def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
+    """Say whether what a source reads of a data set on the Hub was fetched.
+
+    Args:
+        rows: gives the rows, of so many, that a run would draw; None for all.
+    """
     require_packages("datasets", label=str(source.hub))
     known = known_repository(str(source.hub), source.revision)
     layout = None if known is None else known.lay_out(source.config)
     if layout is not None and layout.parts:
-        return layout.is_prepared(str(source.split))
+        split = str(source.split)
+        if layout.is_prepared(split) or rows is None or not may_read_rows(layout, split):
+            return layout.is_prepared(split)
+        footers = kept_footers(layout, split)
+        found = None if footers is None else HubRows.of(layout, split, footers)
+        return found is not None and not found.missing(_needed_rows(found, source, rows))
     folder = cache_folder_of(str(source.hub))
     prepared = [file.parents[2].name for file in folder.glob("*/*/*/dataset_info.json")]
     return any(source.config in (None, one, one.partition("-")[0]) for one in prepared if not one.endswith(ALONE))
+
+
+def _needed_rows(found: HubRows, source: Source, rows: DrawnRows) -> Sequence[int]:
+    """Return the drawn rows; all of them where labels are words, which are counted over the whole split."""
+    table = found.table("")
+    label = label_column(source, table.columns)
+    return rows(len(found)) if label is None or table.has_numbers(label) else range(len(found))
 
 
 def _name(source: Source, parts: list[str | None]) -> str:

@@ -81,6 +81,16 @@ class HubRows:
         here = [group for group in self.groups if self._file_of(group).is_file()]
         return sum(one.size for one in (*here, *missing)) > SHARE * sum(one.size for one in self.groups)
 
+    def fetched_bytes(self, rows: Sequence[int]) -> int:
+        """Return the bytes that are fetched for some rows, footers included where they are not here."""
+        missing, sizes = self.missing(rows), self.layout.repository.sizes
+        groups = self.groups if missing and self.takes_all(missing) else missing
+        here = kept_footers(self.layout, self.split) is not None
+        tails = 0 if here else sum(max(len(one), min(_TAIL, sizes[file])) for file, one in self.footers.items())
+        if groups is self.groups:
+            return tails + sum(sizes[file] for file in self.footers)
+        return tails + sum(group.size for group in groups)
+
     def table(self, where: str) -> ArrowTable:
         """Return the rows as a table, which fetches what is read from it."""
         whole: list[ArrowTable] = []
@@ -154,8 +164,9 @@ def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
 
         def fetch_one(file: str) -> bytes:
             tail = read(file, max(0, sizes[file] - _TAIL), sizes[file])
-            needed = int.from_bytes(tail[-8:-4], "little") + 8
-            return tail[-needed:] if needed <= len(tail) else read(file, max(0, sizes[file] - needed), sizes[file])
+            start = sizes[file] - min(int.from_bytes(tail[-8:-4], "little") + 8, sizes[file])
+            more = sizes[file] - len(tail) - start
+            return tail[-more:] if more <= 0 else read(file, start, start + more) + tail
 
         files = layout.splits[split]
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -69,6 +69,13 @@ def require_columns(source: Source, known: Sequence[str]) -> None:
                 )
 
 
+def label_column(source: Source, known: Sequence[str]) -> str | None:
+    """Return the column of class indices or names that a source has; None for one without classes."""
+    if source.input is None and source.conversation is None:
+        return source.label or ("label" if "label" in known else None)
+    return source.label if source.has_classes else None
+
+
 def _needed_columns(source: Source) -> dict[str, Sequence[str]]:
     """Return the columns that a source reads, by what needs them."""
     if source.conversation is not None:
@@ -137,7 +144,7 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
                 raise InputError(f"{table.place(place)}: {error}") from error
         return examples
 
-    labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
     images = None if source.image is None else _images(table, source.image, rows)
     return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
 
@@ -183,9 +190,7 @@ def _not_empty(example: TextExample) -> TextExample:
 
 def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
     images = _images(table, source.image or "image", rows)
-    labels, names, counted = None, None, False
-    if source.label is not None or "label" in table.columns:
-        labels, names, counted = _labels(table, source.label or "label", rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
     return Pool(len(rows), labels, names, images, counted_names=counted)
 
 
@@ -203,9 +208,12 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
 
 
 def _labels(
-    table: Table, column: str, rows: Rows
-) -> tuple[NDArray[np.int64] | FetchedLabels, tuple[str, ...] | None, bool]:
-    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone."""
+    table: Table, column: str | None, rows: Rows
+) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
+    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone;
+    nothing without a column."""
+    if column is None:
+        return None, None, False
     if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
 
         def read(wanted: Sequence[int]) -> NDArray[np.int64]:

@@ -12,7 +12,9 @@ from suite_edits import Edit
 
 from featcal.preflight import remote
 from featcal.preflight.check import Preflight, check
+from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
+from featcal.samples.sources import look as look_at
 from featcal.suite.schema import load_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,7 +52,9 @@ def test_what_cannot_be_read_is_a_problem_before_anything_is_fetched(
     source: dict[str, Any], said: str | None, edit_suite: Edit, log: Log
 ) -> None:
     found = look(edit_suite, **source)
-    assert [one["path"].partition("?")[0] for one in log()] == [f"/api/datasets/{source['hub']}"]
+    # Beside this the Hub's client asks once for names of agents.
+    paths = {one["path"].partition("?")[0] for one in log()} - {"/api/agent-harnesses"}
+    assert paths == {f"/api/datasets/{source['hub']}"}
     if said is None:
         assert found.problems == ()
     else:
@@ -77,3 +81,24 @@ def test_a_run_fetches_what_check_has_said(edit_suite: Edit, log: Log, tmp_path:
 def test_without_a_card_copies_are_as_large_as_what_is_fetched(edit_suite: Edit, log: Log) -> None:
     (download,) = look(edit_suite, hub="me/bare", split="test").downloads
     assert download.copied_bytes == download.bytes > 0
+
+
+def test_row_groups_of_the_draw_are_what_check_has_said(edit_suite: Edit, log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr(hub_rows, "WORTH", 0)
+    monkeypatch.setattr(hub_rows, "_TAIL", 3000)
+
+    def change(content: dict[str, Any]) -> None:
+        content["calibration"] = {"samples": 3, "seed": 7}
+        content["tasks"]["pets"]["calibration"] = {"hub": "me/pictures", "split": "train"}
+
+    suite = load_suite(edit_suite(change))
+    (download,) = check(suite, probe=False).downloads
+    assert download.ref == "me/pictures (train)"
+    log()
+    look_at(suite, "pets", "calibration", 3, 7)
+    assert sum(one["bytes"] for one in log() if fetched([one])) == download.bytes
+    assert check(suite, probe=False).downloads == ()
+    assert not fetched(log())
+    suite = load_suite(edit_suite(lambda content: [change(content), content["calibration"].update(samples=20)]))
+    (download,) = check(suite, probe=False).downloads
+    assert download.copied_bytes == 30_000
