@@ -34,6 +34,9 @@ _OF_THEIR_OWN = ("parquet", "arrow", "webdataset")
 _OF_THE_CARD = ("json", "csv", "text")
 """Formats whose types `datasets` takes from the first split, unless the card says them."""
 
+_asked: set[tuple[str, str | None, str]] = set()
+"""Names, revisions and the commits that the Hub said they mean, in this process."""
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -252,13 +255,13 @@ def known_repository(name: str, revision: str | None) -> Repository | None:
 def find_repository(name: str, revision: str | None) -> Repository | None:
     """Return a data set as it is on the Hub, or as it is kept where the Hub does not answer; None where neither is.
 
-    A commit is asked for once.
+    What a branch means is asked once in a process, as long as the cache says the same; a commit is asked for once.
 
     Raises:
         InputError: there is no such data set or revision, or it is gated.
     """
     kept = known_repository(name, revision)
-    if kept is not None and kept.commit == revision:
+    if kept is not None and (kept.commit == revision or (name, revision, kept.commit) in _asked):
         return kept
     try:
         found = describe_repository(name, revision)
@@ -269,17 +272,20 @@ def find_repository(name: str, revision: str | None) -> Repository | None:
         found.folder.mkdir(parents=True, exist_ok=True)
         put(found.folder / "repository.json", json.dumps(asdict(found)))
     keep_commit(name, revision, found.commit, "dataset")
+    _asked.add((name, revision, found.commit))
     return found
 
 
 def _fetch_texts(found: Repository) -> dict[str, str]:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download
 
-    wanted = [one for one in (CARD, SETTINGS, INFOS) if one in found.sizes]
-    if not wanted:
-        return {}
-    folder = snapshot_download(found.name, repo_type="dataset", revision=found.commit, allow_patterns=wanted)
-    return {one: Path(folder, one).read_text(encoding="utf-8", errors="replace") for one in wanted}
+    return {
+        file: Path(hf_hub_download(found.name, file, repo_type="dataset", revision=found.commit)).read_text(
+            encoding="utf-8", errors="replace"
+        )
+        for file in (CARD, SETTINGS, INFOS)
+        if file in found.sizes
+    }
 
 
 def cache_folder_of(name: str) -> Path:
