@@ -195,7 +195,7 @@ class Places:
             except InputError as error:
                 # Kept without the label of who asked first: others that need the same part have their own.
                 self._known[key] = InputError(*(p.removeprefix(f"{label}: ") for p in error.problems))
-        found = self._known[key]
+        found: T | InputError | None = self._known[key]
         if isinstance(found, InputError):
             raise InputError(*(f"{label}: {problem}" for problem in found.problems)) from found
         if key in self.unreachable and label:

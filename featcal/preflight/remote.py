@@ -205,7 +205,7 @@ def _datasets_cache() -> str:
     if not is_installed("datasets"):
         from huggingface_hub import constants
 
-        return constants.HF_HOME
+        return str(constants.HF_HOME)
     import datasets
 
     return str(datasets.config.HF_DATASETS_CACHE)

@@ -157,7 +157,7 @@ class Layout:
     def copied_bytes(self, asked: str) -> int:
         """Return the bytes that `datasets` writes of these files: as the card says, else as many as are fetched."""
         names = self.splits_of(asked) if self.parts else list(self.splits)
-        said = [getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) for name in names]
+        said = [int(getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) or 0) for name in names]
         return sum(said) if all(said) else sum(self.repository.sizes[file] for file in self.files_of(asked))
 
     @property

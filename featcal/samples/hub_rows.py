@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 WORTH = 64 << 20
 """Bytes of a split from which row groups are fetched; smaller ones are fetched whole, in fewer questions."""
-SHARE = 0.5
+SHARE = 0.75
 """Share of a split's bytes up to which row groups are fetched; beyond it, the whole split is."""
 _TAIL = 1 << 16
 """Bytes from the end of a file that are asked for first: most footers are shorter."""
@@ -175,7 +176,7 @@ def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
             for file, footer in found.items():
                 folder = _folder_of(layout.repository, file)
                 folder.mkdir(parents=True, exist_ok=True)
-                put(folder / "footer", lambda place, content=footer: place.write_bytes(content))
+                put(folder / "footer", partial(_write_bytes, footer))
     return HubRows.of(layout, split, found)
 
 
@@ -237,6 +238,10 @@ def _place(file: str, number: int, metadata: Any) -> RowGroup:
     starts = [one.dictionary_page_offset or one.data_page_offset for one in columns]
     ends = [start + one.total_compressed_size for start, one in zip(starts, columns, strict=True)]
     return RowGroup(file, number, group.num_rows, min(starts), max(ends))
+
+
+def _write_bytes(content: bytes, place: Path) -> None:
+    place.write_bytes(content)
 
 
 def _write_arrow(rows: pa.Table, place: Path) -> None:
