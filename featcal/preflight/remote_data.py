@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from featcal.preflight.remote import Download
 from featcal.samples.hub_repository import (
     ALONE,
+    Layout,
     Repository,
     cache_folder_of,
     describe_repository,
     explain_reading,
+    hold_to,
     known_repository,
 )
 from featcal.samples.hub_rows import HubRows, find_rows, kept_footers, may_read_rows
@@ -85,16 +87,26 @@ def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
     require_packages("datasets", label=str(source.hub))
     known = known_repository(str(source.hub), source.revision)
     layout = None if known is None else known.lay_out(source.config)
-    if layout is not None and layout.parts:
-        split = str(source.split)
-        if layout.is_prepared(split) or rows is None or not may_read_rows(layout, split):
-            return layout.is_prepared(split)
-        footers = kept_footers(layout, split)
-        found = None if footers is None else HubRows.of(layout, split, footers)
-        return found is not None and not found.missing(_needed_rows(found, source, rows))
+    if known is not None and layout is not None and layout.parts:
+        here = _has_rows(layout, source, rows)
+        if here:
+            # Opening it must not fetch what has changed since.
+            hold_to(known, source.revision)
+        return here
     folder = cache_folder_of(str(source.hub))
     prepared = [file.parents[2].name for file in folder.glob("*/*/*/dataset_info.json")]
     return any(source.config in (None, one, one.partition("-")[0]) for one in prepared if not one.endswith(ALONE))
+
+
+def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
+    split = str(source.split)
+    if layout.is_prepared(split):
+        return True
+    footers = kept_footers(layout, split) if rows is not None and may_read_rows(layout, split) else None
+    if footers is None or rows is None:
+        return False
+    found = HubRows.of(layout, split, footers)
+    return not found.missing(_needed_rows(found, source, rows))
 
 
 def _needed_rows(found: HubRows, source: Source, rows: DrawnRows) -> Sequence[int]:

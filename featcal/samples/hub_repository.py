@@ -35,7 +35,7 @@ _OF_THE_CARD = ("json", "csv", "text")
 """Formats whose types `datasets` takes from the first split, unless the card says them."""
 
 _asked: set[tuple[str, str | None, str]] = set()
-"""Names, revisions and the commits that the Hub said they mean, in this process."""
+"""Names, revisions and the commits that they mean in this process, without asking again."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +252,11 @@ def known_repository(name: str, revision: str | None) -> Repository | None:
     return Repository(kept["name"], kept["commit"], kept["sizes"], kept["texts"])
 
 
+def hold_to(kept: Repository, revision: str | None) -> None:
+    """Take what is kept for the rest of this process, whatever the revision means on the Hub by now."""
+    _asked.add((kept.name, revision, kept.commit))
+
+
 def find_repository(name: str, revision: str | None) -> Repository | None:
     """Return a data set as it is on the Hub, or as it is kept where the Hub does not answer; None where neither is.
 
@@ -272,7 +277,7 @@ def find_repository(name: str, revision: str | None) -> Repository | None:
         found.folder.mkdir(parents=True, exist_ok=True)
         put(found.folder / "repository.json", json.dumps(asdict(found)))
     keep_commit(name, revision, found.commit, "dataset")
-    _asked.add((name, revision, found.commit))
+    hold_to(found, revision)
     return found
 
 

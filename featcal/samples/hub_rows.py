@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from featcal.system.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T, R = TypeVar("T"), TypeVar("R")
 WORTH = 64 << 20
 """Bytes of a split from which row groups are fetched; smaller ones are fetched whole, in fewer questions."""
 SHARE = 0.75
@@ -127,8 +128,7 @@ class HubRows:
             rows = self._decode(group, read(group.file, group.start, group.end))
             put(self._file_of(group), lambda place: _write_arrow(rows, place))
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(fetch_one, groups))
+        _side_by_side(fetch_one, groups)
 
     def _decode(self, group: RowGroup, content: bytes) -> pa.Table:
         """Return the rows of a row group as `datasets` would write them."""
@@ -170,8 +170,7 @@ def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
             return tail[-more:] if more <= 0 else read(file, start, start + more) + tail
 
         files = layout.splits[split]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = dict(zip(files, pool.map(fetch_one, files), strict=True))
+        found = dict(zip(files, _side_by_side(fetch_one, files), strict=True))
         if keep:
             for file, footer in found.items():
                 folder = _folder_of(layout.repository, file)
@@ -222,6 +221,15 @@ def _range_reader(repository: Repository) -> Callable[[str, int, int], bytes]:
         return content
 
     return read
+
+
+def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return what a function makes of every item; after a failure nothing more is begun."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _parse(footer: bytes) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_data_sets import Log, fetched, play, serving
+from hub_data_sets import Log, fetched, forget, play, serving
 from suite_edits import Edit
 
 from featcal.preflight import remote
@@ -21,8 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from serving(tmp_path_factory.mktemp("repositories"))
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repositories")
+
+
+@pytest.fixture(scope="module")
+def address(repositories: Path) -> Iterator[str]:
+    yield from serving(repositories)
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def test_a_run_fetches_what_check_has_said(edit_suite: Edit, log: Log, tmp_path:
     monkeypatch.setattr(remote, "free_bytes", lambda folder: 10_000)
     (download,) = (found := look(edit_suite, hub="me/pictures", split="test")).downloads
     assert (download.ref, download.files) == ("me/pictures (test)", 2)
-    assert download.copied_bytes == 8000  # as the card says
+    assert download.copied_bytes == found.prepared_bytes == 8000  # as the card says
     note = "or written to read it, 9.8 KiB are free on the disk of the Hub's local cache"
     assert any(note in one for one in found.notes)
     log()
@@ -102,3 +107,16 @@ def test_row_groups_of_the_draw_are_what_check_has_said(edit_suite: Edit, log: L
     suite = load_suite(edit_suite(lambda content: [change(content), content["calibration"].update(samples=20)]))
     (download,) = check(suite, probe=False).downloads
     assert download.copied_bytes == 30_000
+
+
+def test_check_looks_at_what_is_here_and_fetches_nothing_newer(
+    edit_suite: Edit, log: Log, repositories: Path, tmp_path: Path
+) -> None:
+    read_hub("me/bare", tmp_path, None, "test", None)
+    forget()
+    newer = repositories / "datasets" / "me" / "bare" / "main" / "newer.txt"
+    newer.write_text("another commit")
+    log()
+    look(edit_suite, hub="me/bare", split="test")
+    newer.unlink()
+    assert not [one for one in log() if "me/bare" in one["path"]]

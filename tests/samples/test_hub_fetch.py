@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pytest
 from hub_data_sets import CLASSES, Log, fetched, forget, go_offline, play, send, serving
 from suite_edits import Edit
@@ -72,6 +73,11 @@ def test_a_second_time_nothing_is_fetched_and_offline_nothing_is_asked(
 def test_data_that_is_prepared_whole_is_not_fetched_again(log: Log, tmp_path: Path, monkeypatch: Any) -> None:
     whole = datasets.load_dataset("me/pictures", split="test").with_format("arrow")[:].to_pylist()
     log()
+    with monkeypatch.context() as offline:
+        go_offline(offline)
+        assert read("me/pictures", "test", tmp_path).rows(range(6), ["image", "label"]) == whole
+    huggingface_hub.close_session()
+    forget()
     assert read("me/pictures", "test", tmp_path).rows(range(6), ["image", "label"]) == whole
     assert not fetched(log())
     forget()
@@ -150,11 +156,14 @@ def test_row_groups_alone_give_the_samples_of_the_whole(
     ranges = [one for one in log() if fetched([one])]
     assert all(one["range"] for one in ranges)
     assert len(ranges) > 2
+    rows = read(name, "train", tmp_path).read(1, ["image", "label"])
     sent = sum(one["bytes"] for one in ranges)
     forget()
     monkeypatch.setattr(hub_rows, "WORTH", 1 << 40)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
     assert found == {seed: seen(suite, 3, seed) for seed in (1, 2)}
+    assert rows.schema.equals(read(name, "train", tmp_path).schema, check_metadata=True)
+    assert rows.to_pylist() == read(name, "train", tmp_path).rows([2, 3], ["image", "label"])
     assert sent < sum(one["bytes"] for one in log() if fetched([one])) * 0.75
 
 
