@@ -28,6 +28,7 @@ from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_model
 from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, is_data_cached
+from featcal.samples.sources import name_problems
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import is_installed
@@ -136,10 +137,8 @@ class Places:
             return is_installed("datasets")
         data = self._ask_data(source, label)
         if data is not None:
-            try:
+            with name_problems(label):
                 plan = data.plan(source, rows)
-            except InputError as error:
-                raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error
             self.downloads[plan.ref] = plan
         return False
 
@@ -148,7 +147,8 @@ class Places:
         if source.hub is None or self._is_folder(source.hub):
             return True
         require_no_hub(label)
-        return is_installed("datasets") and is_data_cached(source, rows)
+        with name_problems(label):
+            return is_installed("datasets") and is_data_cached(source, rows)
 
     def _is_to_ask(self, source: Source) -> bool:
         with suppress(InputError):  # raised again for whoever needs it

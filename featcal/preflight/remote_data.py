@@ -45,8 +45,8 @@ class RemoteData:
         if layout is None:
             return self._plan_unknown(source)
         split = str(source.split)
-        files = layout.files_of(split)
         layout.splits_of(split)
+        files = layout.files_of(split)
         if layout.columns is not None:
             require_columns(source, layout.columns)
         name = _name(source, [source.config, split if layout.parts else None])

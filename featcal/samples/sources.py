@@ -121,7 +121,7 @@ def draw(
     copies = preparation.copies
     places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
     indices, total = places[part], len(places)
-    with _name_problems(label):
+    with name_problems(label):
         pool = with_copies(pool, copies, seed, task) if copies else pool
         if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
@@ -147,7 +147,7 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     """
     spec, pool, picked, label = _open_task(suite, task, split, count, seed, written)
     indices = tuple(picked)
-    with _name_problems(label):
+    with name_problems(label):
         texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
         classes = _classes(pool, indices, spec.classes)
     images = None if pool.images is None or pool.is_text else _Pictures(pool.images, indices)
@@ -188,7 +188,7 @@ def _open_task(
     if source is None:
         raise InputError(f"{label}: the suite gives none; add '{split}:' to the task")
     if source.self_generated is not None and written is not None:
-        with _name_problems(label):
+        with name_problems(label):
             pool = written(task)
     else:
         pool = open_pool(source, split, suite.root, label)
@@ -196,7 +196,7 @@ def _open_task(
         raise InputError(f"{label}: the source is empty")
     picked = drawn_rows(pool.size, source.limit, count, seed, task)
     if pool.prepare is not None:
-        with _name_problems(label):
+        with name_problems(label):
             # Those of all parts of the draw: what is fetched depends on how many there are.
             pool.prepare(picked)
     return spec, pool, picked, label
@@ -376,7 +376,7 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     Raises:
         InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
     """
-    with _name_problems(label):
+    with name_problems(label):
         pool = _open_pool(source, split, root)
         if source.corruption is not None and pool.images is not None:
             pool = replace(pool, images=with_corruption(pool.images, source.corruption))
@@ -441,7 +441,7 @@ def _embedded_pool(task: str, split: str) -> Pool:
 
 
 @contextmanager
-def _name_problems(label: str) -> Iterator[None]:
+def name_problems(label: str) -> Iterator[None]:
     """Put the name of the samples in front of every problem with them; a missing package is none of theirs."""
     try:
         yield

@@ -79,6 +79,8 @@ def test_a_run_fetches_what_check_has_said(edit_suite: Edit, log: Log, tmp_path:
     read_hub("me/pictures", tmp_path, None, "test", None)
     assert sum(one["bytes"] for one in log() if fetched([one])) == download.bytes
     assert look(edit_suite, hub="me/pictures", split="test").downloads == ()
+    (problem,) = look(edit_suite, hub="me/pictures", split="tset").problems
+    assert problem.startswith("task 'pets', test samples: data set 'me/pictures' has no split 'tset'")
     (other,) = look(edit_suite, hub="me/pictures", split="train").downloads
     assert other.ref == "me/pictures (train)"
 
