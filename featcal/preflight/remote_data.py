@@ -105,7 +105,7 @@ def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
     footers = kept_footers(layout, split) if rows is not None and may_read_rows(layout, split) else None
     if footers is None or rows is None:
         return False
-    found = HubRows.of(layout, split, footers)
+    found = HubRows.from_footers(layout, split, footers)
     return not found.missing(_needed_rows(found, source, rows))
 
 

@@ -66,22 +66,20 @@ class ArrowTable:
 
     def slice(self, start: int, count: int, columns: list[str]) -> pa.Table:
         """Return some columns of rows that follow on each other."""
-        import pyarrow as pa
-
         ends = np.cumsum(self.sizes)
         first, last = self._chunks_of([start, start + count - 1])
         parts = [self.read(chunk, columns) for chunk in range(first, last + 1)]
-        return pa.concat_tables(parts).slice(start - int(ends[first] - self.sizes[first]), count)
+        return (
+            import_pyarrow(self.where).concat_tables(parts).slice(start - int(ends[first] - self.sizes[first]), count)
+        )
 
     def _chunks_of(self, rows: Sequence[int]) -> NDArray[np.int64]:
         return np.searchsorted(np.cumsum(self.sizes), np.asarray(rows, dtype=np.int64), side="right")
 
     def has_numbers(self, column: str) -> bool:
         """Say whether a column holds whole numbers, or yes and no, as class indices are."""
-        import pyarrow as pa
-
-        kind = self.schema.field(column).type
-        return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+        types, kind = import_pyarrow(self.where).types, self.schema.field(column).type
+        return bool(types.is_integer(kind) or types.is_boolean(kind))
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         described = (self.schema.metadata or {}).get(b"huggingface")
@@ -95,6 +93,15 @@ class ArrowTable:
 
     def place(self, row: int) -> str:
         return f"{self.where}, row {row}"
+
+
+def import_pyarrow(label: str) -> Any:
+    """Return the package pyarrow, with its module for Parquet; InputError where it is not installed."""
+    require_packages("pyarrow", label=label)
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow
 
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from featcal.formats.hub import cached_commit
 from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
-from featcal.samples.hub_repository import explain_reading, find_repository
+from featcal.samples.hub_repository import explain_reading, find_repository, import_datasets
 from featcal.samples.hub_rows import find_rows, may_read_rows, read_dataset
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -71,8 +71,7 @@ def _open(
 
 def _fetch(name: str, config: str | None, split: str, revision: str | None, where: str) -> ArrowTable:
     """Return a split of a data set on the Hub; where it can be read alone, nothing else is fetched or prepared."""
-    import datasets
-
+    datasets = import_datasets(name)
     repository = find_repository(name, revision)
     layout = None if repository is None else repository.lay_out(config)
     if layout is None:

@@ -18,6 +18,7 @@ from featcal.formats.hub import cached_commit, explain_hub_errors, keep_commit, 
 from featcal.formats.hub_errors import Unreachable
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
+from featcal.system.extras import require_packages
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.json_files import read_json
 
@@ -56,7 +57,7 @@ class Repository:
     @cached_property
     def folder(self) -> Path:
         """Return the folder beside the cache of `datasets` for what is kept of this commit."""
-        return _kept_below(self.name, self.commit)
+        return _commit_folder(self.name, self.commit)
 
     def lay_out(self, config: str | None) -> Layout | None:
         """Return how `datasets` would read a configuration; None where that cannot be told from names.
@@ -90,8 +91,7 @@ class Repository:
                 (top / path).write_text(self.texts.get(name, ""), encoding="utf-8")
 
     def _ask_datasets(self, top: Path, config: str | None) -> Layout:
-        import datasets
-
+        datasets = import_datasets(self.name)
         try:
             configs = datasets.get_dataset_config_names(str(top))
         except (datasets.data_files.EmptyDatasetError, datasets.exceptions.DataFilesNotFoundError) as error:
@@ -157,8 +157,8 @@ class Layout:
     def copied_bytes(self, asked: str) -> int:
         """Return the bytes that `datasets` writes of these files: as the card says, else as many as are fetched."""
         names = self.splits_of(asked) if self.parts else list(self.splits)
-        said = [int(getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) or 0) for name in names]
-        return sum(said) if all(said) else sum(self.repository.sizes[file] for file in self.files_of(asked))
+        sizes = [int(getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) or 0) for name in names]
+        return sum(sizes) if all(sizes) else sum(self.repository.sizes[file] for file in self.files_of(asked))
 
     @property
     def is_prepared_whole(self) -> bool:
@@ -180,12 +180,11 @@ class Layout:
 
     def part(self, asked: str) -> Any:
         """Return a builder of `datasets` for a split alone."""
-        from datasets.data_files import DataFilesDict, DataFilesList
-
         of = self.repository
+        data_files = import_datasets(of.name).data_files
         names = self.splits_of(asked)
         files = {
-            name: DataFilesList(
+            name: data_files.DataFilesList(
                 [f"hf://datasets/{of.name}@{of.commit}/{file}" for file in self.splits[name]], [(of.name, of.commit)]
             )
             for name in names
@@ -198,10 +197,18 @@ class Layout:
             dataset_name=of.name.rpartition("/")[2],
             config_name=self.builder.config.name,
             config_id=f"{self.builder.config.name}-{'-'.join(names)}{ALONE}",
-            data_files=DataFilesDict(files),
+            data_files=data_files.DataFilesDict(files),
             hash=of.commit,
             info=info,
         )
+
+
+def import_datasets(name: str) -> Any:
+    """Return the package `datasets`; InputError, with the name of a data set, where it is not installed."""
+    require_packages("datasets", label=f"data set '{name}'")
+    import datasets
+
+    return datasets
 
 
 @contextmanager
@@ -215,8 +222,7 @@ def explain_reading(ref: str, where: str) -> Iterator[None]:
     Raises:
         InputError: says what cannot be had, why, and what to do.
     """
-    import datasets
-
+    datasets = import_datasets(ref)
     try:
         with explain_hub_errors(ref, "data set"):
             yield
@@ -245,7 +251,7 @@ def describe_repository(name: str, revision: str | None) -> Repository:
 def known_repository(name: str, revision: str | None) -> Repository | None:
     """Return what is kept of a data set from the time when it was fetched; None where nothing is."""
     commit = cached_commit(name, revision, "dataset")
-    file = None if commit is None else _kept_below(name, commit) / "repository.json"
+    file = None if commit is None else _commit_folder(name, commit) / "repository.json"
     if file is None or not file.is_file():
         return None
     kept = read_json(file)
@@ -295,14 +301,15 @@ def _fetch_texts(found: Repository) -> dict[str, str]:
 
 def cache_folder_of(name: str) -> Path:
     """Return the folder in which `datasets` prepares a data set on the Hub."""
-    import datasets
-    from datasets.naming import camelcase_to_snakecase
-
+    datasets = import_datasets(name)
     owner, slash, own = name.rpartition("/")
-    return Path(datasets.config.HF_DATASETS_CACHE) / f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(own)}"
+    return (
+        Path(datasets.config.HF_DATASETS_CACHE)
+        / f"{owner}{'___' if slash else ''}{datasets.naming.camelcase_to_snakecase(own)}"
+    )
 
 
-def _kept_below(name: str, commit: str) -> Path:
+def _commit_folder(name: str, commit: str) -> Path:
     # Beside what `datasets` prepares, on the disk that was chosen for data.
     folder = cache_folder_of(name)
     return folder.parent / "featcal" / folder.name / commit

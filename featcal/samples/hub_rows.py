@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from featcal.formats.hub_errors import try_again
-from featcal.samples.arrow import ArrowTable
-from featcal.samples.hub_repository import Layout, Repository, explain_reading
+from featcal.samples.arrow import ArrowTable, import_pyarrow
+from featcal.samples.hub_repository import Layout, Repository, explain_reading, import_datasets
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 
@@ -57,10 +57,9 @@ class HubRows:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, layout: Layout, split: str, footers: Mapping[str, bytes]) -> HubRows:
+    def from_footers(cls, layout: Layout, split: str, footers: Mapping[str, bytes]) -> HubRows:
         """Read footers: which rows stand where, and the types that `datasets` gives to their columns."""
-        import datasets
-
+        datasets = import_datasets(layout.repository.name)
         features = layout.builder.info.features or layout.builder.config.features
         groups: list[RowGroup] = []
         for file, footer in footers.items():
@@ -132,17 +131,14 @@ class HubRows:
 
     def _decode(self, group: RowGroup, content: bytes) -> pa.Table:
         """Return the rows of a row group as `datasets` would write them."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-        from datasets.table import table_cast
-
+        pa, datasets = import_pyarrow(group.file), import_datasets(self.layout.repository.name)
         footer, size = self.footers[group.file], self.layout.repository.sizes[group.file]
         # A file with holes: pages that nobody writes to take no memory.
         whole = np.zeros(size, dtype=np.uint8)
         whole[group.start : group.end] = np.frombuffer(content, dtype=np.uint8)
         whole[size - len(footer) :] = np.frombuffer(footer, dtype=np.uint8)
-        with pq.ParquetFile(pa.BufferReader(pa.py_buffer(whole))) as opened:
-            return table_cast(opened.read_row_group(group.number), self.schema)
+        with pa.parquet.ParquetFile(pa.BufferReader(pa.py_buffer(whole))) as opened:
+            return datasets.table.table_cast(opened.read_row_group(group.number), self.schema)
 
 
 def may_read_rows(layout: Layout, split: str) -> bool:
@@ -176,7 +172,7 @@ def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
                 folder = _folder_of(layout.repository, file)
                 folder.mkdir(parents=True, exist_ok=True)
                 put(folder / "footer", partial(_write_bytes, footer))
-    return HubRows.of(layout, split, found)
+    return HubRows.from_footers(layout, split, found)
 
 
 def kept_footers(layout: Layout, split: str) -> dict[str, bytes] | None:
@@ -189,12 +185,10 @@ def kept_footers(layout: Layout, split: str) -> dict[str, bytes] | None:
 
 def read_dataset(opened: Any, where: str) -> ArrowTable:
     """Return a data set that `datasets` has opened as a table; its rows stay on disk, mapped into memory."""
-    table = opened.with_format("arrow")[:]
+    table, pa = opened.with_format("arrow")[:], import_pyarrow(where)
     batches = table.to_batches()
 
     def read(chunk: int, columns: list[str]) -> Any:
-        import pyarrow as pa
-
         return pa.Table.from_batches([batches[chunk]]).select(columns)
 
     return ArrowTable(where, table.schema, [len(batch) for batch in batches], read)
@@ -233,10 +227,8 @@ def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def _parse(footer: bytes) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(pa.BufferReader(footer))
+    pa = import_pyarrow("Parquet files")
+    return pa.parquet.ParquetFile(pa.BufferReader(footer))
 
 
 def _place(file: str, number: int, metadata: Any) -> RowGroup:
@@ -253,13 +245,11 @@ def _write_bytes(content: bytes, place: Path) -> None:
 
 
 def _write_arrow(rows: pa.Table, place: Path) -> None:
-    import pyarrow as pa
-
+    pa = import_pyarrow("Parquet files")
     with pa.OSFile(str(place), "wb") as stream, pa.ipc.new_file(stream, rows.schema) as writer:
         writer.write_table(rows)
 
 
 def _read_arrow(place: Path) -> pa.Table:
-    import pyarrow as pa
-
+    pa = import_pyarrow("Parquet files")
     return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
