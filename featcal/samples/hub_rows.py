@@ -20,7 +20,8 @@ from featcal.system.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 WORTH = 64 << 20
 """Bytes of a split from which row groups are fetched; smaller ones are fetched whole, in fewer questions."""
 SHARE = 0.75
