@@ -95,7 +95,8 @@ def show_check(found: Preflight) -> None:
     if rows:
         print_table(rows, ("", ""))
     if found.downloads:
-        click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}:")
+        more = f", and {readable(found.prepared_bytes)} more to be written of it" if found.prepared_bytes else ""
+        click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}{more}:")
         print_table([(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
         for line in ["\nnotes:", *(f"  - {note}" for note in found.notes)]:

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from featcal.formats.hub_errors import Unreachable, causes, find_trouble, try_again
+from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, printable, some
 from featcal.system.json_files import read_json
@@ -173,18 +174,35 @@ def bar_of(ref: str) -> Iterator[type[tqdm]]:
 def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
     """Return the commit that a revision of a "model" or "dataset" means in the Hub's cache, which a later fetch may
     change unless it is a commit itself; None where it was not fetched."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
-
-    named = revision or constants.DEFAULT_REVISION
-    if REGEX_COMMIT_HASH.fullmatch(named):
-        return named
-    file = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type=kind), "refs", named)
+    if (file := _reference_file(repo, revision, kind)) is None:
+        return revision
     try:
         with file.open(encoding="ascii") as reference:
             return reference.read(_COMMIT)
     except (OSError, ValueError):
         return None
+
+
+def keep_commit(repo: str, revision: str | None, commit: str, kind: str = "model") -> None:
+    """Write into the Hub's cache which commit a revision means, as its client does with the files that it fetches.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    if (file := _reference_file(repo, revision, kind)) is not None and cached_commit(repo, revision, kind) != commit:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        put(file, commit)
+
+
+def _reference_file(repo: str, revision: str | None, kind: str) -> Path | None:
+    """Return the file of the Hub's cache that says which commit a revision means; None for a commit."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
+
+    named = revision or constants.DEFAULT_REVISION
+    if REGEX_COMMIT_HASH.fullmatch(named):
+        return None
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type=kind), "refs", named)
 
 
 def _has_tasks(record: Path) -> bool:
@@ -251,6 +269,8 @@ def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
     """
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # the clients' own transports have errors of many kinds
         if problem := _explain_answer(error, ref, kind):
             raise InputError(problem) from error

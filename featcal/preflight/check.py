@@ -19,11 +19,11 @@ from featcal.formats.weights import TensorInfo, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
 from featcal.models.compute import compute_for
-from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, note_slow_precision, probe_seconds
+from featcal.preflight.estimates import Estimates, estimate, note_slow_precision, probe_seconds
 from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
-from featcal.preflight.remote import Download
+from featcal.preflight.remote import Download, needed_on_disks
 from featcal.preflight.samples import DrawSize, check_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
@@ -61,6 +61,11 @@ class Preflight:
     @property
     def download_bytes(self) -> int:
         return sum(one.bytes for one in self.downloads)
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Return the bytes that are written once more of what is fetched: rows of data sets, converted pickles."""
+        return sum(one.copied_bytes + one.pickled_bytes for one in self.downloads)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `featcal check --json`."""
@@ -284,13 +289,12 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
             f"about {readable(estimates.disk_bytes)} will be written, {readable(estimates.disk_free_bytes)} are free "
             "on the disk of the working folder"
         )
-    wanted = sum(one.bytes for one in places.downloads.values())
-    if wanted and wanted > (free := cache_free_bytes()):
-        notes.append(
-            f"{readable(wanted)} would be fetched from the Hub, {readable(free)} are free on the disk of its local "
-            "cache"
-        )
-    return notes
+    return notes + [
+        f"{readable(wanted)} would be fetched from the Hub or written to read it, {readable(free)} are free on the "
+        f"disk of {name}"
+        for name, wanted, free in needed_on_disks(places.downloads.values())
+        if wanted > free
+    ]
 
 
 def _note_pickles(downloads: Iterable[Download]) -> list[str]:

@@ -211,14 +211,3 @@ def _places(adapter: Adapter) -> list[tuple[Stage, int]]:
 
 def _width(blocks: list[Block]) -> int:
     return max(min(widths(module)[0] for module in block.linears.values()) for block in blocks)
-
-
-def cache_free_bytes() -> int:
-    """Return the free bytes on the disk of the Hub's local cache."""
-    from huggingface_hub import constants
-
-    # The cache may not be there yet: then its nearest parent says which disk it will be on.
-    folder = Path(constants.HF_HUB_CACHE)
-    while not folder.is_dir():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from featcal.family.opening import report_all
 from featcal.formats.checkpoint import INDEX_FILE, resolve
@@ -25,14 +26,17 @@ from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
 from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
-from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
+from featcal.preflight.remote import Download, RemoteModel, remote_model
+from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, is_data_cached
+from featcal.samples.sources import name_problems
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
-from featcal.system.extras import is_installed, require_packages
+from featcal.system.extras import is_installed
 from featcal.system.in_memory import MEMORY
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_no_hub
 
+T = TypeVar("T")
 Place = Path | RemoteModel | None
 """A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""
 
@@ -46,7 +50,7 @@ class Places:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._known: dict[str, Place | InputError] = {}
+        self._known: dict[str, Any] = {}
         self.downloads: dict[str, Download] = {}
         """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
@@ -59,9 +63,9 @@ class Places:
     def ask_ahead(self, references: Iterable[str], sources: Iterable[Source]) -> None:
         """Ask the Hub for all models and data sets side by side; what it answers is there when each is looked for."""
         parts = dict.fromkeys(part for reference in references for part in self._parts(reference))
-        data = {(one.hub, one.config, one.revision): one for one in sources if one.hub is not None}
+        data = {(one.hub, one.revision): one for one in sources if self._is_to_ask(one)}
         questions: list[Callable[[], object]] = [partial(self._place, part, "") for part in parts]
-        questions += [partial(self.has_data, one, "") for one in data.values()]
+        questions += [partial(self._ask_data, one, "") for one in data.values()]
 
         def ask(question: Callable[[], object]) -> None:
             with suppress(InputError):  # kept, and raised for whoever needs it
@@ -115,29 +119,47 @@ class Places:
         """Say whether every part of a reference that `locate` has seen is on this machine."""
         return all(isinstance(self._known.get(part, self._root), Path) for part in self._parts(ref))
 
-    def has_data(self, source: Source, label: str) -> bool:
-        """Say whether a source can be opened without fetching it.
+    def has_data(self, source: Source, label: str, rows: DrawnRows | None) -> bool:
+        """Say whether a source can be opened, and these rows drawn of it, without fetching them.
+
+        Args:
+            rows: gives the rows, of so many, that a run would draw; None for all.
 
         Raises:
-            InputError: the Hub has no such data set, or it is gated; on a shared server, it is on the Hub at all.
+            InputError: the Hub has no such data set, it is gated, or it cannot be read as the source asks; on a shared
+                server, it is on the Hub at all.
         """
         if source.hub is None:
             return True
-        if not self._is_folder(source.hub):
-            require_no_hub(label)
-        installed = is_installed("datasets")
-        if not installed:
+        if not is_installed("datasets"):
             self.without_package.add(source.hub)
-        if self._is_folder(source.hub) or (installed and _is_data_cached(source.hub, source.config)):
-            return installed
-        ref = source.hub + (f"@{source.revision}" if source.revision else "")
-        key = f"{ref} ({source.config})" if source.config else ref
-
-        def ask() -> None:
-            self.downloads[key] = replace(remote_data(ref, source.config), ref=key)
-
-        self._find_once(f"data set {key}", label, ask)
+        if self._is_here(source, label, rows):
+            return is_installed("datasets")
+        data = self._ask_data(source, label)
+        if data is not None:
+            with name_problems(label):
+                plan = data.plan(source, rows)
+            self.downloads[plan.ref] = plan
         return False
+
+    def _is_here(self, source: Source, label: str, rows: DrawnRows | None) -> bool:
+        """Say whether a source is a folder, or was fetched from the Hub already."""
+        if source.hub is None or self._is_folder(source.hub):
+            return True
+        require_no_hub(label)
+        with name_problems(label):
+            return is_installed("datasets") and is_data_cached(source, rows)
+
+    def _is_to_ask(self, source: Source) -> bool:
+        with suppress(InputError):  # raised again for whoever needs it
+            # Of what was fetched in part nobody knows yet which rows are drawn.
+            return not self._is_here(source, "", lambda size: ())
+        return False
+
+    def _ask_data(self, source: Source, label: str) -> RemoteData | None:
+        ref = f"{source.hub}@{source.revision}" if source.revision else str(source.hub)
+        found: RemoteData | None = self._find_once(f"data set {ref}", label, lambda: ask_data(source))
+        return found
 
     def _parts(self, ref: str) -> list[str]:
         if ref.startswith((FILE_PREFIX, FOLDER_PREFIX, MEMORY)):
@@ -162,7 +184,7 @@ class Places:
     def _is_folder(self, part: str) -> bool:
         return local_path(part, self._root, "suite").is_dir()
 
-    def _find_once(self, key: str, label: str, find: Callable[[], Place]) -> Place:
+    def _find_once(self, key: str, label: str, find: Callable[[], T]) -> T | None:
         if key not in self._known:
             try:
                 self._known[key] = find()
@@ -173,7 +195,7 @@ class Places:
             except InputError as error:
                 # Kept without the label of who asked first: others that need the same part have their own.
                 self._known[key] = InputError(*(p.removeprefix(f"{label}: ") for p in error.problems))
-        found = self._known[key]
+        found: T | InputError | None = self._known[key]
         if isinstance(found, InputError):
             raise InputError(*(f"{label}: {problem}" for problem in found.problems)) from found
         if key in self.unreachable and label:
@@ -196,18 +218,6 @@ def cached_folder(model: HubModel) -> Path | None:
     except (OSError, ValueError, KeyError, AttributeError):
         return folder if safe or select_pickled([one.name for one in folder.iterdir()]) else None
     return folder if all((folder / shard).is_file() for shard in shards) else None
-
-
-def _is_data_cached(name: str, config: str | None) -> bool:
-    """Say whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
-    require_packages("datasets", label=name)
-    import datasets
-    from datasets.naming import camelcase_to_snakecase
-
-    owner, slash, own = name.rpartition("/")
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(own)}"
-    prepared = [file.parents[2].name for file in folder.glob("*/*/*/dataset_info.json")]
-    return any(config in (None, one, one.partition("-")[0]) for one in prepared)
 
 
 def _check_adapter(adapter: RemoteModel, label: str) -> None:

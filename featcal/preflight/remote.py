@@ -1,7 +1,8 @@
-"""Ask the Hub about a model or data set before anything but its config is fetched."""
+"""Ask the Hub about a model before anything but its config is fetched."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,9 @@ from featcal.formats.hub import RECORD_FILE, HubModel, bar_of, look_up, no_such_
 from featcal.formats.located_model import Located
 from featcal.formats.weights import Canonical, TensorInfo, dtype_of, name_shared
 from featcal.system.errors import InputError
+from featcal.system.extras import is_installed
 from featcal.system.json_files import read_json
+from featcal.system.resources import cache_folder
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Download:
     bytes: int
     pickled_bytes: int = 0
     """Bytes of pickled weights among them, which are written once more as safetensors."""
+    copied_bytes: int = 0
+    """Bytes that the package `datasets` writes of them, to read rows from."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -161,22 +166,6 @@ def _header(model: HubModel, own: Sequence[str]) -> Header:
     return {name: (tuple(one.shape), str(one.dtype)) for file in files for name, one in file.tensors.items()}
 
 
-def remote_data(ref: str, config: str | None) -> Download:
-    """Ask the Hub for the size of a data set, or of one configuration alone where it has a folder of its own.
-
-    Raises:
-        InputError: no such data set or revision, or gated.
-        Unreachable: the Hub does not answer.
-    """
-    repo, _, revision = ref.partition("@")
-    info = look_up(ref, "data set", lambda api: api.dataset_info(repo, revision=revision or None, files_metadata=True))
-    if info.gated:
-        look_up(ref, "data set", lambda api: api.auth_check(repo, repo_type="dataset"))
-    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    own = {name: size for name, size in sizes.items() if config and name.startswith(f"{config}/")}
-    return Download(ref, "data set", len(own or sizes), sum((own or sizes).values()))
-
-
 def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
     """Read a small file of a model without a trace in the cache."""
     # Half a snapshot in the cache would look like a whole one.
@@ -191,3 +180,41 @@ def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
 
         path = look_up(model.ref, "model", fetch)
         return read_json(Path(path), f"'{model.ref}' on the Hub: {name}")
+
+
+def needed_on_disks(downloads: Iterable[Download]) -> list[tuple[str, int, int]]:
+    """Return the bytes that downloads, and what is written of them, need on each disk, and those that are free there,
+    behind the name of what lies on it."""
+    from huggingface_hub import constants
+
+    found = list(downloads)
+    folders = [
+        ("the Hub's local cache", constants.HF_HUB_CACHE, sum(one.bytes for one in found)),
+        ("the cache of `datasets`", _datasets_cache(), sum(one.copied_bytes for one in found)),
+        ("featcal's cache folder", cache_folder(), sum(one.pickled_bytes for one in found)),
+    ]
+    disks: dict[int, tuple[str, int, int]] = {}
+    for name, folder, wanted in folders:
+        place = Path(folder)
+        # It may not be there yet: then its nearest parent says which disk it will be on.
+        while not place.is_dir():
+            place = place.parent
+        first, before, free = disks.get(place.stat().st_dev, (name, 0, free_bytes(place)))
+        if wanted:
+            disks[place.stat().st_dev] = (first if before else name, before + wanted, free)
+    return list(disks.values())
+
+
+def _datasets_cache() -> str:
+    if not is_installed("datasets"):
+        from huggingface_hub import constants
+
+        return str(constants.HF_HOME)
+    import datasets
+
+    return str(datasets.config.HF_DATASETS_CACHE)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that are free on the disk of a folder."""
+    return shutil.disk_usage(folder).free

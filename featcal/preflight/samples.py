@@ -10,10 +10,11 @@ from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
-from featcal.samples.sources import Samples, longest_text, open_pool
+from featcal.preflight.remote_data import DrawnRows
+from featcal.samples.sources import Samples, drawn_rows, longest_text, open_pool
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
-from featcal.suite.source import SelfGenerated
+from featcal.suite.source import SelfGenerated, Source
 from featcal.system.errors import InputError
 
 PICTURES = 2
@@ -76,7 +77,7 @@ def _check_source(
             return [], None
         drawn = _plan_writing(family, task, source.self_generated, config.samples)
         return _few(label, source.self_generated.count, config.samples), drawn
-    if not places.has_data(source, label):
+    if not places.has_data(source, label, _plan_draw(source, split, config, task)):
         return [], None
     pool = open_pool(source, split, suite.root, label)
     if family is None:
@@ -100,6 +101,13 @@ def _check_source(
         return notes, None
     drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
     return [*notes, *_few(label, available, config.samples)], drawn
+
+
+def _plan_draw(source: Source, split: str, config: CalibrationConfig, task: str) -> DrawnRows | None:
+    """Return what gives the rows that calibration would draw; None for a split that is scored, of which all are."""
+    if split != "calibration":
+        return None
+    return lambda size: drawn_rows(size, source.limit, config.samples, config.seed, task)
 
 
 def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> DrawSize:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcal.samples.table import Row
 from featcal.system.errors import InputError
@@ -31,6 +32,8 @@ class ArrowTable:
     """Returns some columns of a chunk."""
     folder: Path = Path()
     """Folder that pictures which are named by a path lie in."""
+    fetch: Callable[[Iterable[int]], None] | None = None
+    """Fetches some chunks of rows that are elsewhere, all at once; None where everything is here."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -40,12 +43,14 @@ class ArrowTable:
         return int(sum(self.sizes))
 
     def column(self, name: str) -> list[Any]:
+        if self.fetch is not None:
+            self.fetch(range(len(self.sizes)))
         return [value for chunk in range(len(self.sizes)) for value in self.read(chunk, [name])[name].to_pylist()]
 
     def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
         read = [*columns, *(name for name in optional if name in self.columns)]
-        ends = np.cumsum(self.sizes)
-        chunks = np.searchsorted(ends, wanted, side="right")
+        self.prepare(wanted)
+        ends, chunks = np.cumsum(self.sizes), self._chunks_of(wanted)
         found: dict[int, Row] = {}
         for chunk in np.unique(chunks):
             here = np.flatnonzero(chunks == chunk)
@@ -53,6 +58,28 @@ class ArrowTable:
             part = self.read(int(chunk), read).take(local)
             found.update(zip(here.tolist(), part.to_pylist(), strict=True))
         return [found[position] for position in range(len(wanted))]
+
+    def prepare(self, wanted: Sequence[int]) -> None:
+        """Fetch some rows, all at once, where they are elsewhere."""
+        if self.fetch is not None:
+            self.fetch(np.unique(self._chunks_of(wanted)).tolist())
+
+    def slice(self, start: int, count: int, columns: list[str]) -> pa.Table:
+        """Return some columns of rows that follow on each other."""
+        ends = np.cumsum(self.sizes)
+        first, last = self._chunks_of([start, start + count - 1])
+        parts = [self.read(chunk, columns) for chunk in range(first, last + 1)]
+        return (
+            import_pyarrow(self.where).concat_tables(parts).slice(start - int(ends[first] - self.sizes[first]), count)
+        )
+
+    def _chunks_of(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        return np.searchsorted(np.cumsum(self.sizes), np.asarray(rows, dtype=np.int64), side="right")
+
+    def has_numbers(self, column: str) -> bool:
+        """Say whether a column holds whole numbers, or yes and no, as class indices are."""
+        types, kind = import_pyarrow(self.where).types, self.schema.field(column).type
+        return bool(types.is_integer(kind) or types.is_boolean(kind))
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         described = (self.schema.metadata or {}).get(b"huggingface")
@@ -66,6 +93,15 @@ class ArrowTable:
 
     def place(self, row: int) -> str:
         return f"{self.where}, row {row}"
+
+
+def import_pyarrow(label: str) -> Any:
+    """Return the package pyarrow, with its module for Parquet; InputError where it is not installed."""
+    require_packages("pyarrow", label=label)
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow
 
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:

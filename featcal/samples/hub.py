@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from featcal.formats.hub import cached_commit, explain_hub_errors
+from featcal.formats.hub import cached_commit
 from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
+from featcal.samples.hub_repository import explain_reading, find_repository, import_datasets
+from featcal.samples.hub_rows import find_rows, may_read_rows, read_dataset
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
@@ -61,23 +62,27 @@ def _open(
     require_packages("datasets", "pyarrow", label=f"data set '{name}'")
     import datasets
 
-    place = str(folder) if folder.is_dir() else name
-    where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
-    try:
-        with explain_hub_errors(name, "data set"):
-            opened = datasets.load_dataset(place, name=config, split=split, revision=revision)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), "no reason given")
-        raise InputError(f"{where}, split '{split}' cannot be loaded ({type(error).__name__}: {reason})") from error
-    table = opened.with_format("arrow")[:]
-    batches = table.to_batches()
+    where = f"data set '{name}'" + (f", configuration '{config}'" if config else "") + f", split '{split}'"
+    with explain_reading(f"{name}@{revision}" if revision else name, where):
+        if folder.is_dir():
+            return read_dataset(datasets.load_dataset(str(folder), name=config, split=split), where)
+        return _fetch(name, config, split, revision, where)
 
-    def read(chunk: int, columns: list[str]) -> Any:
-        import pyarrow as pa
 
-        return pa.Table.from_batches([batches[chunk]]).select(columns)
-
-    return ArrowTable(f"{where}, split '{split}'", table.schema, [len(batch) for batch in batches], read)
+def _fetch(name: str, config: str | None, split: str, revision: str | None, where: str) -> ArrowTable:
+    """Return a split of a data set on the Hub; where it can be read alone, nothing else is fetched or prepared."""
+    datasets = import_datasets(name)
+    repository = find_repository(name, revision)
+    layout = None if repository is None else repository.lay_out(config)
+    if layout is None:
+        return read_dataset(datasets.load_dataset(name, name=config, split=split, revision=revision), where)
+    layout.splits_of(split)
+    if layout.is_prepared_whole or not layout.parts:
+        commit = layout.repository.commit if layout.is_prepared_whole else revision
+        return read_dataset(datasets.load_dataset(name, name=config, split=split, revision=commit), where)
+    if may_read_rows(layout, split) and not layout.is_prepared(split):
+        return find_rows(layout, split, keep=True).table(where)
+    return read_dataset(layout.prepare(split), where)
 
 
 def refuse_saved_to_disk(folder: Path) -> None:

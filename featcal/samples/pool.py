@@ -37,6 +37,16 @@ class TextExample:
 
 
 @dataclass(frozen=True)
+class FetchedLabels:
+    """Class indices of rows that are elsewhere, of which those that are asked for are fetched."""
+
+    read: Callable[[Sequence[int]], NDArray[np.integer]]
+
+    def __getitem__(self, wanted: Sequence[int]) -> NDArray[np.integer]:
+        return self.read(wanted)
+
+
+@dataclass(frozen=True)
 class Pool:
     """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
 
@@ -45,7 +55,7 @@ class Pool:
     """
 
     size: int
-    labels: NDArray[np.integer] | None
+    labels: NDArray[np.integer] | FetchedLabels | None
     """Class indices `[size]`, or None."""
     class_names: tuple[str, ...] | None
     images: Callable[[Sequence[int]], list[Image]] | None = None
@@ -59,6 +69,8 @@ class Pool:
     """Whether labels count the class names in sorted order, because the data set has no numbers of its own."""
     notes: tuple[str, ...] = ()
     """Remarks on what was left out."""
+    prepare: Callable[[Sequence[int]], None] | None = None
+    """Fetches what some samples need, all at once, where it is elsewhere."""
 
     @property
     def is_text(self) -> bool:

@@ -7,15 +7,17 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcal.samples.arrow import ArrowTable
 from featcal.samples.class_names import sort_names
 from featcal.samples.conversations import read_example
-from featcal.samples.pool import Image, Pool, TextExample
+from featcal.samples.pool import FetchedLabels, Image, Pool, TextExample
 from featcal.samples.table import Table, picture_of
 from featcal.suite.source import Source
 from featcal.suite.template import fill, template_fields
@@ -42,14 +44,60 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
         InputError: a column is missing, no row has the split, or values are not labels.
     """
     rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
+    require_columns(source, table.columns)
     if source.conversation is not None:
-        return _conversations(table, source.turn_columns, rows)
-    return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+        pool = _conversations(table, source.turn_columns, rows)
+    else:
+        pool = _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+    if isinstance(table, ArrowTable) and table.fetch is not None:
+        return replace(pool, prepare=lambda wanted: table.prepare(rows[list(wanted)].tolist()))
+    return pool
+
+
+def require_columns(source: Source, known: Sequence[str]) -> None:
+    """Raise InputError if a source names a column that its data do not have.
+
+    Args:
+        known: the columns that they have.
+    """
+    for what, columns in _needed_columns(source).items():
+        for name in columns:
+            if name not in known:
+                raise InputError(
+                    f"{what} needs the column '{name}', which is not there ({_list_columns(known)})."
+                    f"{did_you_mean(name, known)}"
+                )
+
+
+def label_column(source: Source, known: Sequence[str]) -> str | None:
+    """Return the column of class indices or names that a source has; None for one without classes."""
+    if source.input is None and source.conversation is None:
+        return source.label or ("label" if "label" in known else None)
+    return source.label if source.has_classes else None
+
+
+def _needed_columns(source: Source) -> dict[str, Sequence[str]]:
+    """Return the columns that a source reads, by what needs them."""
+    if source.conversation is not None:
+        return {"'conversation'": source.turn_columns}
+    label = (source.label,) if source.label is not None else ()
+    if source.input is None:
+        return {"a source of pictures": (source.image or "image",), "'label'": label}
+    return {
+        "'input'": template_fields(source.input),
+        "'target'": template_fields(source.target or ""),
+        "'pair'": template_fields(source.pair or ""),
+        "'targets'": (source.label or "label",) if source.targets is not None else (),
+        "'label'": () if source.targets is not None else label,
+        "a source of pictures": () if source.image is None else (source.image,),
+    }
 
 
 def _rows_of_split(table: Table, split: str) -> Rows:
     if "split" not in table.columns:
-        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table)})")
+        raise InputError(
+            f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table.columns)})"
+        )
     values = table.column("split")
     rows = np.array([row for row, value in enumerate(values) if value == split], dtype=np.int64)
     if not len(rows):
@@ -58,15 +106,8 @@ def _rows_of_split(table: Table, split: str) -> Rows:
     return rows
 
 
-def _require(table: Table, columns: Sequence[str], what: str) -> None:
-    for name in columns:
-        if name not in table.columns:
-            hint = did_you_mean(name, table.columns)
-            raise InputError(f"{what} needs the column '{name}', which is not there ({_list_columns(table)}).{hint}")
-
-
-def _list_columns(table: Table) -> str:
-    return f"columns: {', '.join(table.columns) or 'none'}"
+def _list_columns(known: Sequence[str]) -> str:
+    return f"columns: {', '.join(known) or 'none'}"
 
 
 # ------------------------------------------------------------------------------------------------------- text
@@ -76,12 +117,8 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
     template, target, pair = str(source.input), source.target, source.pair
     answers = _answers(source)
     label = source.label or "label"
-    needed = {"'input'": template_fields(template), "'target'": template_fields(target or "")}
-    needed["'pair'"] = template_fields(pair or "")
-    needed["'targets'"] = (label,) if answers else ()
-    for option, fields in needed.items():
-        _require(table, fields, option)
-    columns = tuple(dict.fromkeys(field for fields in needed.values() for field in fields))
+    needed = [template_fields(one or "") for one in (template, target, pair)]
+    columns = tuple(dict.fromkeys([*(field for fields in needed for field in fields), *((label,) if answers else ())]))
 
     def example(row: Mapping[str, Any]) -> TextExample:
         if answers is None:
@@ -107,14 +144,12 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
                 raise InputError(f"{table.place(place)}: {error}") from error
         return examples
 
-    labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
     images = None if source.image is None else _images(table, source.image, rows)
     return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
 
 
 def _conversations(table: Table, columns: Sequence[str], rows: Rows) -> Pool:
-    _require(table, columns, "'conversation'")
-
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
         examples = []
@@ -155,15 +190,12 @@ def _not_empty(example: TextExample) -> TextExample:
 
 def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
     images = _images(table, source.image or "image", rows)
-    labels, names, counted = None, None, False
-    if source.label is not None or "label" in table.columns:
-        labels, names, counted = _labels(table, source.label or "label", rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
     return Pool(len(rows), labels, names, images, counted_names=counted)
 
 
 def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
     """Return a function from indices to the pictures of a column."""
-    _require(table, [column], "a source of pictures")
 
     def images(wanted: Sequence[int]) -> list[Image]:
         chosen = [int(rows[index]) for index in wanted]
@@ -175,9 +207,20 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
     return images
 
 
-def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
-    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone."""
-    _require(table, [column], "'label'")
+def _labels(
+    table: Table, column: str | None, rows: Rows
+) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
+    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone;
+    nothing without a column."""
+    if column is None:
+        return None, None, False
+    if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
+
+        def read(wanted: Sequence[int]) -> NDArray[np.int64]:
+            found = table.rows(rows[list(wanted)].tolist(), [column])
+            return number_labels([row[column] for row in found], f"column '{column}'")[0]
+
+        return FetchedLabels(read), table.class_names(column), False
     values = table.column(column)
     labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.formats.sentences import SentenceText
@@ -116,17 +117,16 @@ def draw(
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
             are not finite, or copies are asked for of samples that are not pictures any more.
     """
-    spec, pool, available, label = _open_task(suite, task, split, preparation.written)
+    spec, pool, picked, label = _open_task(suite, task, split, count, seed, preparation.written)
     copies = preparation.copies
-    picked = [available[i] for i in pick(len(available), count, seed, task)]
     places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
     indices, total = places[part], len(places)
-    with _name_problems(label):
+    with name_problems(label):
         pool = with_copies(pool, copies, seed, task) if copies else pool
         if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
             raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
-        classes = _classes(pool, indices, spec.classes)
+        classes = _classes(pool, [place % pool.size for place in indices], spec.classes)
         make = _draw_text if pool.is_text else _draw_pictures
         drawn = make(spec, pool, indices, preparation, (task, split))
     if not pool.is_text:
@@ -145,9 +145,9 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     Raises:
         InputError: the task has no such split, or the source cannot be read or is empty.
     """
-    spec, pool, available, label = _open_task(suite, task, split, written)
-    indices = tuple(available[i] for i in pick(len(available), count, seed, task))
-    with _name_problems(label):
+    spec, pool, picked, label = _open_task(suite, task, split, count, seed, written)
+    indices = tuple(picked)
+    with name_problems(label):
         texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
         classes = _classes(pool, indices, spec.classes)
     images = None if pool.images is None or pool.is_text else _Pictures(pool.images, indices)
@@ -178,22 +178,28 @@ def count_as(drawn: Samples, head: tuple[str, ...]) -> Samples:
     return replace(drawn, labels=labels, class_names=tuple(names), counted_names=False, notes=notes)
 
 
-def _open_task(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
-    """Return a task, the pool of its split, the samples that may be drawn, and the name of the samples in messages."""
+def _open_task(
+    suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None
+) -> tuple[Task, Pool, list[int], str]:
+    """Return a task, the pool of its split, the samples that are drawn, and the name of the samples in messages."""
     spec = suite.task(task)
     source = spec.source(split)
     label = f"task '{task}', {split} samples"
     if source is None:
         raise InputError(f"{label}: the suite gives none; add '{split}:' to the task")
     if source.self_generated is not None and written is not None:
-        with _name_problems(label):
+        with name_problems(label):
             pool = written(task)
     else:
         pool = open_pool(source, split, suite.root, label)
-    available = _pick_evenly(pool.size, source.limit)
-    if not available:
+    if not pool.size:
         raise InputError(f"{label}: the source is empty")
-    return spec, pool, available, label
+    picked = drawn_rows(pool.size, source.limit, count, seed, task)
+    if pool.prepare is not None:
+        with name_problems(label):
+            # Those of all parts of the draw: what is fetched depends on how many there are.
+            pool.prepare(picked)
+    return spec, pool, picked, label
 
 
 def _draw_pictures(
@@ -282,7 +288,7 @@ def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(read), targets or None
 
 
-def _classes(pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None) -> dict[str, Any]:
+def _classes(pool: Pool, indices: Sequence[int], wanted: tuple[str, ...] | None) -> dict[str, Any]:
     """Return what drawn samples hold of their classes: labels, the names that they count, and notes.
 
     Args:
@@ -294,7 +300,9 @@ def _classes(pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | Non
     own = pool.class_names
     if pool.labels is None:
         return {"class_names": wanted or own, "notes": pool.notes}
-    labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
+    drawn = pool.labels[list(indices)]
+    _check_labels(drawn)
+    labels = torch.from_numpy(drawn.astype(np.int64))
     _require_names(labels, own or wanted)
     found: dict[str, Any] = {"class_names": own, "counted_names": pool.counted_names, "notes": pool.notes}
     if wanted and own:
@@ -350,6 +358,12 @@ def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
     return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
 
 
+def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task: str) -> list[int]:
+    """Return the rows, out of `size`, that a draw of `count` samples takes; of a source's `limit` if it has one."""
+    available = _pick_evenly(size, limit)
+    return [available[place] for place in pick(len(available), count, seed, task)]
+
+
 def _pick_evenly(size: int, limit: int | None) -> list[int]:
     """Return positions of at most `limit` samples, evenly spread."""
     # Sources are often sorted by class.
@@ -362,21 +376,26 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     Raises:
         InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
     """
-    with _name_problems(label):
+    with name_problems(label):
         pool = _open_pool(source, split, root)
         if source.corruption is not None and pool.images is not None:
             pool = replace(pool, images=with_corruption(pool.images, source.corruption))
         labels = pool.labels
-        if labels is not None:
+        if isinstance(labels, np.ndarray):
             if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":
                 raise InputError(
                     f"labels are {labels.dtype} {list(labels.shape)}, expected one integer for each of {pool.size}"
                 )
-            if pool.size and labels.min() < 0:
-                raise InputError(f"label {labels.min()} is negative; labels count from 0")
-            if pool.size and labels.max() > MOST_LABEL:
-                raise InputError(f"label {labels.max()} is beyond {MOST_LABEL}; labels count classes from 0")
+            _check_labels(labels)
     return pool
+
+
+def _check_labels(labels: NDArray[np.integer]) -> None:
+    """Raise InputError for labels that are no class indices."""
+    if labels.size and labels.min() < 0:
+        raise InputError(f"label {labels.min()} is negative; labels count from 0")
+    if labels.size and labels.max() > MOST_LABEL:
+        raise InputError(f"label {labels.max()} is beyond {MOST_LABEL}; labels count classes from 0")
 
 
 def _open_pool(source: Source, split: str, root: Path) -> Pool:
@@ -422,7 +441,7 @@ def _embedded_pool(task: str, split: str) -> Pool:
 
 
 @contextmanager
-def _name_problems(label: str) -> Iterator[None]:
+def name_problems(label: str) -> Iterator[None]:
     """Put the name of the samples in front of every problem with them; a missing package is none of theirs."""
     try:
         yield

@@ -25,7 +25,7 @@ _MARGIN = 0.25
 
 
 def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
-    """Return a pool that has picture i at i and its copy c at c * size + i; its size stays.
+    """Return a pool that has picture i at i and its copy c at c * size + i; its size and labels stay.
 
     Args:
         seed, task: decide what is drawn, together with picture and copy.
@@ -45,8 +45,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
             for picture, place in zip(pictures, places, strict=True)
         ]
 
-    labels = None if pool.labels is None else np.tile(pool.labels, 1 + copies)
-    return replace(pool, images=fetch_varied, labels=labels)
+    return replace(pool, images=fetch_varied)
 
 
 def vary(image: Image, seed: int, task: str, sample: int, copy: int) -> Image:

@@ -21,7 +21,7 @@ from tiny_clip import TASKS
 from tiny_text import write_text_base
 
 from featcal.formats.model_files import unpinned_models
-from featcal.preflight import check as preflight
+from featcal.preflight import remote
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.suite.schema import load_suite, references
@@ -50,13 +50,13 @@ def test_what_would_be_fetched_and_how_large(
     models = {"some/clip": root / "base", "some/pets": root / "experts" / "pets"}
     fake = hub(models)
     suite = load_suite(edit_suite(referring("some/clip", pets="some/pets")))
-    monkeypatch.setattr(preflight, "cache_free_bytes", lambda: 1000)
+    monkeypatch.setattr(remote, "free_bytes", lambda folder: 1000)
     found = check(suite)
     assert (found.problems, found.family) == ((), None)
     sizes = {repo: sum(file.stat().st_size for file in folder.iterdir()) for repo, folder in models.items()}
     assert {one.ref: one.bytes for one in found.downloads} == sizes
     assert set(fake.fetched) == {"config.json"}
-    assert any("1000 B are free on the disk of its local cache" in note for note in found.notes)
+    assert any("1000 B are free on the disk of the Hub's local cache" in note for note in found.notes)
     assert found.to_json()["parameters"] > 0
 
     tensors = load_file(root / "experts" / "pets" / "model.safetensors")
@@ -95,7 +95,7 @@ def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., F
     fake = hub({})
     sizes = {"README.md": 7, "plain/train.parquet": 1000, "other/train.parquet": 5000}
     siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
-    answer = SimpleNamespace(gated=False, siblings=siblings)
+    answer = SimpleNamespace(gated=False, siblings=siblings, sha="a" * 40, card_data=None)
     monkeypatch.setattr(fake, "dataset_info", lambda repo, **_: answer, raising=False)
     source = {"hub": "some/pictures", "config": "plain", "split": "train"}
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -1,0 +1,122 @@
+"""Look at a data set on the Hub before its data are fetched: what a source would fetch of it, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from featcal.preflight.remote import Download
+from featcal.samples.hub_repository import (
+    ALONE,
+    Layout,
+    Repository,
+    cache_folder_of,
+    describe_repository,
+    explain_reading,
+    hold_to,
+    known_repository,
+)
+from featcal.samples.hub_rows import HubRows, find_rows, kept_footers, may_read_rows
+from featcal.samples.records import label_column, require_columns
+from featcal.suite.source import Source
+from featcal.system.extras import is_installed, require_packages
+
+DrawnRows = Callable[[int], Sequence[int]]
+"""Gives the rows, of so many, that a run would draw."""
+
+
+@dataclass(frozen=True)
+class RemoteData:
+    """A data set that the Hub has described."""
+
+    repository: Repository
+
+    def plan(self, source: Source, rows: DrawnRows | None) -> Download:
+        """Return what a source would fetch of it.
+
+        Args:
+            rows: gives the rows, of so many, that a run would draw; None for all.
+
+        Raises:
+            InputError: `datasets` would not read it, or it has no such configuration, split or column, as far as its
+                card and its file names tell.
+        """
+        layout = self.repository.lay_out(source.config) if is_installed("datasets") else None
+        if layout is None:
+            return self._plan_unknown(source)
+        split = str(source.split)
+        layout.splits_of(split)
+        files = layout.files_of(split)
+        if layout.columns is not None:
+            require_columns(source, layout.columns)
+        name = _name(source, [source.config, split if layout.parts else None])
+        whole = sum(self.repository.sizes[file] for file in files)
+        if rows is not None and may_read_rows(layout, split):
+            with explain_reading(self.repository.ref, f"data set {name}"):
+                found = find_rows(layout, split, keep=False)
+            size = found.fetched_bytes(_needed_rows(found, source, rows))
+            if size < whole:
+                return Download(name, "data set", len(files), size)
+        return Download(name, "data set", len(files), whole, copied_bytes=layout.copied_bytes(split))
+
+    def _plan_unknown(self, source: Source) -> Download:
+        """Return the size of all files, or of those of one configuration where it has a folder of its own."""
+        sizes = self.repository.sizes
+        start = f"{source.config}/"
+        own = {name: size for name, size in sizes.items() if source.config and name.startswith(start)} or sizes
+        total = sum(own.values())
+        return Download(_name(source, [source.config]), "data set", len(own), total, copied_bytes=total)
+
+
+def ask_data(source: Source) -> RemoteData:
+    """Ask the Hub for the data set of a source.
+
+    Raises:
+        InputError: no such data set or revision, or gated.
+        Unreachable: the Hub does not answer.
+    """
+    return RemoteData(describe_repository(str(source.hub), source.revision))
+
+
+def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
+    """Say whether what a source reads of a data set on the Hub was fetched.
+
+    Args:
+        rows: gives the rows, of so many, that a run would draw; None for all.
+    """
+    require_packages("datasets", label=str(source.hub))
+    known = known_repository(str(source.hub), source.revision)
+    layout = None if known is None else known.lay_out(source.config)
+    if known is not None and layout is not None and layout.parts:
+        here = _has_rows(layout, source, rows)
+        if here:
+            # Opening it must not fetch what has changed since.
+            hold_to(known, source.revision)
+        return here
+    folder = cache_folder_of(str(source.hub))
+    prepared = [file.parents[2].name for file in folder.glob("*/*/*/dataset_info.json")]
+    return any(source.config in (None, one, one.partition("-")[0]) for one in prepared if not one.endswith(ALONE))
+
+
+def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
+    split = str(source.split)
+    if layout.is_prepared(split):
+        return True
+    footers = kept_footers(layout, split) if rows is not None and may_read_rows(layout, split) else None
+    if footers is None or rows is None:
+        return False
+    found = HubRows.from_footers(layout, split, footers)
+    return not found.missing(_needed_rows(found, source, rows))
+
+
+def _needed_rows(found: HubRows, source: Source, rows: DrawnRows) -> Sequence[int]:
+    """Return the drawn rows; all of them where labels are words, which are counted over the whole split."""
+    table = found.table("")
+    label = label_column(source, table.columns)
+    return rows(len(found)) if label is None or table.has_numbers(label) else range(len(found))
+
+
+def _name(source: Source, parts: list[str | None]) -> str:
+    ref = f"{source.hub}@{source.revision}" if source.revision else str(source.hub)
+    known = ", ".join(part for part in parts if part)
+    return f"{ref} ({known})" if known else ref
