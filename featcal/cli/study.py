@@ -61,8 +61,9 @@ def run_study(
     # Before the work, which may take hours.
     require_new_file(out)
     rows = Rows()
-    drawn, on = whole_numbers(seeds, "seeds") or USUAL, views(eval_samples, split)
+    drawn = whole_numbers(seeds, "seeds") or USUAL
     session = opening.session(suite, device, one_shot=False)
+    on = views(eval_samples, opening.scored_split(session, split))
     plan = Plan(named_methods(session, models or usual), drawn, samples, on, rows, bar())
     _show(study(session, plan), rows, out, options)
 
