@@ -207,7 +207,7 @@ def test_answers_of_flan_t5(box: Box, tmp_path: Path) -> None:
     assert_written_alike(box, "flan-t5-base-glue", tmp_path, load)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers by an old name
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Input and output embeddings:UserWarning")  # of peft
 def test_answers_of_adapters(box: Box, tmp_path: Path) -> None:
     def load(base: Path, ref: str) -> Any:
         model = transformers.T5ForConditionalGeneration.from_pretrained(base)
