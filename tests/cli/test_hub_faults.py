@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from hub.box import Box, play
 from hub.files import Shelf
 from hub.server import Fault
 from hub.session import Result, environment
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 from lanes import pairs
 
 from featcal.system.resources import ready_suites
@@ -129,6 +130,9 @@ def try_once(address: str, home: Path, trouble: Trouble, words: list[str]) -> Re
         importlib.reload(module)
     for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         setattr(constants, name, trouble.patience)
+    # A default that was bound to the constant's value when its module was read.
+    reading = inspect.unwrap(HfApi.parse_safetensors_file_metadata)
+    reading.__kwdefaults__ = {**reading.__kwdefaults__, "timeout": trouble.patience}
     sleep = time.sleep
     time.sleep = lambda length: sleep(length) if length < 1 else None  # time between tries
     return run(words)
