@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from featcal.cli.terminal import say
 from featcal.system.libraries import load_libraries
 
 if TYPE_CHECKING:
@@ -38,3 +39,11 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
     from featcal.session.session import Session
 
     return Session(open_family(load(suite), device), one_shot=one_shot, max_memory=max_memory)
+
+
+def scored_split(session: Session, split: str | None) -> str:
+    """Return the split that a command scores on, its own or the suite's, and say on stderr what flatters."""
+    chosen = split or session.family.suite.scored_split
+    if split is None and chosen == "calibration":
+        say("note: the suite has no test split; calibration samples flatter what was fitted on them", err=True)
+    return chosen

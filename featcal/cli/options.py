@@ -148,7 +148,11 @@ DRAWN = block(
 
 SCORED = block(
     click.option("--eval-samples", type=int, help="Samples per task to score.  [all]"),
-    click.option("--split", type=SPLIT, default="test", show_default=True, help="Split whose samples are scored."),
+    click.option(
+        "--split",
+        type=SPLIT,
+        help="Split whose samples are scored.  [test if every task has it, else validation, else calibration]",
+    ),
 )
 """Options for the samples that a command scores."""
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def evaluate(
     suite: str,
     models: tuple[str, ...],
-    split: str,
+    split: str | None,
     eval_samples: int | None,
     card: Path | None,
     answers: bool,
@@ -82,8 +82,8 @@ def evaluate(
         raise click.UsageError("--lm-eval-args are of lm-evaluation-harness; add --lm-eval")
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
-    on = EvaluationSamples(eval_samples, split, seed)
     session = opening.session(suite, device, one_shot=len(models) == 1 and card is None)
+    on = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     named = _scores_of(session, models, on) if card is None else _scores_into_card(session, card, on)
     say_notes({"notes": dict.fromkeys(note for scores in named.values() for note in scores.notes)})
     documents = []
@@ -212,14 +212,21 @@ def _compare_in_table(suite: str, models: tuple[str, ...], *, samples: int | Non
 
 
 def _compare_two(
-    suite: str, models: tuple[str, ...], split: str, eval_samples: int | None, seed: int, device: str, as_json: bool
+    suite: str,
+    models: tuple[str, ...],
+    split: str | None,
+    eval_samples: int | None,
+    seed: int,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Print the comparison of `featcal compare --model A --model B`."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks
     from featcal.suite.views import EvaluationSamples
 
-    session, view, history = opening.session(suite, device), EvaluationSamples(eval_samples, split, seed), History()
+    session, history = opening.session(suite, device), History()
+    view = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
         compared = session.measure.compare(a, b, view, bar())

@@ -60,6 +60,7 @@ def run_study(
     require_new_file(out)
     rows = Rows()
     session = opening.session(suite, device, one_shot=False)
+    drawn["split"] = opening.scored_split(session, drawn["split"])
     plan = _plan(named_methods(session, models or usual), rows, **drawn)
     _show(study(session, plan), rows, out, options)
 

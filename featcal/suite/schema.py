@@ -304,6 +304,11 @@ class Suite(Strict):
         # Validation samples are those that calibration never sees.
         return "validation" if "validation" in self.splits() else "calibration"
 
+    @property
+    def scored_split(self) -> str:
+        """Return the default split to score on: "test" where every task has it, else the one that is measured on."""
+        return "test" if "test" in self.splits() else self.measured_split
+
     def unpinned_data(self) -> tuple[str, ...]:
         """Return the Hub data sets without a revision, which may change under the suite."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]

@@ -17,6 +17,7 @@ from clean_process import end_command, in_clean_process
 from command_line import Run, document
 from PIL import Image
 from safetensors.torch import load_file
+from suite_edits import Edit
 from tiny_clip import BLOCKS, SIDE, TASKS
 from tiny_text import write_text_suite
 
@@ -383,6 +384,27 @@ def test_names_in_messages_and_tables_do_not_steer_the_terminal(run: Run, edit_s
         assert (code, r"expert 'pets\x1b[2J'" in more) == (1, True)
         err += out + more
     assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("left_out", "scored"), [([], "test"), (["test"], "validation"), (["test", "validation"], "calibration")]
+)
+def test_a_suite_without_a_test_split_is_scored_on_what_it_has(
+    left_out: list[str], scored: str, run: Run, edit_suite: Edit
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for task in content["tasks"].values():
+            task.setdefault("validation", task["test"])
+            for split in left_out:
+                del task[split]
+
+    file = edit_suite(change)
+    result = run("evaluate", file, "--eval-samples", 4, "--json")
+    assert document(result)["split"] == scored
+    flattered = "the suite has no test split; calibration samples flatter what was fitted on them"
+    assert (flattered in result[2]) == (scored == "calibration")
+    pair = run("compare", file, "--model", "base", "--model", "merged", "--eval-samples", 4, "--json")
+    assert document(pair)["split"] == scored
 
 
 @pytest.mark.parametrize("message", ["x" * 20000, "\x1b" * 20000])

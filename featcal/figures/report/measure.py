@@ -80,7 +80,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
     session = asked.session
     options = attribution_options(asked.on)
     ledgers = {shown: session.measure.drift(model, options, progress) for shown, model in asked.models.items()}
-    final = EvaluationSamples(None, "test" if "test" in session.family.suite.splits() else session.split)
+    final = EvaluationSamples(None, session.family.suite.scored_split)
     scores, missing = _scores(asked, final, progress)
     summary = _summary(ledgers, scores)
     parts = [
