@@ -60,18 +60,23 @@ def run_study(
     require_new_file(out)
     rows = Rows()
     session = opening.session(suite, device, one_shot=False)
-    drawn["split"] = opening.scored_split(session, drawn["split"])
-    plan = _plan(named_methods(session, models or usual), rows, **drawn)
+    plan = _plan(session, named_methods(session, models or usual), rows, **drawn)
     _show(study(session, plan), rows, out, options)
 
 
 def _plan(
-    methods: Sequence[str], rows: Rows, seeds: str | None, samples: int, eval_samples: int | None, split: str
+    session: Session,
+    methods: Sequence[str],
+    rows: Rows,
+    seeds: str | None,
+    samples: int,
+    eval_samples: int | None,
+    split: str | None,
 ) -> Plan:
     from featcal.studies.plan import SEEDS, Plan, views
 
-    drawn = whole_numbers(seeds, "seeds") or SEEDS
-    return Plan(methods, drawn, samples, views(eval_samples, split), rows, bar())
+    drawn, on = whole_numbers(seeds, "seeds") or SEEDS, views(eval_samples, opening.scored_split(session, split))
+    return Plan(methods, drawn, samples, on, rows, bar())
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
@@ -217,7 +222,7 @@ def paper(suite: str, models: tuple[str, ...], out: Path | None, device: str, as
     from featcal.studies.store import Rows
 
     rows = Rows()
-    found = reproduce(session, _plan(models or models_of(printed), rows, **drawn), printed)
+    found = reproduce(session, _plan(session, models or models_of(printed), rows, **drawn), printed)
     write_new(out, paper_page.page(found))
     _keep(found.study, rows)
     if as_json:
