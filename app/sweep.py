@@ -1,4 +1,4 @@
-"""Calibrate many times at once, and show every run of the suite as mean against worst task."""
+"""Order many calibrations at once as a job, and show every run of the suite as mean against worst task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import plain
 from featcal.server.kinds import options_of
-from featcal.server.lengths import is_long, seconds_to_calibrate
+from featcal.server.lengths import seconds_to_calibrate
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry
@@ -28,12 +28,11 @@ from featcal.studies.sweep import (
     front,
     missing,
     numbers,
-    run_sweep,
 )
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import FeatcalError, InputError
-from featcal.system.formatting import exactly
+from featcal.system.errors import InputError
+from featcal.system.formatting import duration, exactly
 
 _CHART = "sweep-chart"
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
@@ -56,15 +55,16 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
 
 
 def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelRef]) -> None:
-    """Draw values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+    """Draw values to try, a button that orders a job to try them, and the chart of everything that was tried on the
+    same samples, a point as soon as it is measured.
 
     Args:
         models: what the other pages look at; found again in the chart.
     """
-    grid = _grid(session)
     known = history.runs(hash_of(session))
-    swept = _start(session, grid, on, history, known) if grid is not None else []
-    points = comparable_points(session, on, known) or swept  # a history that cannot be written has none
+    if (grid := _grid(session)) is not None:
+        _start(session, grid, on, known)
+    points = comparable_points(session, on, known)
     if points:
         _chart(session, on, points, models)
     else:
@@ -97,39 +97,35 @@ def _grid(session: Session) -> Grid | None:
         return None
 
 
-def _start(
-    session: Session, grid: Grid, on: EvaluationSamples, history: History, known: Sequence[HistoryEntry]
-) -> list[SweepPoint]:
-    """Draw the button and what it would compute, and do the work; return the points if it was done now."""
-    new, count = missing(session, grid, on, known), len(grid.configs())
+def _start(session: Session, grid: Grid, on: EvaluationSamples, known: Sequence[HistoryEntry]) -> None:
+    """Draw the button that orders the sweep, what it computes, and the progress of sweeps of this suite."""
+    new, others = missing(session, grid, on, known)
+    count, beside = len(grid.configs()), len(baselines(grid, session.family.is_base_known))
     of = "" if grid.of == "merged" else f" of {plain(grid.of)}"
-    others = len(baselines(grid, session.family.is_base_known))
-    left, right = st.columns([1, 3], vertical_alignment="center")
-    wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
-    right.caption(
-        f"{count} calibrations{of}, {new} of them new, beside {others} models that need none; "
-        f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
+    args, left = job_args(grid, on), bool(new or others)
+    running = jobs.is_unfinished("sweep", args)
+    row = st.container(horizontal=True, vertical_alignment="center")
+    wanted = row.button(
+        "Run the sweep",
+        type="primary",
+        icon=":material/grid_on:",
+        disabled=running or not left,
+        help=None if left else "Every point of this sweep was measured: see the chart.",
     )
-    with st.popover("Command and Python", icon=":material/terminal:"):
+    with row.popover("Command and Python", icon=":material/terminal:"):
         names = tuple(model.name for model in calibrations(session, grid))
         view.show_commands(ChartSource("sweep", state.reference(), names, on))
-    args = job_args(grid, on)
-    long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
-    # A job that runs stays followed, though what is left of it gets short in the end.
-    if new and (long or jobs.has_job("sweep", args)):
-        jobs.follow("sweep", args, wanted)
-        return []
-    if not wanted:
-        return []
+    takes = f", about {duration(1.5 * len(new) * seconds_to_calibrate(session, grid.options))}" if new else ""
+    st.caption(
+        f"{count} calibrations{of} ({len(new)} new{takes}) plus {beside} models that need no calibration; "
+        f"{grid.options.samples} calibration samples, other options as on Calibrate. The sweep runs as a background "
+        "job: leave this page, come back, and its points are here."
+    )
     try:
-        with state.progress() as report:
-            points = run_sweep(session, grid, report, on=on, history=history)
-    except FeatcalError as error:
-        view.problem(error)
-        return []
-    if not history.problems:
-        st.rerun()
-    return points
+        jobs.follow("sweep", args, wanted, left)
+    except InputError as error:
+        if wanted:  # where no jobs can be kept there are none to show
+            view.problem(error)
 
 
 def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:

@@ -476,7 +476,7 @@ def test_a_sweep_of_a_job_fills_the_history(
     session = Session(tiny)
     grid = Grid((0.05,), (1.0, 2.0), (0.3,), config_for(tiny, samples=4))
     known = History().runs(hash_of(session))
-    assert missing(session, grid, EvaluationSamples(4, "validation"), known) == 0
+    assert missing(session, grid, EvaluationSamples(4, "validation"), known) == ([], [])
     finished = line.get(job.id)
     assert finished is not None
     assert finished.done == finished.total == len(document["points"])
