@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from featcal.studies.history import HistoryEntry, Measured
+from featcal.suite.calibration_options import NUMBERS, OF_A_RECIPE, OPTIONS
+from featcal.suite.methods import REFERENCE
+from featcal.suite.name_grammar import model_name
+from featcal.system.formatting import readable
 
 if TYPE_CHECKING:
+    from featcal.studies.checkpoints import WrittenModel
     from featcal.studies.sweep import SweepPoint
 
-SHOWN_OPTIONS = ("lam", "rho", "alpha", "samples")
-"""Options of a calibration that have a column of their own wherever runs are listed."""
+SHOWN_OPTIONS: Mapping[str, str] = {
+    "recipe": "recipe",
+    **{name: OPTIONS[name].symbol for name in ("lam", "rho", "alpha", "beta", "mu", "decisions", "samples")},
+    "seed": "seed",
+}
+"""Options of a calibration that have a column of their own wherever runs are listed, and its heading."""
+
+
+def checkpoint_table(written: Sequence[WrittenModel]) -> pd.DataFrame:
+    """Return one row per checkpoint that was written: what it is, its mean score and that of what was calibrated in
+    percent, the drift of both, bytes on disk, when it was written (UTC) and where."""
+    rows = [
+        {
+            "folder": Path(one.folder).name,
+            "suite": one.run.suite,
+            **describe_options(one.run),
+            "before, %": 100 * one.before.mean if one.before else float("nan"),
+            "mean, %": 100 * one.after.mean if one.after else float("nan"),
+            "measured on": describe_samples(one.after),
+            "drift before": one.before.mean_drift if one.before else float("nan"),
+            "drift": one.after.mean_drift if one.after else float("nan"),
+            "size": readable(sum(one.files.values())),
+            "written": one.time[:19].replace("T", " "),
+            "path": one.folder,
+        }
+        for one in written
+    ]
+    return pd.DataFrame(rows)
+
+
+def describe_options(run: HistoryEntry) -> dict[str, Any]:
+    """Return what a run is, one entry per column: the method, what it was applied to, and the options of a calibration;
+    None for an option that its recipe does not have."""
+    name, options = model_name(run.model), run.options
+    idle = {one for one in OF_A_RECIPE if one not in NUMBERS.get(options.get("recipe", ""), OF_A_RECIPE)}
+    shown = {heading: None if one in idle else options.get(one) for one, heading in SHOWN_OPTIONS.items()}
+    of_itself = run.model if name.kind == REFERENCE else name.kind
+    return {"method": of_itself, "merge": name.of, **shown}
 
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
