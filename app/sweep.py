@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, jobs, on_table, options, runs, state, view
 from app.downloads import Numbers
@@ -35,6 +37,9 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import duration, exactly
 
 _CHART = "sweep-chart"
+WORST, OPTION, PARALLEL = CHARTS = ("Mean and worst task", "Score and option", "All options")
+KIND, SCORES = "kind", tuple(sweep_charts.SCORES)
+_CLICK = "Click a point to have that run as model B on every page."
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
 
 
@@ -66,7 +71,7 @@ def section(session: Session, on: EvaluationSamples, history: History, models: M
         _start(session, grid, on, known)
     points = comparable_points(session, on, known)
     if points:
-        _chart(session, on, points, models)
+        _charts(session, on, points, models)
     else:
         whole = ", with whole answers" if session.is_text else ""
         st.info(
@@ -136,27 +141,63 @@ def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
     return {**values, "options": options, **named, "n": on.samples}
 
 
-def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], models: Mapping[str, ModelRef]) -> None:
-    best = front(points)
-    frame = run_tables.sweep_table(points, best)
+def _charts(
+    session: Session, on: EvaluationSamples, points: Sequence[SweepPoint], models: Mapping[str, ModelRef]
+) -> None:
+    """Draw the runs that the filter leaves, as the chart that is chosen."""
+    everything = run_tables.sweep_table(points, front(points))
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    chart = view.choice("Chart", CHARTS, "runs_chart", row)
+    option, score = _axes(everything, chart, row)
+    colours = [KIND, *(name for name in run_tables.OPTION_COLUMNS if everything[name].nunique() > 1), *SCORES]
+    by = KIND if chart == PARALLEL else _select(row, "Colour", "runs_colour", colours)
+    only = runs.choose_filter(everything, row)
+    frame = run_tables.select_runs(everything, only)
+    if frame.empty:
+        st.info("No run on these samples passes the filter.", icon=":material/filter_alt_off:")
+        return
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
     shown = {run_of(session, model).id: name for name, model in models.items()}
+    by = "" if by == KIND else by
+    if chart == PARALLEL:
+        figure = sweep_charts.all_options(frame, score, metric)
+    elif chart == OPTION:
+        figure = sweep_charts.score_against(frame, option, score, metric, shown, by)
+    else:
+        figure = sweep_charts.mean_against_worst(frame, metric, shown, by)
     units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
     origin = replace(downloads.sample_origin(session, on, {}), models={name: name for name in frame["model"]})
     measured = Numbers("sweep", frame, units, origin, kind="sweep")
-    highest = max(points, key=lambda point: (point.kind == "calibrated", point.found.mean))
+    best = frame.loc[(frame["kind"] == "calibrated").astype(float).add(frame["mean"] / 1000).idxmax()]
     st.plotly_chart(
-        sweep_charts.mean_against_worst(frame, metric, shown),
+        figure,
         key=_CHART,
-        on_select=_choose,
+        on_select=_choose if chart != PARALLEL else "ignore",
         selection_mode="points",
         config=view.plotly(measured.name),
-        alt=f"Mean {metric} against that on the worst task of {len(points)} runs; {len(best)} are on the Pareto front. "
-        f"Best mean: {run_tables.title(highest.run)}, {100 * highest.found.mean:.1f} %, "
-        f"worst task {100 * highest.found.worst:.1f} %",
+        alt=f"{chart} of {len(frame)} runs, {metric}; {int(frame['front'].sum())} are on the Pareto front. "
+        f"Best mean: {best['name'] or best['model']}, {best['mean']:.1f} %, worst task {best['worst']:.1f} %",
     )
-    st.caption("Click a point to have that run as model B on every page.")
+    how = "Draw a range on an axis to keep the runs that pass it." if chart == PARALLEL else _CLICK
+    st.caption(how)
     view.tools(measured, text.SWEEP)
+
+
+def _axes(frame: pd.DataFrame, chart: str, row: DeltaGenerator) -> tuple[str, str]:
+    """Let the option and the score of a chart be chosen where it has them; return both."""
+    varying = [name for name in run_tables.OPTION_COLUMNS if frame[name].nunique() > 1] or ["method"]
+    option = view.one_of(varying, state.selection().runs_option)
+    if chart == OPTION:
+        option = _select(row, "Option", "runs_option", varying)
+    score = _select(row, "Score", "runs_score", list(SCORES)) if chart != WORST else SCORES[0]
+    return option, score
+
+
+def _select(row: DeltaGenerator, label: str, field: str, values: Sequence[str]) -> str:
+    """Let one of several values be chosen from a list, the first by default."""
+    chosen = view.one_of(values, getattr(state.selection(), field))
+    state.control(row.selectbox, field, chosen, values[0], label, values, width=140)
+    return chosen
 
 
 def _choose() -> None:

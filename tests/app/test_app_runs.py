@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,7 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     button(app, "Pin").click().run()
     assert History().get(run.id).pinned
     assert button(app, "Delete").disabled
+    assert "unpin it first" in button(app, "Delete").help
     go(app, "drift")
     offered = control(app, "b").options
     # With its score, where another test has made a table of this suite.
@@ -231,6 +233,10 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     assert healthy(app)
     assert recorded() == {}
     assert any("No run yet" in one.value for one in app.info)
+    button(app, "Bring it back").click().run()
+    assert healthy(app)
+    assert recorded()[1.5] == replace(run, name="**the best** <b>")
+    assert not [one for one in app.button if one.label == "Bring it back"]
 
 
 def test_two_runs_are_held_against_each_other(tiny_suite_file: Path, tiny: Family) -> None:
@@ -303,6 +309,42 @@ def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, ti
     assert len(listed(app)) == 1
     assert any(broken.name in one.value.replace("\\", "") for one in app.warning)
     assert broken.read_text() == "{"
+
+
+def test_runs_are_filtered_grouped_and_drawn_by_any_option(tiny_suite_file: Path, tiny: Family) -> None:
+    grid = Grid((0.05, 0.5), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
+    points = {point.run.id: point for point in run_sweep(Session(tiny), grid, on=EvaluationSamples(8))}
+
+    def drawn(app: AppTest) -> set[str]:
+        return {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+
+    app = opened(tiny_suite_file, "runs", **FEW)
+    assert drawn(app) == {*points}
+    table = listed(app).set_index("run")
+    assert {run: table.loc[run, ["λ", "ρ"]].tolist() for run, one in points.items() if one.kind == "calibrated"} == {
+        run: [one.run.options["lam"], one.run.options["rho"]] for run, one in points.items() if one.kind == "calibrated"
+    }
+    chosen = next(one for one in app.multiselect if one.label == "Show only")
+    chosen.set_value(["method: calibrated", "ρ: 2"]).run()
+    assert healthy(app)
+    kept = {run for run, one in points.items() if one.run.options.get("rho") == 2.0}
+    assert drawn(app) == kept
+    assert set(listed(app)["run"]) == kept
+    control(app, "runs_chart").set_value(sweep.OPTION).run()
+    control(app, "runs_option").set_value("λ").run()
+    control(app, "runs_colour").set_value("ρ").run()
+    assert healthy(app)
+    (trace,) = (one for one in spec(app)["data"] if "customdata" in one)
+    assert trace["name"] == "ρ 2"
+    assert [points[run].run.options["lam"] for run in trace["customdata"]] == [0.05, 0.5]
+    control(app, "runs_chart").set_value(sweep.PARALLEL).run()
+    assert healthy(app)
+    assert spec(app)["data"][0]["type"] == "parcoords"
+    control(app, "runs_group").set_value("λ").run()
+    groups = next(one.value for one in app.dataframe if "lowest" in one.value)
+    assert sorted(groups["λ"]) == [0.05, 0.5]
+    assert healthy(go(app, "drift"))
+    assert control(go(app, "runs"), "runs_chart").value == sweep.PARALLEL
 
 
 def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
