@@ -12,7 +12,7 @@ from plotly.colors import sample_colorscale
 
 from featcal.figures.names import label, shorten
 from featcal.figures.run_tables import OPTION_COLUMNS, value_words
-from featcal.figures.theme import COLOUR, OTHERS, SYMBOL, colour, colours, finish
+from featcal.figures.theme import COLOUR, NUMBERS, SYMBOL, colour, colours, finish
 
 _LOOK = {
     "base": ("base", COLOUR["base"], SYMBOL["base"]),
@@ -26,8 +26,6 @@ _LOOK = {
 FRONT = "no run beats these (Pareto)"
 SCORES = {"mean": "mean {} over tasks, %", "worst": "{} on the worst task, %", "drift": "relative final drift"}
 """Columns of numbers that runs are judged by, and what an axis calls them."""
-_SCALE = [[0.0, COLOUR["calibrated"]], [0.5, OTHERS[1]], [1.0, COLOUR["merged"]]]
-"""Colours of numbers from low to high, which read on light and on dark ground."""
 _MOST_COLOURS = 10
 """Different values that get a colour and an entry in the legend each; more are a scale."""
 _LOG = 20.0
@@ -117,7 +115,7 @@ def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
     figure = go.Figure(
         go.Parcoords(
             dimensions=dimensions,
-            line={"color": runs[score], "colorscale": _SCALE, "colorbar": _colour_bar(SCORES[score].format(metric))},
+            line={"color": runs[score], "colorscale": NUMBERS, "colorbar": _colour_bar(SCORES[score].format(metric))},
             unselected={"line": {"opacity": 0.08}},
             labelfont={"size": 14},
             tickfont={"size": 12},
@@ -171,10 +169,10 @@ def _groups(frame: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame, d
     symbols = [_LOOK[kind][2] for kind in frame["kind"]]
     values, numeric = frame[by].dropna().drop_duplicates().sort_values().tolist(), _is_number(frame[by])
     if numeric and len(values) > _MOST_COLOURS:
-        scale = {"color": frame[by], "colorscale": _SCALE, "colorbar": _colour_bar(by)}
+        scale = {"color": frame[by], "colorscale": NUMBERS, "colorbar": _colour_bar(by)}
         yield by, frame, {**scale, "symbol": symbols, "size": 11}
         return
-    shades = sample_colorscale(_SCALE, np.linspace(0, 1, max(2, len(values)))) if numeric else colours(len(values))
+    shades = sample_colorscale(NUMBERS, np.linspace(0, 1, max(2, len(values)))) if numeric else colours(len(values))
     looks = [(value_words(value), frame[by] == value, shade) for value, shade in zip(values, shades, strict=False)]
     for words, having, shade in [*looks, (_NO_VALUE, frame[by].isna(), COLOUR["base"])]:
         rows = frame[having]
