@@ -88,10 +88,10 @@ def tell_measured(session: Session, folder: Path, model: ModelRef, on: Evaluatio
     }
     text = with_final_drift(card, rows, split)
     with suppress(NoScores):
-        scores = [recording.score(session, one, on, how) for one in (before, model, EVERY_EXPERT)]
-        compared = compare_scores(*scores[:2])
+        old, new, experts = (recording.score(session, one, on, how) for one in (before, model, EVERY_EXPERT))
+        compared = compare_scores(old, new)
         differences = {**compared.tasks, "": compared.average}
-        table = _rows(*scores[1:], differences, data_on_hub(session.family.suite, split))
+        table = _rows(new, experts, differences, data_on_hub(session.family.suite, split))
         found = CardScores(session.family.suite.name, split, folder.absolute().name, before.name, table)
         text = with_scores(type(card)(text), found, pipeline_tag(session.family))
     save_card(folder, text)
