@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import export, report, view, zipped
+from app import export, report, view, zips
 from featcal.figures import run_tables
 from featcal.figures.names import plain
 from featcal.session.session import Session
@@ -28,7 +28,7 @@ def section(session: Session, on: EvaluationSamples) -> None:
     """
     st.header("Checkpoints")
     known = Checkpoints()
-    kept = zipped.visible(known.kept())
+    kept = zips.visible(known.read_all())
     view.say_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
     if not kept:
         st.info(
@@ -65,8 +65,8 @@ def _one(session: Session, written: WrittenModel, on: EvaluationSamples) -> None
     same = written.run.suite_hash == hash_of(session)
     st.markdown(f"Lies in {plain(without_places(written.folder))}")
     with st.container(horizontal=True, vertical_alignment="center"):
-        if zipped.is_served:
-            label, link = f"Download as a zip ({size})", zipped.link(written, st.get_option("server.baseUrlPath"))
+        if zips.is_served:
+            label, link = f"Download as a zip ({size})", zips.link(written, st.get_option("server.baseUrlPath"))
             st.link_button(label, link, icon=":material/download:", help="Sent from disk as it is read.")
         if same:
             # Closed, it costs nothing: what is in it is made when it is opened.
@@ -82,7 +82,7 @@ def _one(session: Session, written: WrittenModel, on: EvaluationSamples) -> None
                 icon=":material/playlist_remove:",
                 help="The folder stays where it is.",
             )
-    if not zipped.is_served:
+    if not zips.is_served:
         st.caption(f"{size}. An app that was started with `featcal app` offers it as a zip too.")
     export.show_notes(written)
     with st.expander("Model card, and the way to the Hub", icon=":material/description:"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, opening, state, view, zipped
+from app import downloads, opening, state, view, zips
 from featcal.export.card_parts import NOT_MEASURED, load_card
 from featcal.export.kept_work import UNCHECKED
 from featcal.export.licences import licence_of
@@ -115,7 +115,7 @@ def _find_written(session: Session, model: ModelRef) -> list[WrittenModel]:
     named = ""
     with suppress(InputError):
         named = str(output_folder(str(st.session_state.get(_FOLDER, "")).strip()))
-    return sorted(zipped.visible(found.values()), key=lambda one: one.folder != named)
+    return sorted(zips.visible(found.values()), key=lambda one: one.folder != named)
 
 
 def default_name(suite: str, made: str) -> str:

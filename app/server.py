@@ -18,19 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # as in main.py: streamlit loads this file by its path
     sys.path.insert(0, str(ROOT))
 
-from app import zipped  # noqa: E402
+from app import zips  # noqa: E402
 
 
 def send_checkpoint(request: Request) -> Response:
     """Send a checkpoint of the list as a zip file."""
-    written = zipped.find(request.path_params["id"])
+    written = zips.find(request.path_params["id"])
     if written is None:
         return PlainTextResponse("No such checkpoint: it was moved, or taken off the list.", 404)
     place = Path(written.folder)
     named = f"attachment; filename*=UTF-8''{quote(f'{place.name}.zip')}"
-    pieces = zipped.zip_pieces(place, [*written.files])
+    pieces = zips.zip_pieces(place, [*written.files])
     return StreamingResponse(pieces, media_type="application/zip", headers={"Content-Disposition": named})
 
 
-zipped.is_served = True
-app = st.App("main.py", routes=[Route(f"/{zipped.ROUTE}/{{id}}", send_checkpoint)])
+zips.is_served = True
+app = st.App("main.py", routes=[Route(f"/{zips.ROUTE}/{{id}}", send_checkpoint)])

@@ -134,7 +134,7 @@ def find_samples(frame: pd.DataFrame, words: str) -> list[int]:
 
     >>> frame = pd.DataFrame({"sample": [0, 1, 12], "right": ["cat", "Dog", "dog 1"], "merged margin": [0.1, 1.0, 2.0]})
     >>> find_samples(frame, "dog"), find_samples(frame, " 12 "), find_samples(frame, "")
-    ([1, 2], [12], [])
+    ([1, 12], [12], [])
     """
     words = words.strip().lower()
     if not words:

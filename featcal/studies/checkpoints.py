@@ -90,7 +90,7 @@ class Checkpoints(Records):
         self.write(self.folder / f"{written.id}.json", asdict(written))
         return written
 
-    def kept(self) -> list[WrittenModel]:
+    def read_all(self) -> list[WrittenModel]:
         """Return the checkpoints that still lie where they were written, the newest first; a folder once."""
         files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
         found = [one for file in files if (one := self.read(str(file), WrittenModel)) is not None]
@@ -102,7 +102,7 @@ class Checkpoints(Records):
 
     def find(self, run_id: str) -> list[WrittenModel]:
         """Return the checkpoints that are a run, the newest first."""
-        return [one for one in self.kept() if one.run.id == run_id]
+        return [one for one in self.read_all() if one.run.id == run_id]
 
     def remove(self, written: WrittenModel) -> None:
         """Take a checkpoint off the list; its folder stays. Where the list cannot be written, `problems` says why."""

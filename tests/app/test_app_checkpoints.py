@@ -15,7 +15,7 @@ from app_pages import button, control, export_command, go, healthy, opened
 from safetensors.torch import load, load_file
 from streamlit.testing.v1 import AppTest
 
-from app import zipped
+from app import zips
 from featcal.export.card_parts import load_card
 from featcal.figures.names import plain
 from featcal.session.session import open_session
@@ -93,7 +93,7 @@ def test_a_second_click_says_that_it_is_written_already(tiny_suite_file: Path, t
     (tmp_path / "other").mkdir()
     write(app, tmp_path / "other")
     assert "exists already" in app.error[0].value
-    assert len(Checkpoints().kept()) == 1
+    assert len(Checkpoints().read_all()) == 1
 
 
 @pytest.mark.slow
@@ -111,9 +111,10 @@ def test_a_written_model_that_was_not_checked_is_shown_with_the_reason(
     assert [one.value.split(":")[0] for one in app.warning[:2]] == ["Written, but not verified", "Not checked"]
     assert any("too little" in one.value for one in app.warning)
     assert any("from_pretrained" in one.value for one in app.code)
-    assert [one.folder for one in Checkpoints().kept()] == [str(tmp_path / "mine")]
+    assert [one.folder for one in Checkpoints().read_all()] == [str(tmp_path / "mine")]
 
 
+@pytest.mark.slow
 def test_a_list_that_cannot_be_kept_does_not_hide_what_was_written(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_list_that_cannot_be_kept_does_not_hide_what_was_written(
     assert any("list of checkpoints is not kept" in one.value for one in app.warning)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_taken_off_the_list_and_stays_on_disk(tiny_suite_file: Path, tmp_path: Path) -> None:
     app = write(opened(tiny_suite_file, "calibrate", **FEW), tmp_path / "mine")
     go(app, "runs")
@@ -135,13 +137,13 @@ def test_a_checkpoint_is_taken_off_the_list_and_stays_on_disk(tiny_suite_file: P
 
 
 def test_a_zip_is_the_folder_and_is_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zipped, "PIECE", 1000)
+    monkeypatch.setattr(zips, "PIECE", 1000)
     folder = tmp_path / "a model"
     (folder / "1_Pooling").mkdir(parents=True)
     content = {"weights.bin": bytes(range(256)) * 100, "1_Pooling/config.json": b"{}", "empty": b""}
     for name, data in content.items():
         (folder / name).write_bytes(data)
-    pieces = [*zipped.zip_pieces(folder, [Path(name) for name in content])]
+    pieces = [*zips.zip_pieces(folder, [Path(name) for name in content])]
     assert max(map(len, pieces)) < 2000
     with zipfile.ZipFile(io.BytesIO(b"".join(pieces))) as archive:
         assert archive.testzip() is None
@@ -159,9 +161,9 @@ def test_the_server_sends_what_is_on_the_list_alone(
 
     client = TestClient(Starlette(routes=[Route("/checkpoint/{id}", server.send_checkpoint)]))
     write(opened(tiny_suite_file, "calibrate", **FEW), tmp_path / "mine")
-    (written,) = Checkpoints().kept()
-    link = zipped.link(written, "")
-    assert (link, zipped.link(written, "/a/b/")) == (f"/checkpoint/{written.id}", f"/a/b/checkpoint/{written.id}")
+    (written,) = Checkpoints().read_all()
+    link = zips.link(written, "")
+    assert (link, zips.link(written, "/a/b/")) == (f"/checkpoint/{written.id}", f"/a/b/checkpoint/{written.id}")
     sent = client.get(link)
     assert sent.headers["content-disposition"].endswith("mine.zip")
     with zipfile.ZipFile(io.BytesIO(sent.content)) as archive:

@@ -35,19 +35,19 @@ def written(session: Session, folder: Path, known: Checkpoints) -> WrittenModel:
 
 def test_what_lies_where_it_was_written_is_found_by_its_run(own: Session, tmp_path: Path) -> None:
     known = Checkpoints(tmp_path / "list")
-    assert known.kept() == []
+    assert known.read_all() == []
     first = written(own, tmp_path / "a", known)
     second = written(own, tmp_path / "b", known)
-    assert Checkpoints(tmp_path / "list").kept() == [second, first]  # of another process
+    assert Checkpoints(tmp_path / "list").read_all() == [second, first]  # of another process
     assert known.find(first.run.id) == [second, first]
     assert known.find("0" * 16) == []
     assert first.after == recording.measure(own, CONFIG, ON)
     assert sum(first.files.values()) == sum(one.stat().st_size for one in (tmp_path / "a").rglob("*") if one.is_file())
     shutil.move(tmp_path / "b", tmp_path / "c")
-    assert known.kept() == [first]
+    assert known.read_all() == [first]
     shutil.move(tmp_path / "c", tmp_path / "b")
     known.remove(second)
-    assert known.kept() == [first]
+    assert known.read_all() == [first]
     assert second.is_there
     assert known.problems == []
 
@@ -58,14 +58,14 @@ def test_a_folder_with_another_model_is_not_what_was_written(own: Session, tmp_p
     shutil.rmtree(tmp_path / "a")
     own.fit.calibrate(CalibrationConfig(samples=4, rho=1.5)).save(tmp_path / "a")
     assert not first.is_there
-    assert known.kept() == []
+    assert known.read_all() == []
 
 
 def test_what_is_no_record_is_named_and_the_rest_is_listed(own: Session, tmp_path: Path) -> None:
     known = Checkpoints(tmp_path / "list")
     first = written(own, tmp_path / "a", known)
     (tmp_path / "list" / "x.json").write_text('{"id": 3}')
-    assert known.kept() == [first]
+    assert known.read_all() == [first]
     assert [one for one in known.problems if "x.json holds no record" in one]
     (tmp_path / "file").write_text("")
     lost = Checkpoints(tmp_path / "file" / "list")

@@ -35,7 +35,7 @@ def visible(known: Iterable[WrittenModel]) -> list[WrittenModel]:
 
 def find(identity: str) -> WrittenModel | None:
     """Return the checkpoint of the list with this id, if a visitor may see it."""
-    return next((one for one in visible(Checkpoints().kept()) if one.id == identity), None)
+    return next((one for one in visible(Checkpoints().read_all()) if one.id == identity), None)
 
 
 def link(written: WrittenModel, base: str) -> str:
