@@ -210,9 +210,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     rest = [_NOTHING, *(one for one in known if one != first)]
     state.control(right.selectbox, "against", second, _NOTHING, "Compare with", rest, format_func=format_run)
     run = known[first]
-    if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
-        _marks(run)
-    buttons = st.columns(3)
+    buttons = st.columns(4)
     buttons[0].button(
         "Show it on every page",
         on_click=choose,
@@ -221,8 +219,10 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
         width="stretch",
         help="Makes this run model B.",
     )
-    if not server_rules():
-        _keep_buttons(run, *buttons[1:])
+    if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
+        _keep_buttons(run, *buttons[1:3])
+        with buttons[3].popover("Name and notes", icon=":material/edit:", width="stretch"):
+            _marks(run)
     if second != _NOTHING:
         if EXPERT not in (run.model, known[second].model):  # every page has them beside its models already
             st.button(
@@ -258,12 +258,12 @@ def _keep_buttons(run: HistoryEntry, left: DeltaGenerator, right: DeltaGenerator
 
 def _marks(run: HistoryEntry) -> None:
     """Draw fields for a run's name and for notes on it."""
-    left, right = st.columns(2)
-    for place, mark, words in ((left, "name", "Name"), (right, "notes", "Notes")):
+    fields: tuple[tuple[Mark, str], ...] = (("name", "Name"), ("notes", "Notes"))
+    for mark, words in fields:
         key = f"{mark}-{run.id}"
         if key not in st.session_state:
             st.session_state[key] = getattr(run, mark)
-        place.text_input(words, key=key, max_chars=200, on_change=_mark_typed, args=(run.id, mark, key))
+        st.text_input(words, key=key, max_chars=200, on_change=_mark_typed, args=(run.id, mark, key))
 
 
 def _mark_typed(run_id: str, mark: Mark, key: str) -> None:

@@ -67,8 +67,9 @@ def section(session: Session, on: EvaluationSamples, history: History, models: M
         models: what the other pages look at; found again in the chart.
     """
     known = history.runs(hash_of(session))
-    if (grid := _grid(session)) is not None:
-        _start(session, grid, on, known)
+    row = st.container(horizontal=True, vertical_alignment="center")
+    if (grid := _grid(session, row)) is not None:
+        _start(session, grid, on, known, row)
     points = comparable_points(session, on, known)
     if points:
         _charts(session, on, points, models)
@@ -84,16 +85,17 @@ def section(session: Session, on: EvaluationSamples, history: History, models: M
     )
 
 
-def _grid(session: Session) -> Grid | None:
+def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
     """Read three lists of values; None, and the reason on the page, where they are not such lists."""
     config, chosen = options.chosen_config(session), state.selection()
     offer = offered_values(options.recipe_defaults(session))
     typed = {}
-    for place, (name, symbol, meaning) in zip(st.columns(3), AXES, strict=True):
+    values = row.popover("Values to try", icon=":material/grid_on:")
+    for name, symbol, meaning in AXES:
         field = f"sweep_{name}"
         typed[name] = getattr(chosen, field) or offer[name]
         help_ = "Values between commas. Every combination of the three lists is one calibration."
-        state.control(place.text_input, field, typed[name], offer[name], f"{symbol}, {meaning}", help=help_)
+        state.control(values.text_input, field, typed[name], offer[name], f"{symbol}, {meaning}", help=help_)
     try:
         lam, rho, alpha = (numbers(typed[name], symbol) for name, symbol, _ in AXES)
         return Grid(lam, rho, alpha, config, on_table.find_merge(session).name)
@@ -102,18 +104,19 @@ def _grid(session: Session) -> Grid | None:
         return None
 
 
-def _start(session: Session, grid: Grid, on: EvaluationSamples, known: Sequence[HistoryEntry]) -> None:
+def _start(
+    session: Session, grid: Grid, on: EvaluationSamples, known: Sequence[HistoryEntry], row: DeltaGenerator
+) -> None:
     """Draw the button that orders the sweep, what it computes, and the progress of sweeps of this suite."""
     new, others = missing(session, grid, on, known)
     count, beside = len(grid.configs()), len(baselines(grid, session.family.is_base_known))
     of = "" if grid.of == "merged" else f" of {plain(grid.of)}"
     args, left = job_args(grid, on), bool(new or others)
     running = jobs.is_unfinished("sweep", args)
-    row = st.container(horizontal=True, vertical_alignment="center")
     wanted = row.button(
         "Run the sweep",
         type="primary",
-        icon=":material/grid_on:",
+        icon=":material/play_arrow:",
         disabled=running or not left,
         help=None if left else "Every point of this sweep was measured: see the chart.",
     )
@@ -121,10 +124,11 @@ def _start(session: Session, grid: Grid, on: EvaluationSamples, known: Sequence[
         names = tuple(model.name for model in calibrations(session, grid))
         view.show_commands(ChartSource("sweep", state.reference(), names, on))
     takes = f", about {duration(1.5 * len(new) * seconds_to_calibrate(session, grid.options))}" if new else ""
+    values = (f"{symbol} {', '.join(map(exactly, getattr(grid, name)))}" for name, symbol, _ in AXES)
     st.caption(
-        f"{count} calibrations{of} ({len(new)} new{takes}) plus {beside} models that need no calibration; "
-        f"{grid.options.samples} calibration samples, other options as on Calibrate. The sweep runs as a background "
-        "job: leave this page, come back, and its points are here."
+        f"{' × '.join(values)}: {count} calibrations{of} ({len(new)} new{takes}) plus {beside} models that need no "
+        f"calibration; {grid.options.samples} calibration samples, other options as on Calibrate. The sweep runs as a "
+        "background job: leave this page, come back, and its points are here."
     )
     try:
         jobs.follow("sweep", args, wanted, left)
