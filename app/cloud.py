@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 from torch import Tensor
 
-from app import maps, picking, samples, state, view
+from app import hover, maps, picking, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
-from featcal.figures import cloud_charts, tables
+from featcal.figures import cloud_charts, sample_tables, tables
 from featcal.figures.cloud_charts import Depth
 from featcal.figures.names import plain
 from featcal.figures.sample_charts import Dots
@@ -23,7 +24,7 @@ from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
-from featcal.session.feature_maps import FeatureMaps, compare_with_expert, visible_layers
+from featcal.session.feature_maps import FeatureMaps, compare_with_expert, nearest_samples, visible_layers
 from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import ResultKind
 from featcal.session.projection import MOST_POINTS, SEED
@@ -31,7 +32,9 @@ from featcal.session.session import Session
 from featcal.suite.methods import EXPERT
 
 POLL_SECONDS = 1.0
-_SMALL = "feature-maps"
+NEIGHBOURS = 8
+"""Nearest samples that are listed of a picked one."""
+_SMALL, _SEARCH = "feature-maps", "feature-search"
 Job = Future[list[maps.Points]]
 _UMAP, _TRUST = ResultKind[Job]("UMAP of clouds"), ResultKind[float]("trust in a map")
 
@@ -109,11 +112,9 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
     job: Job = shown.session.get_or_make(_UMAP, shown.own_key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
-    row = st.container(horizontal=True)
-    wanted, by_answer, framed = view.choice("Map", ["UMAP", "PCA"], "map", row), False, False
-    if answers is not None:
-        of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
-        by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    wanted, framed = view.choice("Map", ["UMAP", "PCA"], "map", row), False
+    column = _choose_colour(shown, row)
     if len(shown.layers) > 1:
         framed = view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
 
@@ -121,7 +122,7 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
         axes = _axes(job, wanted)
         flat = job.result()[0] if axes == "UMAP" else shown.pca(shown.task, shown.layer)
         points, depth = _layer_points(shown, flat, framed)
-        dots = picking.make_dots(shown.session, shown.others, shown.task, shown.on, ids, by_answer=by_answer)
+        dots = picking.make_dots(shown.session, shown.others, shown.task, shown.on, ids, column=column)
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
             _coordinates(points, axes, dots, answers),
@@ -139,9 +140,10 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
             zoom=True,
         )
         _say_how_far(shown, (axes, cloud, flat))
+        hover.draw("feature-map", shown.session, shown.task, shown.on)
         _say_how_many(len(ids), len(shown.data))
-        if by_answer and answers is not None and len(set(answers)) > len(OTHERS):
-            st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
+        if dots.answers and len(set(dots.answers)) > len(OTHERS):
+            st.caption(f"{len(set(dots.answers))} colours are hard to tell apart: hover a point for what it is.")
         view.tools(numbers)
 
     _draw_until_there(job, wanted, draw)
@@ -188,6 +190,75 @@ def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
         view.tools(numbers)
 
     _draw_until_there(job, wanted, draw)
+
+
+def _choose_colour(shown: ComparedFeatures, row: DeltaGenerator) -> pd.Series | None:
+    """Let the colour be chosen: models, or any column of the table of samples; None for models. Of texts the answer
+    comes first."""
+    frame = _table(shown)
+    right = "answer" if shown.session.is_text else "class"
+    columns = {right if name == "right" else name: name for name in sample_tables.colour_columns(frame)}
+    names = ["model", *columns]
+    if right in names and shown.session.is_text:
+        names.insert(0, names.pop(names.index(right)))
+    chosen = view.one_of(names, state.selection().colour)
+    state.control(row.selectbox, "colour", chosen, names[0], "Colour", names, width=200)
+    return None if chosen == "model" else frame[columns[chosen]].rename(chosen)
+
+
+def _table(shown: ComparedFeatures) -> pd.DataFrame:
+    """Return what is known of every sample of the map's task, as the table of samples has it."""
+    found = samples.measured_samples(shown.session, shown.others, shown.task, shown.on)
+    return sample_tables.sample_table(shown.data, found, *(shown.moved or ()))
+
+
+def search_section(shown: ComparedFeatures) -> None:
+    """Draw a field whose words select the samples that have them."""
+    frame = _table(shown)
+    words = st.text_input(
+        "Search",
+        key=_SEARCH,
+        placeholder="a class, an answer, a word of a text, fixed, a number",
+        icon=":material/search:",
+        on_change=_search,
+        args=(frame,),
+    )
+    if words.strip():
+        found = len(sample_tables.find_samples(frame, words))
+        more = f"; the first {MOST_PICKED} are selected" if found > MOST_PICKED else ""
+        st.caption(f"{found} of {len(frame)} samples have it{more}.")
+
+
+def _search(frame: pd.DataFrame) -> None:
+    """Select what was searched for; nothing where nothing has it."""
+    samples.pick(sample_tables.find_samples(frame, st.session_state[_SEARCH]))
+
+
+def neighbour_section(shown: ComparedFeatures, features: Mapping[str, Tensor]) -> None:
+    """Show the nearest samples of a single picked one, by the cosine of features in the full space of every model, and
+    how many of them are the expert's too."""
+    picked = [one for one in samples.picked_samples(shown.session, shown.on) if one < len(shown.data)]
+    if len(picked) != 1 or len(shown.data) < 3:
+        return
+    (sample,), answers = picked, answers_of(shown.data)
+    near = nearest_samples(features, sample, NEIGHBOURS)
+    rows = [
+        {
+            "model": name,
+            "nearest": ", ".join(map(str, found)),
+            **({} if answers is None else {"same class": sum(answers[one] == answers[sample] for one in found)}),
+            "shared": len({*found} & {*near[EXPERT]}),
+        }
+        for name, found in near.items()
+    ]
+    st.markdown(f"**Neighbours of sample {sample}**, the {len(near[EXPERT])} nearest by cosine, {plain(shown.layer)}")
+    shared = st.column_config.NumberColumn(help="How many of them are among the expert's nearest too.")
+    formats = {"shared": shared}
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, column_config=formats, alt=f"Neighbours of sample {sample} in every model"
+    )
+    together = sorted({sample, *(one for found in near.values() for one in found)})
+    st.button("Select all of them", on_click=samples.pick, args=(together,), icon=":material/hub:")
 
 
 def pick_section(shown: ComparedFeatures) -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, opening, state, view
-from featcal.export.card import NOT_MEASURED
-from featcal.export.card_parts import load_card
+from app import downloads, opening, state, view, zips
+from featcal.export.card_parts import NOT_MEASURED, load_card
+from featcal.export.kept_work import UNCHECKED
 from featcal.export.licences import licence_of
 from featcal.figures.names import plain
-from featcal.formats.hub import RECORD_FILE
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.studies.checkpoints import Checkpoints, WrittenModel
 from featcal.studies.history import History
-from featcal.studies.scored_card import score_into_card
+from featcal.studies.recording import measure, run_of
+from featcal.studies.scored_card import score_into_card, tell_measured
 from featcal.suite.command_lines import calibrate_command, push_command
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import FeatcalError, InputError
-from featcal.system.json_files import read_json
+from featcal.system.errors import FeatcalError, InputError, UncheckedError
 from featcal.system.paths import expand_home
 from featcal.system.sandbox import require_inside, without_places
 
@@ -30,22 +30,55 @@ _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
 def button(session: Session, model: ModelRef, row: DeltaGenerator, below: DeltaGenerator) -> None:
-    """Draw the button that writes the checkpoint to the folder of `section`, and below it what came of that."""
+    """Draw the button that writes the checkpoint to the folder of `section`, and below it where it was written, also in
+    an earlier visit."""
     name = _folder_name(session, model)
     with below:
         if row.button("Write the checkpoint", type="primary", icon=":material/save:"):
-            # A run that fails or is stopped here must not leave the last success on the page.
-            st.session_state.pop(_WRITTEN, None)
             try:
-                with st.spinner("Writing, reloading and comparing …", show_time=True):
-                    folder = output_folder(name)
-                    files = session.fit.calibrate(model).save(folder)
-                st.session_state[_WRITTEN] = (_key(model), folder, files)
+                _write(session, model, output_folder(name))
             except FeatcalError as error:
                 view.problem(error)
-        for folder, files in _find_written(model):
-            place = plain(f"{folder} ({', '.join(files)})")
-            st.success(f"Written and verified by reloading: {place}", icon=":material/check_circle:")
+        for written in _find_written(session, model)[:1]:
+            _say_written(written)
+
+
+def _write(session: Session, model: ModelRef, folder: Path) -> None:
+    """Write the checkpoint and put it on the list, its card with what the page shows of it; say so where it was written
+    there already.
+
+    Raises:
+        FeatcalError: it cannot be written, or what was written is another model.
+    """
+    if any(Path(one.folder) == folder for one in _find_written(session, model)):
+        st.info("This checkpoint is written already; nothing was written anew.", icon=":material/info:")
+        return
+    on = EvaluationSamples(state.selection().n)
+    how, (_, of) = state.kind_of_scores(session, on), model.require_calibration()
+    with st.spinner("Writing, reloading and comparing …", show_time=True):
+        # What could not be checked is in the folder's record, which is shown below.
+        with suppress(UncheckedError):
+            session.fit.calibrate(model).save(folder)
+        kept = Checkpoints()
+        adapter, config = session.family.adapter, session.family.container.config
+        before, after = (measure(session, one, on, how) for one in (of, model))
+        written = kept.add(folder, run_of(session, model), adapter.loading(folder, config), before, after)
+        # Of this visit too, where no list can be kept.
+        st.session_state.setdefault(_WRITTEN, []).append(written)
+        view.say_problems(kept.problems)
+        tell_measured(session, folder, model, on, how)
+
+
+def _say_written(written: WrittenModel) -> None:
+    """Say where a checkpoint lies, and what of it was not checked."""
+    record = written.record()
+    place = plain(f"{without_places(written.folder)} ({', '.join(record['written'])})")
+    if record.get("verified"):
+        st.success(f"Written and verified by reloading: {place}", icon=":material/check_circle:")
+    else:
+        st.warning(f"Written, but not verified: {place}", icon=":material/warning:")
+    for sentence in record.get(UNCHECKED, ()):
+        st.warning(f"Not checked: {plain(without_places(sentence))}.", icon=":material/warning:")
 
 
 def section(session: Session, model: ModelRef) -> None:
@@ -57,10 +90,11 @@ def section(session: Session, model: ModelRef) -> None:
     right.caption("The same from the command line:")
     line = calibrate_command(state.reference(), config, opening.defaults(session), name, of.name)
     right.code(line, language="bash", wrap_lines=True)
-    for folder, _ in _find_written(model):
-        _show_notes(folder, session)
+    for written in _find_written(session, model)[:1]:
+        show_notes(written)
         with st.expander("Model card, and the way to the Hub", icon=":material/description:"):
-            _show_card(folder, session, model)
+            show_card(Path(written.folder), session, model)
+        st.caption("The page Runs lists every checkpoint that was written, with its card and a download.")
 
 
 def _folder_name(session: Session, model: ModelRef) -> str:
@@ -72,16 +106,16 @@ def _folder_name(session: Session, model: ModelRef) -> str:
     return str(st.session_state[_FOLDER]).strip()
 
 
-def _find_written(model: ModelRef) -> list[tuple[Path, list[str]]]:
-    """Return the folder and files that were last written, if they are of this suite's files as they are now and of
-    this calibration, and still there."""
-    of, *written = st.session_state.get(_WRITTEN, (None, None, None))
-    return [(written[0], written[1])] if of == _key(model) and (written[0] / RECORD_FILE).is_file() else []
-
-
-def _key(model: ModelRef) -> Hashable:
-    """Return what a written folder is made of."""
-    return state.stamp(), model.key
+def _find_written(session: Session, model: ModelRef) -> list[WrittenModel]:
+    """Return where this calibration of the suite's files as they are now was written and still lies: first the folder
+    that is named on the page, then the newest."""
+    run = run_of(session, model).id
+    of_this_visit = [one for one in st.session_state.get(_WRITTEN, ()) if one.run.id == run and one.is_there]
+    found = {one.folder: one for one in [*of_this_visit, *Checkpoints().find(run)]}
+    named = ""
+    with suppress(InputError):
+        named = str(output_folder(str(st.session_state.get(_FOLDER, "")).strip()))
+    return sorted(zips.visible(found.values()), key=lambda one: one.folder != named)
 
 
 def default_name(suite: str, made: str) -> str:
@@ -107,20 +141,27 @@ def output_folder(name: str) -> Path:
         raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
 
 
-def _show_notes(folder: Path, session: Session) -> None:
+def show_notes(written: WrittenModel) -> None:
     """Show what the record of a written folder warns of and notes, and how the folder is loaded."""
-    record = read_json(folder / RECORD_FILE)
+    record = written.record()
     for warning in record["warnings"]:
-        st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
+        if warning not in record.get(UNCHECKED, ()):
+            st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     for note in record["notes"]:
         st.caption(f"Note: {plain(without_places(note))}.")
-    st.code(without_places(session.family.adapter.loading(folder, session.family.container.config)))
+    st.code(without_places(written.loading))
 
 
-def _show_card(folder: Path, session: Session, model: ModelRef) -> None:
-    """Show the card of a written folder, a button that fills in its scores, and the command that pushes the folder."""
+def show_card(folder: Path, session: Session | None, model: ModelRef | None = None) -> None:
+    """Show the card of a written folder, a button that fills in its scores, and the command that pushes the folder.
+
+    Args:
+        session: of its suite; None where another one is open, which cannot score it.
+        model: the model in the folder, where the session has it already.
+    """
     try:
-        if "test" in session.family.suite.splits() and st.button("Score on the test split and fill in the card"):
+        label = "Score on the test split and fill in the card"
+        if session is not None and "test" in session.family.suite.splits() and st.button(label):
             on = EvaluationSamples(None, "test")
             with state.progress() as report:
                 score_into_card(session, folder, on, History(), model=model, place="app", progress=report)

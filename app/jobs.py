@@ -87,22 +87,37 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
     return None
 
 
-def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
-    """Show the progress of a job on the selected suite while there is one, for work whose results are looked for
-    elsewhere: when it has ended the page runs again, and a failure is explained.
+def follow(kind: str, args: Mapping[str, Any], start: bool, left: bool = True) -> None:
+    """Show the progress of every job of a kind on the selected suite, and how the one with these arguments ended if
+    that left no result; for work whose results are looked for elsewhere. The page runs again as pieces are finished,
+    and when one has ended.
 
     Args:
-        start: put it in line now, whether or not it was done before.
+        start: put the one with these arguments in line now.
+        left: whether something of that is still to be done, so that its end is worth a word.
 
     Raises:
         InputError: jobs cannot be kept on this machine.
     """
     queue, wanted = Queue(), _order(kind, args)
-    job = submit(queue, wanted, visitor()) if start else queue.find(wanted)
-    if job is not None and not job.is_over:
-        _follow(job.id)
-    elif job is not None and job.state != DONE:
-        _show_end(job)
+    if start:
+        submit(queue, wanted, visitor())
+    own, asked = _own_jobs(queue), queue.find(wanted)
+    for job in [*own, *([asked] if asked and asked not in own else [])]:
+        if not job.is_over and (job.order.kind, job.order.suite) == (kind, wanted.suite):
+            _follow(job.id, job.done)
+    if left and asked is not None and asked.is_over and asked.state != DONE:
+        _show_end(asked)
+
+
+def is_unfinished(kind: str, args: Mapping[str, Any]) -> bool:
+    """Say whether a job for this on the selected suite is in line or running; False where jobs cannot be kept."""
+    wanted = _order(kind, args)
+    try:
+        job = Queue().find(wanted)
+    except InputError:
+        return False
+    return job is not None and not job.is_over
 
 
 def _ask(wanted: Order, seconds: float, again: bool) -> bool:
@@ -213,11 +228,16 @@ def visitor() -> str:
 
 
 @st.fragment(run_every="1s")
-def _follow(identity: int) -> None:
-    """Draw a job's card anew every second until it has ended; then the page."""
+def _follow(identity: int, pieces: int | None = None) -> None:
+    """Draw a job's card anew every second until it has ended; then the page.
+
+    Args:
+        pieces: how many finished ones the page shows already; it is drawn anew about twenty times while others come.
+            None where it shows none.
+    """
     queue = Queue()
     job = queue.get(identity)
-    if job is None or job.is_over:
+    if job is None or job.is_over or (pieces is not None and job.done >= pieces + max(1, job.total // 20)):
         st.rerun()
     ensure_manager(queue)
     _card(queue, job)

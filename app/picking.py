@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
 from app import samples, view
 from app.selection import MOST_PICKED
 from featcal.figures.sample_charts import Dots, hover_texts
-from featcal.figures.sample_tables import right_answers
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -26,7 +26,7 @@ def make_dots(
     on: EvaluationSamples,
     ids: Sequence[int] | None = None,
     *,
-    by_answer: bool = False,
+    column: pd.Series | None = None,
     picked: Sequence[int] | None = None,
 ) -> Dots:
     """Return what is drawn of a task's samples: what they are and what every model says of them, as far as that was
@@ -35,15 +35,19 @@ def make_dots(
     Args:
         models: those of the page, A first.
         ids: the samples that are drawn, all by default.
-        by_answer: right answers decide the colour.
+        column: words or numbers of all samples that decide the colour; models do where it is left out.
         picked: samples that are lit; by default those that are picked.
     """
     data = session.viewable_samples(task, on)
     ids = range(len(data)) if ids is None else ids
-    answers = right_answers(data) if by_answer else None
     hover = hover_texts(data, ids, samples.measured_samples(session, models, task, on))
     lit = samples.picked_samples(session, on) if picked is None else picked
-    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], lit)
+    if column is None:
+        return Dots(ids, hover, picked=lit)
+    values = column.iloc[list(ids)]
+    if pd.api.types.is_float_dtype(values):
+        return Dots(ids, hover, None, values.tolist(), str(column.name), lit)
+    return Dots(ids, hover, [str(one) for one in values], None, str(column.name), lit)
 
 
 def scatter(figure: go.Figure, key: str, alt: str, name: str, *, zoom: bool = False) -> None:

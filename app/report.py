@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import streamlit as st
@@ -12,6 +13,7 @@ from app import compare, jobs, state, view
 from app.downloads import file_name, sample_origin
 from featcal.figures.report.write import report_command, write_report
 from featcal.server.lengths import is_long, seconds_to_report
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
@@ -21,13 +23,19 @@ _WRITTEN = "report"
 
 
 def section(session: Session, on: EvaluationSamples) -> None:
-    """Draw a button that writes the report, the file once it is there, and the command that writes it too."""
+    """Offer a report about the models that are looked at."""
     st.header("Report")
     try:
         models = compare.resolve_chosen(session)
     except FeatcalError as error:
         view.problem(error)
         return
+    offer(session, models, on)
+
+
+def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+    """Draw a button that writes a report about these models, by what it calls them, the file once it is there, and the
+    command that writes it too."""
     names = tuple(model.name for model in models.values())
     st.caption(
         f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -26,8 +27,11 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.sandbox import server_rules
 
-_LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
-_COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
+_LIST, _NOTHING, _PROBLEM, _DELETED = "runs-list", "–", "problem with a run", "deleted run"
+_COLUMNS = (
+    *("name", "pinned", *run_tables.OPTION_COLUMNS, "measured on", "mean", "worst", "drift", "notes", "time"),
+    *("model", "run"),
+)
 
 
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
@@ -100,12 +104,13 @@ def section(session: Session, history: History) -> None:
     st.header("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
+    _offer_undo()
     everything, here = history.runs(), hash_of(session)
-    runs = [run for run in everything if run.suite_hash == here]
+    known = [run for run in everything if run.suite_hash == here]
     view.say_problems(history.problems)
-    if runs:
-        _list(runs)
-        _one(session, runs)
+    if known:
+        _list(known)
+        _one(session, known)
     else:
         st.info("No run yet. Whatever is calibrated in the app or by a sweep is kept here.", icon=":material/history:")
     others = [run for run in everything if run.suite_hash != here]
@@ -114,23 +119,56 @@ def section(session: Session, history: History) -> None:
             st.dataframe(run_tables.run_table(others), hide_index=True, alt="Runs of other suites")
 
 
+def choose_filter(frame: pd.DataFrame, row: DeltaGenerator) -> tuple[str, ...]:
+    """Let runs be filtered by the values of their columns; return those that are chosen."""
+    chosen = state.selection().runs_only
+    offered = list(dict.fromkeys([*run_tables.filters(frame), *chosen]))
+    state.control(
+        row.multiselect,
+        "runs_only",
+        list(chosen),
+        HOME.runs_only,
+        "Show only",
+        offered,
+        placeholder="all runs",
+        help="Values of one column are alternatives; of several columns a run must have one each. The list below "
+        "follows too.",
+    )
+    return state.selection().runs_only
+
+
 def _list(runs: Sequence[HistoryEntry]) -> None:
-    frame = run_tables.run_table(runs)
+    """List runs with a column per option: sorted by a click on a heading, filtered as the chart is, or grouped."""
+    everything = run_tables.run_table(runs)
+    frame = run_tables.select_runs(everything, state.selection().runs_only)
+    groups = [_NOTHING, *(name for name in run_tables.OPTION_COLUMNS if everything[name].nunique() > 1), "measured on"]
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    by = view.one_of(groups, state.selection().runs_group)
+    state.control(row.selectbox, "runs_group", by, groups[0], "Group by", groups, width=180)
+    words = f"{len(frame)} of {len(everything)} rows" if len(frame) < len(everything) else f"{len(frame)} rows"
+    row.caption(f"{words}. Click a heading to sort, a row to choose it.")
+    formats = {
+        "mean": st.column_config.NumberColumn("mean, %", format="%.1f"),
+        "worst": st.column_config.NumberColumn("worst task, %", format="%.1f"),
+        "drift": st.column_config.NumberColumn("drift", format="%.3f"),
+        **{name: st.column_config.NumberColumn(f"{name} mean, %", format="%.1f") for name in ("best", "lowest")},
+    }
+    if by != _NOTHING:
+        grouped = run_tables.group_runs(frame, by)
+        st.dataframe(grouped, hide_index=True, column_config=formats, placeholder="–", alt=f"Runs by {by}")
+        return
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state["runs-listed"] = frame["run"].tolist()
     st.dataframe(
-        frame[list(_COLUMNS)],
+        frame[[name for name in _COLUMNS if name not in run_tables.OPTION_COLUMNS or frame[name].notna().any()]],
         hide_index=True,
         height=215 if len(frame) > 5 else "auto",  # a long list scrolls, so what is done with a run stays in sight
         key=_LIST,
         on_select=_choose_row,
         selection_mode="single-row",
-        column_config={
-            "mean": st.column_config.NumberColumn("mean, %", format="%.1f"),
-            "worst": st.column_config.NumberColumn("worst task, %", format="%.1f"),
-            "drift": st.column_config.NumberColumn("drift", format="%.3f"),
-        },
-        alt=f"{len(runs)} runs: name, model, samples, mean and worst score, drift, time",
+        column_config=formats,
+        placeholder="–",
+        alt=f"{len(frame)} rows of runs: name, options, samples, mean and worst score, drift, time",
     )
     left, right = st.columns(2)
     left.download_button(
@@ -172,18 +210,19 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     rest = [_NOTHING, *(one for one in known if one != first)]
     state.control(right.selectbox, "against", second, _NOTHING, "Compare with", rest, format_func=format_run)
     run = known[first]
-    if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
-        _marks(run)
-    buttons = st.columns(3)
+    buttons = st.columns(4)
     buttons[0].button(
         "Show it on every page",
         on_click=choose,
         args=(run.id,),
         icon=":material/open_in_full:",
         width="stretch",
+        help="Makes this run model B.",
     )
-    if not server_rules():
-        _keep_buttons(run, *buttons[1:])
+    if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
+        _keep_buttons(run, *buttons[1:3])
+        with buttons[3].popover("Name and notes", icon=":material/edit:", width="stretch"):
+            _marks(run)
     if second != _NOTHING:
         if EXPERT not in (run.model, known[second].model):  # every page has them beside its models already
             st.button(
@@ -198,7 +237,14 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
 def _keep_buttons(run: HistoryEntry, left: DeltaGenerator, right: DeltaGenerator) -> None:
     """Draw buttons that keep a run from being deleted, and that delete it."""
     pin = "Unpin" if run.pinned else "Pin"
-    left.button(pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch")
+    left.button(
+        pin,
+        on_click=_mark,
+        args=(run.id, "pinned", not run.pinned),
+        icon=":material/keep:",
+        width="stretch",
+        help="A pinned run is offered among the models of every page, and is not deleted.",
+    )
     right.button(
         "Delete",
         on_click=_delete,
@@ -206,17 +252,18 @@ def _keep_buttons(run: HistoryEntry, left: DeltaGenerator, right: DeltaGenerator
         disabled=run.pinned,
         icon=":material/delete:",
         width="stretch",
+        help="A pinned run is not deleted: unpin it first." if run.pinned else "Can be undone on this page.",
     )
 
 
 def _marks(run: HistoryEntry) -> None:
     """Draw fields for a run's name and for notes on it."""
-    left, right = st.columns(2)
-    for place, mark, words in ((left, "name", "Name"), (right, "notes", "Notes")):
+    fields: tuple[tuple[Mark, str], ...] = (("name", "Name"), ("notes", "Notes"))
+    for mark, words in fields:
         key = f"{mark}-{run.id}"
         if key not in st.session_state:
             st.session_state[key] = getattr(run, mark)
-        place.text_input(words, key=key, max_chars=200, on_change=_mark_typed, args=(run.id, mark, key))
+        st.text_input(words, key=key, max_chars=200, on_change=_mark_typed, args=(run.id, mark, key))
 
 
 def _mark_typed(run_id: str, mark: Mark, key: str) -> None:
@@ -231,11 +278,37 @@ def _mark(run_id: str, mark: Mark, value: str | bool) -> None:
 
 
 def _delete(run_id: str) -> None:
+    """Delete a run, and keep it in this visit for whoever did not mean that."""
     try:
+        run = History().get(run_id)
         History().delete(run_id)
+        st.session_state[_DELETED] = run
         state.select(run=None)
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
+
+
+def _offer_undo() -> None:
+    """Say which run was deleted last in this visit, with a button that brings it back."""
+    run: HistoryEntry | None = st.session_state.get(_DELETED)
+    if run is not None:
+        with st.container(horizontal=True, vertical_alignment="center", key="deleted-run"):
+            st.markdown(f"Deleted: {plain(shorten(run_tables.title(run), 80))}", width="content")
+            st.button("Bring it back", on_click=_bring_back, args=(run,), icon=":material/undo:")
+
+
+def _bring_back(run: HistoryEntry) -> None:
+    """Put a deleted run into the history again, with everything that was measured and said of it."""
+    history = History()
+    kept = [history.add(run, one) for one in run.measured or (None,)]
+    try:
+        for mark in ("name", "notes"):
+            history.mark(run.id, mark, getattr(run, mark))
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
+    if all(kept):
+        del st.session_state[_DELETED]
+        state.select(run=run.id)
 
 
 def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:

@@ -24,7 +24,7 @@ SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
 ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
 """Switches of what takes longer."""
 OF_A_SUITE = (
-    *("task", "layer", "a", "b", "picked", "picked_of", "sample", "sort", "run", "against"),
+    *("task", "layer", "a", "b", "picked", "picked_of", "sample", "sort", "run", "against", "runs_only"),
     *("slice_class", "slice_answers"),
     *ASKED_FOR,
     *OPTIONS,
@@ -89,6 +89,14 @@ class Selection(_Chosen):  # type: ignore[misc]
     """A run of the history, by its id."""
     against: str | None = None
     """The run that it is held against."""
+    runs_chart: str | None = None
+    """The chart of the Runs page."""
+    runs_option: str | None = None
+    runs_score: str | None = None
+    runs_colour: str | None = None
+    runs_only: tuple[str, ...] = ()
+    """Values of columns that runs are filtered by (`featcal.figures.run_tables.filters`)."""
+    runs_group: str | None = None
     flips: str | None = None
     slice_class: str | None = None
     """The right answer of the samples that could be selected next."""

@@ -9,7 +9,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 
 MOST_STEPS = 100
 RECENT = 5
-"""Models that are offered to go back to, the last ones."""
+"""Models that are offered to go back to, the last ones; the reference and the best beside them."""
 
 
 @dataclass
@@ -40,7 +40,19 @@ class Trail:
         """Remember what a model reached on some samples; one that is known keeps its place."""
         self._scores[on, config] = score
 
-    def recent(self, on: Hashable) -> dict[CalibrationConfig, str]:
-        """Return the last `RECENT` models on these samples, the newest last, with what they reached."""
+    def recent(self, on: Hashable, reference: CalibrationConfig) -> dict[CalibrationConfig, str]:
+        """Return the last `RECENT` models on these samples, the newest last, with what they reached; before them the
+        reference and the best, where they are older.
+
+        Args:
+            reference: the options that others are held against, the defaults.
+        """
         here = {config: score for (where, config), score in self._scores.items() if where == on}
-        return dict([*here.items()][-RECENT:])
+        pinned = {one for one in (reference, self.best(on)) if one in here}
+        last = [*here][-RECENT:]
+        return {config: here[config] for config in here if config in pinned or config in last}
+
+    def best(self, on: Hashable) -> CalibrationConfig | None:
+        """Return the first of the options that reached most on these samples; None where none was tried."""
+        here = {config: float(score) for (where, config), score in self._scores.items() if where == on}
+        return max(here, key=here.__getitem__, default=None)

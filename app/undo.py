@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import on_table, options, state
+from app import on_table, opening, options, state
 from app.trail import Trail
 from featcal.figures.names import plain, shorten
 from featcal.session.model_ref import ModelRef
@@ -55,7 +55,8 @@ def buttons(row: DeltaGenerator, session: Session) -> None:
 
 
 def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, score: str) -> None:
-    """Note what the options reached, and draw the last models as buttons that go back to them.
+    """Note what the options reached, and draw the last models as buttons that go back to them; the defaults and the
+    best, which is marked, stay among them.
 
     Args:
         model: the calibration that they give.
@@ -65,13 +66,14 @@ def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, 
     config, of = model.require_calibration()
     trail = _trail(of)
     trail.note(on, config, score)
-    for number, (other, reached) in enumerate(trail.recent(on).items()):
+    best = trail.best(on)
+    for number, (other, reached) in enumerate(trail.recent(on, opening.defaults(session)).items()):
         words = shorten(options.describe_difference(other, session), _LONGEST)
         row.button(
             plain(f"{words} · {reached}"),
             key=f"chip-{number}",
-            icon=":material/check:" if other == config else None,
-            help="Go back to these options",
+            icon=":material/check:" if other == config else ":material/star:" if other == best else None,
+            help="Go back to these options" + (", the best so far" if other == best else ""),
             on_click=state.select,
             kwargs=options.fields_of(session, other),
         )

@@ -24,7 +24,7 @@ from featcal.system.errors import FeatcalError
 from featcal.system.formatting import message, points
 from featcal.system.resources import embedded_suites
 
-SAMPLE_CHOICES = (16, 32, 64, 128, 256)
+SAMPLE_CHOICES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
 
 NOISE = (

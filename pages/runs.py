@@ -1,8 +1,8 @@
-"""List what was tried, by hand and by sweeps: mean against worst task, and every run."""
+"""List what was tried, by hand and by sweeps: mean against worst task, every run, and what was written."""
 
 import streamlit as st
 
-from app import compare, runs, state, sweep, view
+from app import checkpoints, compare, runs, state, sweep, view
 from featcal.studies.history import History
 
 st.title("What was tried, and what is best?")
@@ -16,3 +16,4 @@ runs.keep(session, compared.models, on)
 history = History()
 sweep.section(session, on, history, compared.models)
 runs.section(session, history)
+checkpoints.section(session, on)

@@ -381,6 +381,7 @@ def _write(
 ) -> dict[str, Any]:
     """Write a calibrated model with its card and record; return the content of `featcal.json`."""
     family, record = made.family, {**made.record, **origin}
+    record.pop("out", None)  # of a job, whose own folder is another one
     card = plain_card(family.container.layout)
     failed: list[str] = []
     with keep_work(failed, "whether it still generates was not checked"):

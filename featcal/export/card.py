@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from featcal.export.card_parts import LICENCE, SCORES, mark
+from featcal.export.card_parts import DRIFT, LICENCE, NOT_MEASURED, SCORES, describe_final_drift, mark
 from featcal.export.drift_picture import PICTURE_FILE
 from featcal.export.licences import (
     Licences,
@@ -38,7 +38,6 @@ CITATION = """```bibtex
   year = {2026}
 }
 ```"""
-NOT_MEASURED = "Not measured."
 Command = Callable[[str], str]
 """The word for the suite → the command line that writes a folder. It does not know the folder's name: the same run
 writes the same bytes, wherever it writes them."""
@@ -210,17 +209,10 @@ def _drift(record: Mapping[str, Any], pictured: bool) -> str:
     if "relative_drift" not in record:
         return f"## Drift\n\n{NOT_MEASURED}"
     picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})\n\n" if pictured else ""
-    sentences = (
-        "Distance of the calibrated features from each expert's, over the norm of the expert's, on the calibration "
-        "samples. Final features, before and after calibration"
-    )
-    rows = [
-        f"| {escape_markdown(task)} | {one['merged']:.4f} | {one['calibrated']:.4f} | {one['samples']} |"
-        for task, one in record.get("final_drift", {}).items()
-    ]
-    table = ["| task | before | after | samples |", "|---|---:|---:|---:|", *rows]
-    final = ":\n\n" + "\n".join(table) if rows else f": {NOT_MEASURED.lower()}"
-    return f"## Drift\n\n{picture}{sentences}{final}"
+    sentence = "Distance of the calibrated features from each expert's, over the norm of the expert's."
+    measured = record.get("final_drift", {})
+    rows = {task: (one["merged"], one["calibrated"], one["samples"]) for task, one in measured.items()}
+    return f"## Drift\n\n{picture}{sentence}\n\n{mark(DRIFT, describe_final_drift(rows, 'calibration'))}"
 
 
 def _how_it_was_made(family: Family, record: Mapping[str, Any], making: Making, settings: Mapping[str, str]) -> str:

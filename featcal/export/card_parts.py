@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,9 @@ from featcal.system.formatting import escape_markdown, percent, points, printabl
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard
 
-SCORES, LICENCE = "scores", "licence"
+SCORES, LICENCE, DRIFT = "scores", "licence", "final drift"
 """Names of the parts that can be written anew."""
+NOT_MEASURED = "Not measured."
 _METRICS = {"spearman": "spearmanr"}
 """featcal's name of a metric → the Hub's, where it is another."""
 
@@ -104,6 +105,31 @@ def with_scores(card: ModelCard, scores: CardScores, task_type: str) -> str:
     changed.data.model_name = changed.data.model_name or _plain(scores.model)
     changed.text = _replace(changed.text, SCORES, _table(scores))
     return str(changed)
+
+
+def with_final_drift(card: ModelCard, rows: Mapping[str, tuple[float, float, int]], split: str) -> str:
+    """Return a card with other rows of `describe_final_drift`."""
+    from huggingface_hub import ModelCard
+
+    changed = ModelCard(str(card))
+    changed.text = _replace(changed.text, DRIFT, describe_final_drift(rows, split))
+    return str(changed)
+
+
+def describe_final_drift(rows: Mapping[str, tuple[float, float, int]], split: str) -> str:
+    """Return the account of the relative drift of final features.
+
+    Args:
+        rows: before and after calibration, and on how many samples, by task; empty where it was not measured.
+        split: the one of the samples.
+    """
+    sentence = f"Final features, before and after calibration, on {split} samples"
+    if not rows:
+        return f"{sentence}: {NOT_MEASURED.lower()}"
+    lines = [
+        f"| {escape_markdown(task)} | {before:.4f} | {after:.4f} | {n} |" for task, (before, after, n) in rows.items()
+    ]
+    return "\n".join([f"{sentence}:", "", "| task | before | after | samples |", "|---|---:|---:|---:|", *lines])
 
 
 def with_licence(card: ModelCard, licence: str, account: str) -> ModelCard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from featcal.figures.names import label, shorten
 from featcal.figures.sample_charts import Array, Dots, pick_by_drawing, ring_picked
-from featcal.figures.theme import COLOUR, colour, colours, finish, symbol
+from featcal.figures.theme import COLOUR, NUMBERS, colour, colours, finish, symbol
 
 MANY = 3000
 """Points beyond which a map is drawn by WebGL, and without arrows."""
@@ -40,7 +41,7 @@ def feature_map(
 ) -> go.Figure:
     """Draw one map of several models' features.
 
-    Shapes are models. Colours are models too, or the right answer of every sample where `dots` says it. Picked samples
+    Shapes are models. Colours are models too, or a word or number of every sample where `dots` says it. Picked samples
     stay lit in every model. A click, a box or a lasso gives the samples' ids as `customdata`.
 
     Args:
@@ -57,8 +58,8 @@ def feature_map(
         _moves(figure, *moved, points)
     for model, flat in points.items():
         figure.add_trace(_cloud(model, flat, dots, coloured, many))
-        if coloured:
-            # Points carry the answers' colours here, so shapes and colours get lines of the legend of their own.
+        if coloured or dots.numbers:
+            # Points carry the samples' colours here, so shapes and colours get lines of the legend of their own.
             _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
     ring_picked(figure, [(flat[:, 0], flat[:, 1]) for flat in points.values()], dots)
     # Group None: a click on a colour would hide whole models, whose points have all colours.
@@ -74,6 +75,9 @@ def feature_map(
     pick_by_drawing(finish(figure, 560))
     if coloured:  # a legend of several rows
         figure.update_layout(margin={"t": 108})
+    if dots.numbers:
+        bar = {"title": {"text": label(dots.coloured_by), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+        figure.update_layout(coloraxis={"colorscale": NUMBERS, "colorbar": bar})
     return figure
 
 
@@ -156,19 +160,24 @@ def _colour_answers(dots: Dots) -> dict[str, str]:
 def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], many: bool) -> go.Scatter | go.Scattergl:
     """Return the points of one model as a trace."""
     kind = go.Scattergl if many else go.Scatter
+    shade: dict[str, Any] = {"color": colour(model)}
+    if dots.numbers:
+        shade = {"color": list(dots.numbers), "coloraxis": "coloraxis"}
+    elif dots.answers:
+        shade = {"color": [coloured[answer] for answer in dots.answers]}
     return kind(
         x=flat[:, 0],
         y=flat[:, 1],
         name=model,
         mode="markers",
         marker={
-            "color": [coloured[answer] for answer in dots.answers] if dots.answers else colour(model),
+            **shade,
             "symbol": symbol(model),
             "size": 8,
             "opacity": 0.85,
         },
         legendgroup=model,
-        showlegend=not coloured,
+        showlegend=not (coloured or dots.numbers),
         hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
         **dots.look,
     )

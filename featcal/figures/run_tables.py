@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from featcal.studies.history import HistoryEntry, Measured
+from featcal.suite.calibration_options import NUMBERS, OF_A_RECIPE, OPTIONS
+from featcal.suite.methods import REFERENCE
+from featcal.suite.name_grammar import model_name
+from featcal.system.formatting import exactly, readable
 
 if TYPE_CHECKING:
+    from featcal.studies.checkpoints import WrittenModel
     from featcal.studies.sweep import SweepPoint
 
-SHOWN_OPTIONS = ("lam", "rho", "alpha", "samples")
-"""Options of a calibration that have a column of their own wherever runs are listed."""
+SHOWN_OPTIONS: Mapping[str, str] = {
+    "recipe": "recipe",
+    **{name: OPTIONS[name].symbol for name in ("lam", "rho", "alpha", "beta", "mu", "decisions", "samples")},
+    "seed": "seed",
+}
+"""Options of a calibration that have a column of their own wherever runs are listed, and its heading."""
+OPTION_COLUMNS = ("method", "merge", *SHOWN_OPTIONS.values())
+"""Columns that say what a run is (`describe_options`)."""
+MOST_VALUES = 12
+"""Different values of a column that are offered to filter by."""
+_MADE_OF = ": "
+"""Text between a column and its value in a filter."""
+
+
+def checkpoint_table(written: Sequence[WrittenModel]) -> pd.DataFrame:
+    """Return one row per checkpoint that was written: what it is, its mean score and that of what was calibrated in
+    percent, the drift of both, bytes on disk, when it was written (UTC) and where."""
+    rows = [
+        {
+            "folder": Path(one.folder).name,
+            "suite": one.run.suite,
+            **describe_options(one.run),
+            "before, %": 100 * one.before.mean if one.before else float("nan"),
+            "mean, %": 100 * one.after.mean if one.after else float("nan"),
+            "measured on": describe_samples(one.after),
+            "drift before": one.before.mean_drift if one.before else float("nan"),
+            "drift": one.after.mean_drift if one.after else float("nan"),
+            "size": readable(sum(one.files.values())),
+            "written": one.time[:19].replace("T", " "),
+            "path": one.folder,
+        }
+        for one in written
+    ]
+    return pd.DataFrame(rows)
+
+
+def describe_options(run: HistoryEntry) -> dict[str, Any]:
+    """Return what a run is, one entry per column: the method, what it was applied to, and the options of a calibration;
+    None for an option that its recipe does not have."""
+    name, options = model_name(run.model), run.options
+    idle = {one for one in OF_A_RECIPE if one not in NUMBERS.get(options.get("recipe", ""), OF_A_RECIPE)}
+    shown = {heading: None if one in idle else options.get(one) for one, heading in SHOWN_OPTIONS.items()}
+    of_itself = run.model if name.kind == REFERENCE else name.kind
+    return {"method": of_itself, "merge": name.of, **shown}
 
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
-    """Return one row per point: mean over tasks and lowest score of a task in percent, which task that is, relative
-    final drift, and whether the point is on the Pareto front of the two scores."""
+    """Return one row per point: what it is (`OPTION_COLUMNS`), mean over tasks and lowest score of a task in percent,
+    which task that is, relative final drift, and whether the point is on the Pareto front of the two scores."""
     best = {one.run.id for one in front}
     rows = [
         {
@@ -26,7 +74,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
             "kind": one.kind,
             "model": one.run.model,
             "name": one.run.name,
-            **_shown_options(one.run),
+            **describe_options(one.run),
             "mean": 100 * one.found.mean,
             "worst task": one.found.worst_task,
             "worst": 100 * one.found.worst,
@@ -35,7 +83,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
         }
         for one in points
     ]
-    columns = ["run", "kind", "model", "name", *SHOWN_OPTIONS, "mean", "worst task", "worst", "drift", "front"]
+    columns = ["run", "kind", "model", "name", *OPTION_COLUMNS, "mean", "worst task", "worst", "drift", "front"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -48,6 +96,7 @@ def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
             "name": run.name,
             "pinned": run.pinned,
             "model": run.model,
+            **describe_options(run),
             "measured on": describe_samples(one),
             "mean": 100 * one.mean if one else float("nan"),
             "worst": 100 * one.worst if one else float("nan"),
@@ -59,8 +108,50 @@ def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
         for run in runs
         for one in run.measured or (None,)
     ]
-    columns = ["run", "name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "suite", "time"]
+    scores = ["measured on", "mean", "worst", "drift"]
+    columns = ["run", "name", "pinned", "model", *OPTION_COLUMNS, *scores, "notes", "suite", "time"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def filters(frame: pd.DataFrame) -> list[str]:
+    """Return what rows of runs can be filtered by: a column and one of its values each, where it has several."""
+    found = []
+    for column in [name for name in (*OPTION_COLUMNS, "measured on") if name in frame]:
+        values = frame[column].dropna().drop_duplicates().sort_values()
+        if 1 < len(values) <= MOST_VALUES:
+            found += [f"{column}{_MADE_OF}{value_words(value)}" for value in values]
+    return found
+
+
+def select_runs(frame: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
+    """Return the rows that have, of every column that `filters` names, one of its values."""
+    wanted: dict[str, set[str]] = {}
+    for one in chosen:
+        column, _, value = one.partition(_MADE_OF)
+        if column in frame:
+            wanted.setdefault(column, set()).add(value)
+    for column, values in wanted.items():
+        frame = frame[[value_words(value) in values for value in frame[column]]]
+    return frame
+
+
+def group_runs(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return one row per value of a column: how many rows have it, the mean, best and lowest of their mean scores, the
+    best of their worst tasks, and their lowest drift; the best first."""
+    grouped = frame.groupby(by, dropna=False, sort=False).agg(
+        rows=("run", "size"),
+        mean=("mean", "mean"),
+        best=("mean", "max"),
+        lowest=("mean", "min"),
+        worst=("worst", "max"),
+        drift=("drift", "min"),
+    )
+    return grouped.sort_values("best", ascending=False).reset_index()
+
+
+def value_words(value: Any) -> str:
+    """Return a value of a column as filters and charts say it."""
+    return exactly(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def run_export(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
@@ -119,10 +210,6 @@ def _column(one: Measured, what: str) -> list[float]:
     if what == "drift":
         return [*(one.drift.get(task, float("nan")) for task in _tasks(one)), one.mean_drift]
     return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]
-
-
-def _shown_options(run: HistoryEntry) -> dict[str, Any]:
-    return {name: run.options.get(name) for name in SHOWN_OPTIONS}
 
 
 def _everything(run: HistoryEntry, one: Measured | None) -> dict[str, Any]:

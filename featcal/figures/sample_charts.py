@@ -31,7 +31,11 @@ class Dots:
     labels: Sequence[str]
     """The text of every sample, as plotly draws it."""
     answers: Sequence[str] | None = None
-    """The right answer of every sample, where it decides the colour."""
+    """The right answer, or another word, of every sample where it decides the colour."""
+    numbers: Sequence[float] | None = None
+    """The number of every sample that decides the colour."""
+    coloured_by: str = ""
+    """The name of what decides the colour; "" where models do."""
     picked: Collection[int] = ()
     """Ids of the samples that are lit; none lights all."""
 

@@ -121,6 +121,30 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
     return pd.DataFrame(columns)
 
 
+def colour_columns(frame: pd.DataFrame) -> list[str]:
+    """Return the columns of a sample table that points can be coloured by: those in which samples differ, but for
+    their numbers and texts."""
+    names = [name for name in frame if name not in ("sample", "index", "text")]
+    return [name for name in names if frame[name].nunique() > 1]
+
+
+def find_samples(frame: pd.DataFrame, words: str) -> list[int]:
+    """Return the samples of a table that have these words in an answer, a text, a flip or the name of a class, in
+    letters of either case; a number is that sample's too.
+
+    >>> frame = pd.DataFrame({"sample": [0, 1, 12], "right": ["cat", "Dog", "dog 1"], "merged margin": [0.1, 1.0, 2.0]})
+    >>> find_samples(frame, "dog"), find_samples(frame, " 12 "), find_samples(frame, "")
+    ([1, 12], [12], [])
+    """
+    words = words.strip().lower()
+    if not words:
+        return []
+    found = frame["sample"].astype(str) == words
+    for name in frame.select_dtypes(exclude=["number", "bool"]):
+        found |= frame[name].astype(str).str.lower().str.contains(words, regex=False)
+    return [int(one) for one in frame.loc[found, "sample"]]
+
+
 def right_answers(data: Samples) -> list[str] | None:
     """Return the right answer or class of every sample; None where the source has none."""
     if data.targets is not None:

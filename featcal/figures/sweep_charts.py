@@ -1,14 +1,18 @@
-"""Draw points of a sweep: mean over tasks against the worst task."""
+"""Draw runs as points: mean over tasks against the worst task, a score against any option, all options side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, SYMBOL, colour, finish
+from featcal.figures.run_tables import OPTION_COLUMNS, value_words
+from featcal.figures.theme import COLOUR, NUMBERS, SYMBOL, colour, colours, finish
 
 _LOOK = {
     "base": ("base", COLOUR["base"], SYMBOL["base"]),
@@ -20,15 +24,23 @@ _LOOK = {
 }
 """Kind of a point → its name in the legend, colour, symbol; in the order in which they are drawn."""
 FRONT = "no run beats these (Pareto)"
+SCORES = {"mean": "mean {} over tasks, %", "worst": "{} on the worst task, %", "drift": "relative final drift"}
+"""Columns of numbers that runs are judged by, and what an axis calls them."""
+_MOST_COLOURS = 10
+"""Different values that get a colour and an entry in the legend each; more are a scale."""
+_LOG = 20.0
+"""Largest over smallest value of an option from which its axis is logarithmic."""
+_NO_VALUE = "none"
 
 
-def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str]) -> go.Figure:
+def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str], by: str = "") -> go.Figure:
     """Draw one point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right
     is better. The Pareto front has thin rings and a dotted line.
 
     Args:
         metric: what the scores are, such as "accuracy".
         shown: id → what charts call it, of the models that other pages look at; they get a thick ring.
+        by: column that decides the colour; "" is the kind of model.
     """
     figure = go.Figure()
     front = frame[frame["front"]].sort_values(["mean", "worst"], ascending=[True, False])
@@ -41,38 +53,157 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str
         marker={"symbol": "circle-open", "size": 17, "color": COLOUR["calibrated"], "line": {"width": 1}},
         hoverinfo="skip",
     )
+    _rings(figure, frame, shown, "mean", "worst")
+    for name, rows, marker in _groups(frame, by):
+        figure.add_scatter(mode="markers", name=name, marker=marker, **_points(rows, "mean", "worst"))
+    figure.update_xaxes(title=SCORES["mean"].format(metric))
+    figure.update_yaxes(title=SCORES["worst"].format(metric))
+    return finish(figure, 350)
+
+
+def score_against(
+    frame: pd.DataFrame, option: str, score: str, metric: str, shown: Mapping[str, str], by: str = ""
+) -> go.Figure:
+    """Draw a score against an option: one point per row of `run_tables.sweep_table` that has it, with a thin line
+    through those that are alike in all other options. Merged model and experts, which have none, are dashed lines.
+
+    Args:
+        option: one of `run_tables.OPTION_COLUMNS`.
+        score: one of `SCORES`.
+        metric, shown, by: as in `mean_against_worst`.
+    """
+    having = frame[frame[option].notna()].sort_values(option)
+    figure = go.Figure()
+    for kind in ("merged", "expert"):
+        for value in frame[(frame["kind"] == kind) & frame[option].isna()][score].dropna():
+            name, shade, _ = _LOOK[kind]
+            figure.add_hline(value, line={"color": shade, "dash": "dash", "width": 1.5}, annotation_text=name)
+    others = [name for name in OPTION_COLUMNS if name != option]
+    if having[option].nunique() > 1:
+        for _, alike in having.groupby(others, dropna=False, sort=False):
+            if alike[option].nunique() > 1:
+                line = {"color": COLOUR["base"], "width": 1}
+                figure.add_scatter(
+                    x=alike[option], y=alike[score], mode="lines", line=line, hoverinfo="skip", showlegend=False
+                )
+    _rings(figure, having, shown, option, score)
+    for name, rows, marker in _groups(having, by):
+        figure.add_scatter(mode="markers", name=name, marker=marker, **_points(rows, option, score))
+    numeric = pd.api.types.is_numeric_dtype(having[option])
+    log = numeric and len(having) and having[option].min() > 0 and having[option].max() / having[option].min() >= _LOG
+    values = having[option].drop_duplicates() if numeric else []
+    ticks = {"tickvals": [*values], "ticktext": [value_words(one) for one in values]} if 0 < len(values) <= 12 else {}
+    figure.update_xaxes(title=label(option), type="log" if log else None if numeric else "category", **ticks)
+    figure.update_yaxes(title=SCORES[score].format(metric))
+    return finish(figure, 350)
+
+
+def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
+    """Draw calibrated runs as lines across axes, one for every option in which they differ and one for every score;
+    the colour is the score. A range drawn on an axis keeps the lines that pass it.
+
+    Args:
+        frame: as in `mean_against_worst`; rows of other kinds are left out.
+        score: one of `SCORES`.
+    """
+    runs = frame[frame["kind"] == "calibrated"]
+    varying = [name for name in OPTION_COLUMNS if runs[name].nunique(dropna=False) > 1]
+    dimensions = [_option_axis(name, runs[name]) for name in varying]
+    for name, form in (("drift", ".3f"), ("worst", ".1f"), ("mean", ".1f")):
+        if runs[name].notna().all():
+            dimensions.append({"label": name, "values": runs[name], "tickformat": form})
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={"color": runs[score], "colorscale": NUMBERS, "colorbar": _colour_bar(SCORES[score].format(metric))},
+            unselected={"line": {"opacity": 0.08}},
+            labelfont={"size": 14},
+            tickfont={"size": 12},
+            rangefont={"size": 12},
+        )
+    )
+    return finish(figure, 380).update_layout(margin={"l": 64, "r": 24, "t": 64, "b": 32})
+
+
+def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
+    """Return an axis of parallel coordinates: numbers that span decades by their logarithm, words by their order, and
+    what has no value below all."""
+    known = values.dropna().drop_duplicates().sort_values().tolist()
+    numeric = pd.api.types.is_numeric_dtype(values)
+    places: dict[Any, float] = {one: float(place) for place, one in enumerate(known)}
+    if numeric and len(known) > _MOST_COLOURS:
+        places = {one: float(np.log10(one) if known[0] > 0 and known[-1] / known[0] >= _LOG else one) for one in known}
+    least = min(places.values(), default=0.0)
+    words = [label(shorten(value_words(one), 24)) for one in places]
+    axis = {"label": name, "values": [places.get(one, least - 1.0) for one in values]}
+    if len(places) <= _MOST_COLOURS or not numeric:
+        missing = [] if len(values.dropna()) == len(values) else [(least - 1.0, _NO_VALUE)]
+        ticks = [*missing, *zip(places.values(), words, strict=True)]
+        axis |= {"tickvals": [place for place, _ in ticks], "ticktext": [word for _, word in ticks]}
+    return axis
+
+
+def _rings(figure: go.Figure, frame: pd.DataFrame, shown: Mapping[str, str], x: str, y: str) -> None:
+    """Draw a thick ring around the models that other pages look at."""
     for run, name in shown.items():
         rows = frame[frame["run"] == run]
         if len(rows):
             figure.add_scatter(
-                x=rows["mean"],
-                y=rows["worst"],
+                x=rows[x],
+                y=rows[y],
                 name=f"here: {label(str(name))}",
                 mode="markers",
                 marker={"symbol": "circle-open", "size": 24, "color": colour(name), "line": {"width": 3}},
                 hoverinfo="skip",
             )
-    for kind, (name, shade, symbol) in _LOOK.items():
-        rows = frame[frame["kind"] == kind]
-        if not len(rows):
-            continue
-        figure.add_scatter(
-            x=rows["mean"],
-            y=rows["worst"],
-            name=name,
-            mode="markers",
-            marker={"color": shade, "symbol": symbol, "size": 11, "line": {"width": 1.5, "color": shade}},
-            customdata=rows["run"].tolist(),
-            text=[_hover_text(row) for _, row in rows.iterrows()],
-            hovertemplate="%{text}<br>mean %{x:.1f} %, worst task %{y:.1f} %<extra></extra>",
-        )
-    figure.update_xaxes(title=f"mean {metric} over tasks, %")
-    figure.update_yaxes(title=f"{metric} on the worst task, %")
-    return finish(figure, 350)
+
+
+def _groups(frame: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
+    """Yield the rows that share a colour, with their name in the legend and their marker."""
+    if not by:
+        for kind, (name, shade, symbol) in _LOOK.items():
+            rows = frame[frame["kind"] == kind]
+            if len(rows):
+                yield name, rows, {"color": shade, "symbol": symbol, "size": 11, "line": {"width": 1.5, "color": shade}}
+        return
+    symbols = [_LOOK[kind][2] for kind in frame["kind"]]
+    values, numeric = frame[by].dropna().drop_duplicates().sort_values().tolist(), _is_number(frame[by])
+    if numeric and len(values) > _MOST_COLOURS:
+        scale = {"color": frame[by], "colorscale": NUMBERS, "colorbar": _colour_bar(by)}
+        yield by, frame, {**scale, "symbol": symbols, "size": 11}
+        return
+    shades = sample_colorscale(NUMBERS, np.linspace(0, 1, max(2, len(values)))) if numeric else colours(len(values))
+    looks = [(value_words(value), frame[by] == value, shade) for value, shade in zip(values, shades, strict=False)]
+    for words, having, shade in [*looks, (_NO_VALUE, frame[by].isna(), COLOUR["base"])]:
+        rows = frame[having]
+        if len(rows):
+            marks = [symbol for symbol, one in zip(symbols, having, strict=True) if one]
+            name = label(f"{by} {shorten(words, 30)}")
+            yield name, rows, {"color": shade, "symbol": marks, "size": 11, "line": {"width": 1.5, "color": shade}}
+
+
+def _is_number(values: pd.Series) -> bool:
+    return bool(pd.api.types.is_numeric_dtype(values))
+
+
+def _colour_bar(title: str) -> dict[str, Any]:
+    return {"title": {"text": label(title), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+
+
+def _points(rows: pd.DataFrame, x: str, y: str) -> dict[str, Any]:
+    """Return the points of a trace, each with its run's id and what hovering says of it."""
+    return {
+        "x": rows[x],
+        "y": rows[y],
+        "customdata": rows["run"].tolist(),
+        "text": [_hover_text(row) for _, row in rows.iterrows()],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
 
 
 def _hover_text(row: pd.Series) -> str:
-    """Write what hovering says of a point before its numbers."""
+    """Write what hovering says of a point."""
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
-    return f"{label(shorten(called, 80))}<br>worst task: {label(shorten(row['worst task'], 40))}{drift}"
+    worst = f"{row['worst']:.1f} % ({label(shorten(row['worst task'], 40))})"
+    return f"{label(shorten(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}"

@@ -28,6 +28,8 @@ SECOND = {"base": "#5F646D", "merged": "#8C6BB1", "calibrated": "#1C639B", "expe
 """The second model of a role beside the first: the same hue, darker; its symbols are open and its lines dashed. Two
 merges are compared more than two of any other role, and dark orange is brown beside it, so theirs is another hue."""
 
+NUMBERS = [[0.0, COLOUR["calibrated"]], [0.5, OTHERS[1]], [1.0, COLOUR["merged"]]]
+"""Colours of numbers from low to high, which read on light and on dark ground."""
 _GRID = "rgba(128, 134, 145, 0.25)"
 
 

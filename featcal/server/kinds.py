@@ -245,13 +245,15 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
 
 def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
     """Read what a "calibrate" job has left, as `calibrate` returns it; its blocks stay in the job's folder, and each is
-    read from there whenever it is asked for.
+    read from there whenever it is asked for. What could not be checked of that folder is said of it alone: another one
+    that is written from here is checked anew.
 
     Raises:
         InputError: the folder is not there any more, or not of this suite.
     """
     from featcal.calibration.calibrate import CalibrationResult
     from featcal.calibration.column_rounding import calibrated_weights
+    from featcal.export.kept_work import UNCHECKED
     from featcal.formats.grid import PackedCheckpoint
     from featcal.formats.weights import OnDemand
 
@@ -259,7 +261,10 @@ def calibration_from(family: Family, config: CalibrationConfig, document: Mappin
     scales = written.scales if isinstance(written, PackedCheckpoint) else ()
     blocks = OnDemand(written, (*(name for block in family.adapter.blocks() for name in block.names), *scales))
     weights = calibrated_weights(family.merged, config, blocks)
-    return CalibrationResult(family, config, weights, dict(document))
+    unchecked = document.get(UNCHECKED, ())
+    record = {name: value for name, value in document.items() if name != UNCHECKED}
+    record["warnings"] = [one for one in document["warnings"] if one not in unchecked]
+    return CalibrationResult(family, config, weights, record)
 
 
 def is_gone(result: CalibrationResult) -> bool:

@@ -31,6 +31,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: ServerRul
     """Run the app until it is stopped, and return the exit status.
 
     Args:
+        main: the app's page script; what streamlit is given is `server.py` beside it.
         extra: further options of `streamlit run`.
         rules: of a server that others use too, which listens on every address and works in its first folder.
     """
@@ -50,7 +51,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: ServerRul
     _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
     _warming[0].start()
     print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
-    arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
+    arguments = ["run", str(main.with_name("server.py")), f"--server.port={port}", "--server.headless=true", *extra]
     return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
 
 

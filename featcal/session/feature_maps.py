@@ -186,6 +186,18 @@ def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Value
     )
 
 
+def nearest_samples(features: Mapping[str, Tensor], sample: int, count: int) -> dict[str, list[int]]:
+    """Return the samples whose features have the largest cosines to one sample's, per model, the nearest first, in the
+    full space of the features and without the sample itself."""
+    found = {}
+    for name, own in features.items():
+        unit = normalize(own.double(), dim=1)
+        cosines = unit @ unit[sample]
+        cosines[sample] = -2.0
+        found[name] = cosines.topk(min(count, len(own) - 1)).indices.tolist()
+    return found
+
+
 def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
     """Return the public document of `featcal study features --json`: `FeatureMaps.to_frame` by task and layer."""
     tasks: dict[str, Any] = {}

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from featcal.evaluation.comparison import Difference
+from featcal.evaluation.comparison import Difference, compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.export.card import data_on_hub, pipeline_tag
-from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_scores
+from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_final_drift, with_scores
 from featcal.formats.hub import RECORD_FILE
-from featcal.session.model_ref import EVERY_EXPERT, ModelId
+from featcal.session.model_ref import EVERY_EXPERT, ModelId, ModelRef
 from featcal.session.session import Session
-from featcal.studies.history import History
+from featcal.studies import recording
+from featcal.studies.history import History, How
 from featcal.studies.recording import count_looks
 from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NoScores
 from featcal.system.json_files import read_json
 from featcal.system.progress import Progress, silent
 
@@ -64,6 +66,35 @@ def score_into_card(
     found = CardScores(suite.name, after.split, folder.absolute().name, before or "", rows)
     save_card(folder, with_scores(card, found, pipeline_tag(session.family)))
     return scores
+
+
+def tell_measured(session: Session, folder: Path, model: ModelRef, on: EvaluationSamples, how: How) -> None:
+    """Write what a session has measured of a calibration, and of what it was made of, into the card of its folder:
+    scores with their number of samples and interval, and the drift of final features.
+
+    Args:
+        model: the calibration in the folder; whatever was not measured of it yet is measured here.
+        how: what scores are made of.
+
+    Raises:
+        InputError: the folder has no card, or the samples cannot be used.
+    """
+    _, before = model.require_calibration()
+    card, split = load_card(folder), on.split or session.split
+    first, second = (session.measure.features(one, on).tasks for one in (before, model))
+    rows = {
+        task: (first[task].layers[-1].relative_drift, one.layers[-1].relative_drift, session.counts(on)[task])
+        for task, one in second.items()
+    }
+    text = with_final_drift(card, rows, split)
+    with suppress(NoScores):
+        old, new, experts = (recording.score(session, one, on, how) for one in (before, model, EVERY_EXPERT))
+        compared = compare_scores(old, new)
+        differences = {**compared.tasks, "": compared.average}
+        table = _rows(new, experts, differences, data_on_hub(session.family.suite, split))
+        found = CardScores(session.family.suite.name, split, folder.absolute().name, before.name, table)
+        text = with_scores(type(card)(text), found, pipeline_tag(session.family))
+    save_card(folder, text)
 
 
 def model_before(session: Session, folder: Path) -> str | None:

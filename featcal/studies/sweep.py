@@ -126,8 +126,7 @@ def run_sweep(
         NumericalError: a calibration has no trustworthy solution.
     """
     session, history = ensure_session(suite, device), history or History()
-    beside = baselines(grid, session.family.is_base_known)
-    models = [*map(session.resolve, beside), *calibrations(session, grid)]
+    models = models_of(session, grid)
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -142,6 +141,11 @@ def run_sweep(
         points.append(SweepPoint(known.get(run.id, run), found))
     progress(SWEEP, len(models), len(models))
     return points
+
+
+def models_of(session: Session, grid: Grid) -> list[ModelRef]:
+    """Return all models of a sweep, baselines first."""
+    return [*map(session.resolve, baselines(grid, session.family.is_base_known)), *calibrations(session, grid)]
 
 
 def calibrations(session: Session, grid: Grid) -> list[ModelRef]:
@@ -172,11 +176,14 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSam
     }
 
 
-def missing(session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> int:
-    """Count the calibrations of a sweep that are not among these runs, measured on these samples."""
-    known = {run.id: run for run in runs}
-    ids = [run_of(session, model).id for model in calibrations(session, grid)]
-    return sum(one not in known or _find_recorded(session, known[one], on) is None for one in ids)
+def missing(
+    session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]
+) -> tuple[list[ModelRef], list[ModelRef]]:
+    """Return the calibrations of a sweep, and its other models, that are not among these runs, measured on these
+    samples."""
+    known = {run.id for run in runs if _find_recorded(session, run, on) is not None}
+    left = [model for model in models_of(session, grid) if run_of(session, model).id not in known]
+    return [one for one in left if one.config is not None], [one for one in left if one.config is None]
 
 
 def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> list[SweepPoint]:

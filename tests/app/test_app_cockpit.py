@@ -158,9 +158,17 @@ def test_a_trail_goes_back_and_forth_until_something_else_is_chosen() -> None:
         trail.note("here", replace(CONFIG, seed=number), f"8{number}.0")
     trail.note("elsewhere", CONFIG, "70.0")
     trail.note("here", replace(CONFIG, seed=4), "84.5")
-    assert [(one.seed, score) for one, score in trail.recent("here").items()] == [
-        (2, "82.0"), (3, "83.0"), (4, "84.5"), (5, "85.0"), (6, "86.0"),
-    ]  # fmt: skip
+    last = [(2, "82.0"), (3, "83.0"), (4, "84.5"), (5, "85.0"), (6, "86.0")]
+    assert [(one.seed, score) for one, score in trail.recent("here", CONFIG).items()] == last
+    # The defaults and the best stay, however long ago they were tried.
+    for number in range(7, 12):
+        trail.note("here", replace(CONFIG, seed=number), "60.0")
+    later = [(number, "60.0") for number in range(7, 12)]
+    assert [(one.seed, score) for one, score in trail.recent("here", CONFIG).items()] == [last[-1], *later]
+    recent = trail.recent("here", replace(CONFIG, seed=0))
+    assert [(one.seed, score) for one, score in recent.items()] == [(0, "80.0"), last[-1], *later]
+    assert trail.best("here") == replace(CONFIG, seed=6)
+    assert trail.best("nowhere") is None
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import streamlit as st
-from app_pages import InstantMaps, charts, control, go, healthy, name_of, opened
+from app_pages import InstantMaps, button, charts, control, go, healthy, name_of, opened
+from PIL import Image
 from streamlit.testing.v1 import AppTest
 from tiny_clip import BLOCKS
 from tiny_text import write_text_suite
 
-from app import cloud, maps, picking, state
+from app import cloud, hover, maps, picking, state
+from app.samples import measured_samples
 from app.selection import Selection
+from featcal.figures.sample_tables import find_samples, right_answers, sample_table
 from featcal.session import projection as figures_maps
 from featcal.session.feature_maps import FeatureMaps
 from featcal.session.session import open_session
@@ -267,3 +271,77 @@ def test_only_a_wanted_map_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     job.set_result([])
     cloud._draw_until_there(job, "UMAP", lambda: drawn.append("UMAP"))
     assert (drawn[2:], len(waited)) == (["UMAP"], 1)
+
+
+def field(app: AppTest, label: str) -> Any:
+    return next(one for one in app.text_input if one.label == label)
+
+
+def test_words_that_are_searched_for_select_samples(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "features", n="8", **BOTH)
+    session = open_session(str(tiny_suite_file), resident=True)
+    data = session.viewable_samples(session.tasks[0], EvaluationSamples(8))
+    answers = right_answers(data)
+    assert answers is not None
+    models = {name: session.resolve(name) for name in ("merged", "base")}
+    frame = sample_table(data, measured_samples(session, models, session.tasks[0], EvaluationSamples(8)), *models)
+    expected = find_samples(frame, answers[3].upper())
+    assert 3 in expected
+    field(app, "Search").set_value(answers[3].upper()).run()
+    assert healthy(app)
+    assert picked(app) == expected
+    assert said(app, f"{len(expected)} of 8 samples have it")
+    field(app, "Search").set_value("5").run()
+    assert picked(app) == [5]
+    field(app, "Search").set_value("nothing at all").run()
+    assert picked(app) == []
+
+
+def test_the_neighbours_of_a_picked_point_are_those_of_the_full_space(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "features", n="16", **BOTH)
+    assert not [one for one in app.dataframe if "nearest" in one.value]
+    pick(app, 2)
+    table = next(one.value for one in app.dataframe if "nearest" in one.value).set_index("model")
+    session = open_session(str(tiny_suite_file), resident=True)
+    shown = FeatureMaps(session, {name: session.resolve(name) for name in SHOWN}, EvaluationSamples(16))
+    near = {}
+    for name, own in shown.features(session.tasks[0], "head")["head"].items():
+        unit = own.double().numpy() / np.linalg.norm(own.double().numpy(), axis=1, keepdims=True)
+        order = np.argsort(-(unit @ unit[2]), kind="stable")
+        near[name] = [int(one) for one in order if one != 2][: cloud.NEIGHBOURS]
+        assert table.loc[name, "nearest"] == ", ".join(map(str, near[name]))
+        assert table.loc[name, "shared"] == len({*near[name]} & {*near["expert"]})
+    button(app, "Select all of them").click().run()
+    assert healthy(app)
+    assert picked(app) == sorted({2, *near["expert"], *near["merged"], *near["base"]})
+
+
+def test_points_are_coloured_by_any_column_of_the_samples(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "features", n="8", **BOTH)
+    offered = control(app, "colour").options
+    assert offered[:2] == ["model", "class"] or offered[:3] == ["model", "flip", "class"]
+    session = open_session(str(tiny_suite_file), resident=True)
+    drift = session.measure.features("merged", EvaluationSamples(8)).tasks[session.tasks[0]].layers[-1].drift
+    control(app, "colour").set_value("merged drift").run()
+    assert healthy(app)
+    for trace in clouds(app).values():
+        np.testing.assert_allclose(numbers(trace["marker"]["color"]), drift.numpy())
+    assert figure(app)["layout"]["coloraxis"]["colorbar"]["title"]["text"] == "merged drift"
+    control(app, "colour").set_value("class").run()
+    assert len(set(clouds(app)["merged"]["marker"]["color"])) > 1
+
+
+def test_a_sheet_has_every_picture_in_its_place() -> None:
+    session = open_session("clip-mini")
+    data = session.viewable_samples(session.tasks[0], EvaluationSamples(6))
+    assert data.images is not None
+    address, columns = hover.picture_sheet(data)
+    kind, _, content = address.partition(",")
+    assert (kind, columns) == ("data:image/jpeg;base64", 3)
+    sheet = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert sheet.size == (3 * 64, 2 * 64)
+    for place in range(6):
+        x, y = place % 3 * 64, place // 3 * 64
+        there = np.asarray(sheet.crop((x, y, x + 64, y + 64))).astype(float)
+        one = np.asarray(Image.fromarray(np.asarray(data.images[place])).convert("RGB").resize((64, 64))).astype(float)
+        assert np.abs(there - one).mean() < 12

@@ -335,10 +335,11 @@ def test_what_was_written_shows_its_card_and_the_way_to_the_hub(tiny_suite_file:
     file = tmp_path / "mine" / "README.md"
     assert file.read_text().strip() in [one.value for one in app.code]
     assert f"featcal push {tmp_path / 'mine'} OWNER/NAME --license ID" in [one.value for one in app.code]
-    assert load_card(file.parent).data.eval_results is None
+    seen = load_card(file.parent).data.eval_results or []  # what the page showed
+    assert {one.dataset_split for one in seen} == {"validation"}
     button(app, "Score on the test split and fill in the card").click().run()
     assert healthy(app)
     scores = open_session(tiny_suite_file).measure.scores(str(file.parent), EvaluationSamples(None, "test"))
-    found = load_card(file.parent).data.eval_results or []
+    found = [one for one in load_card(file.parent).data.eval_results or [] if one.dataset_split == "test"]
     assert [one.metric_value for one in found] == [one.value for one in scores.tasks.values()]
     assert file.read_text().strip() in [one.value for one in app.code]

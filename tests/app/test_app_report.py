@@ -41,10 +41,12 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
 
 @pytest.mark.slow
 def test_what_was_written_of_other_files_is_offered_no_longer(
-    own_suite_file: Path, tmp_path: Path, offered: Offered
+    own_suite_file: Path, tmp_path: Path, offered: Offered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files change below an open page: the report, the folder with its card, and the scores of the last models are
     those of the files before."""
+
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
 
     def find_reports() -> list[str]:
         return [name for name in offered if name.startswith("report")]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import streamlit as st
-from app_pages import button, charts, control, go, healthy, opened, shown_model
+from app_pages import button, charts, control, drain, go, healthy, opened, shown_model
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
@@ -20,15 +21,15 @@ from app.selection import HOME, Selection
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.server.kinds import KINDS, Work
+from featcal.server.queue import QUEUED, Queue
 from featcal.session import session
 from featcal.session.session import Session
 from featcal.studies.history import History, HistoryEntry, Looks, Measured
 from featcal.studies.recording import hash_of
-from featcal.studies.sweep import Grid, baselines, run_sweep
+from featcal.studies.sweep import Grid, baselines, run_sweep, sweep_json
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import model_name
 from featcal.suite.views import EvaluationSamples
-from featcal.system.progress import silent
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,6 +39,12 @@ pytestmark = [
 FEW = {"n": "8", "samples": "8"}
 ONE = {"sweep_lam": "0.05", "sweep_alpha": "0.3"}
 ONE_LAM = {**ONE, "sweep_rho": "1.5, 2"}
+
+
+@pytest.fixture
+def jobs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that are done as soon as somebody looks at them."""
+    monkeypatch.setattr(jobs, "ensure_manager", drain)
 
 
 @pytest.fixture
@@ -84,12 +91,26 @@ def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: 
     assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}
 
 
-def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+def test_a_sweep_is_a_job_and_is_that_of_the_library(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
-    assert any("2 calibrations, 2 of them new" in one.value for one in app.caption)
-    button(app, "Run the sweep").click().run()
+    assert any("2 calibrations (2 new" in one.value for one in app.caption)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "ensure_manager", lambda _: None)  # nobody works on it yet
+        button(app, "Run the sweep").click().run()
+        assert healthy(app)
+        (job,) = Queue().jobs()
+        assert button(app, "Cancel")
+        go(app, "drift")
+        assert [one.state for one in Queue().jobs()] == [QUEUED]
+        # Another visit, with other values in its fields.
+        assert button(opened(tiny_suite_file, "runs", **FEW), "Cancel")
+        go(app, "runs")
+        assert button(app, "Run the sweep").disabled
+    drain(Queue())
+    app.run()
     assert healthy(app)
-    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    assert any("2 calibrations (0 new)" in one.value for one in app.caption)
+    assert button(app, "Run the sweep").disabled
     grid = Grid((0.05,), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
     points = run_sweep(Session(tiny), grid, on=EvaluationSamples(8), history=History(tmp_path / "other"))
     drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
@@ -97,11 +118,54 @@ def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny:
     assert len(points) == len(baselines(grid, True)) + 2
     kept = {run.id: run.find_measured("features", "validation", 8, 42) for run in History().runs()}
     assert {i: one.scores for i, one in kept.items() if one} == {p.run.id: p.found.scores for p in points}
+    document, library = Queue().result(job.order), sweep_json(Session(tiny), points, EvaluationSamples(8))
+    assert document is not None
+    assert document["front"] == library["front"]
+    measured = [[point["measured"][0]["drift"] for point in one["points"]] for one in (document, library)]
+    assert measured[0] == measured[1]
 
 
+def test_a_sweep_that_was_ended_shows_its_points_and_goes_on(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
+    made: list[int] = []
+
+    def die_halfway(queue: Queue) -> None:
+        """Tell of a manager that is stopped after twelve points."""
+        job = queue.claim()
+        if job is None:
+            return
+
+        def report(label: str, done: int, total: int) -> None:
+            made.append(done)
+            if done == 12:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            KINDS["sweep"](Work(job.order.suite, job.order.args, job.folder, report))
+        queue.end_all("the computer or the manager of jobs was stopped while it ran; start it again")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "ensure_manager", die_halfway)
+        button(app, "Run the sweep").click().run()
+        app.run()
+    assert any("This died" in one.value for one in app.warning)
+    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+    assert len(drawn) == 12
+    assert any("2 calibrations (2 new" in one.value for one in app.caption)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "ensure_manager", drain)
+        button(app, "Run the sweep").click().run()
+        app.run()
+    assert healthy(app)
+    assert not app.warning
+    assert any("2 calibrations (0 new)" in one.value for one in app.caption)
+
+
+@pytest.mark.usefixtures("jobs_at_once")
 def test_a_click_on_a_point_is_model_b_on_every_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
     button(app, "Run the sweep").click().run()
+    app.run()
     run = recorded()[1.5]
     control(app, "run").set_value(run.id).run()
     button(app, "Show it on every page").click().run()
@@ -155,6 +219,7 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     button(app, "Pin").click().run()
     assert History().get(run.id).pinned
     assert button(app, "Delete").disabled
+    assert "unpin it first" in button(app, "Delete").help
     go(app, "drift")
     offered = control(app, "b").options
     # With its score, where another test has made a table of this suite.
@@ -168,6 +233,10 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     assert healthy(app)
     assert recorded() == {}
     assert any("No run yet" in one.value for one in app.info)
+    button(app, "Bring it back").click().run()
+    assert healthy(app)
+    assert recorded()[1.5] == replace(run, name="**the best** <b>")
+    assert not [one for one in app.button if one.label == "Bring it back"]
 
 
 def test_two_runs_are_held_against_each_other(tiny_suite_file: Path, tiny: Family) -> None:
@@ -224,10 +293,10 @@ def test_a_history_that_cannot_be_written_is_a_warning(
     assert healthy(app)
     assert any("is not kept" in one.value for one in app.warning)
     go(app, "runs")
-    button(app, "Run the sweep").click().run()
     assert healthy(app)
-    assert charts(app) == 1
-    assert any("is not kept" in one.value for one in app.warning)
+    button(app, "Run the sweep").click().run()
+    assert not app.exception
+    assert any("jobs cannot be kept" in one.value for one in app.error)
 
 
 def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, tiny: Family) -> None:
@@ -240,6 +309,42 @@ def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, ti
     assert len(listed(app)) == 1
     assert any(broken.name in one.value.replace("\\", "") for one in app.warning)
     assert broken.read_text() == "{"
+
+
+def test_runs_are_filtered_grouped_and_drawn_by_any_option(tiny_suite_file: Path, tiny: Family) -> None:
+    grid = Grid((0.05, 0.5), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
+    points = {point.run.id: point for point in run_sweep(Session(tiny), grid, on=EvaluationSamples(8))}
+
+    def drawn(app: AppTest) -> set[str]:
+        return {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+
+    app = opened(tiny_suite_file, "runs", **FEW)
+    assert drawn(app) == {*points}
+    table = listed(app).set_index("run")
+    assert {run: table.loc[run, ["λ", "ρ"]].tolist() for run, one in points.items() if one.kind == "calibrated"} == {
+        run: [one.run.options["lam"], one.run.options["rho"]] for run, one in points.items() if one.kind == "calibrated"
+    }
+    chosen = next(one for one in app.multiselect if one.label == "Show only")
+    chosen.set_value(["method: calibrated", "ρ: 2"]).run()
+    assert healthy(app)
+    kept = {run for run, one in points.items() if one.run.options.get("rho") == 2.0}
+    assert drawn(app) == kept
+    assert set(listed(app)["run"]) == kept
+    control(app, "runs_chart").set_value(sweep.OPTION).run()
+    control(app, "runs_option").set_value("λ").run()
+    control(app, "runs_colour").set_value("ρ").run()
+    assert healthy(app)
+    (trace,) = (one for one in spec(app)["data"] if "customdata" in one)
+    assert trace["name"] == "ρ 2"
+    assert [points[run].run.options["lam"] for run in trace["customdata"]] == [0.05, 0.5]
+    control(app, "runs_chart").set_value(sweep.PARALLEL).run()
+    assert healthy(app)
+    assert spec(app)["data"][0]["type"] == "parcoords"
+    control(app, "runs_group").set_value("λ").run()
+    groups = next(one.value for one in app.dataframe if "lowest" in one.value)
+    assert sorted(groups["λ"]) == [0.05, 0.5]
+    assert healthy(go(app, "drift"))
+    assert control(go(app, "runs"), "runs_chart").value == sweep.PARALLEL
 
 
 def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
@@ -255,6 +360,7 @@ def test_another_suite_forgets_what_meant_something_here() -> None:
     assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
 
 
+@pytest.mark.usefixtures("jobs_at_once")
 @pytest.mark.parametrize("a", ["merged", "ties"])
 def test_command_and_python_give_the_points_of_the_page(
     a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,26 +380,16 @@ def test_command_and_python_give_the_points_of_the_page(
     assert {run.id: run.measured[0].scores for run in History().runs()} == expected
 
 
+@pytest.mark.usefixtures("jobs_at_once")
 @pytest.mark.parametrize("a", ["merged", "ties"])
-def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
-    a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, dict[str, Any], bool]] = []
-    monkeypatch.setattr(sweep, "is_long", lambda *_: True)
-    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+def test_a_sweep_has_the_switches_and_parts_of_the_page(a: str, tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "runs", a=a, biases="false", blocks="block 1", **ONE_LAM, **FEW)
     button(app, "Run the sweep").click().run()
-    assert [start for _, _, start in asked] == [False, True]
-    assert {run.model for run in History().runs()} == set()
-    kind, args, _ = asked[-1]
-    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(args)), tmp_path, silent))
     app.run()
     assert healthy(app)
     of = " of ties" * (a == "ties")
-    assert any(f"2 calibrations{of}, 0 of them new" in one.value for one in app.caption)
-    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
-    assert drawn == {one["id"] for one in document["points"]}
-    assert {run.options["biases"] for run in recorded().values()} == {False}
+    assert any(f"2 calibrations{of} (0 new)" in one.value for one in app.caption)
+    assert {(run.options["biases"], *run.options["blocks"]) for run in recorded().values()} == {(False, "block 1")}
     control(app, "run").set_value(recorded()[1.5].id).run()
     button(app, "Show it on every page").click().run()
     assert healthy(app)

@@ -176,6 +176,8 @@ def test_what_is_written_has_the_options_that_its_name_says(
     assert healthy(app)
     record = json.loads((tmp_path / "tiny-lam0.0002-rho2.1-alpha0.35-n8" / "featcal.json").read_text())
     assert {name: record["config"][name] for name in OPTIONS} == {"lam": 2e-4, "rho": 2.1, "alpha": 0.35, "samples": 8}
+    control(app, "rho").set_value(2.2).run()
+    app.text_input(key="folder").set_value("tiny-lam0.0002-rho2.1-alpha0.35-n8")
     button(app, "Write").click().run()
     assert "exists" in app.error[0].value
     assert not app.success  # of the write before
@@ -189,7 +191,9 @@ def test_what_was_written_belongs_to_its_suite(
     button(app, "Write").click().run()
     assert app.success
     other = edit_suite(
-        lambda content: content.update(calibration={"lam": 0.0002, "rho": 1.2, "alpha": 0.35, "samples": 8})
+        lambda content: content.update(
+            name="other", calibration={"lam": 0.0002, "rho": 1.2, "alpha": 0.35, "samples": 8}
+        )
     )
     control(app, "suite").options.append(str(other))
     control(app, "suite").set_value(str(other)).run()

@@ -62,6 +62,13 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     assert {one["model"] for one in points} == {"expert", "merged", "calibrated"}, visitor.address
     across, up = (sorted(one[axis] for one in points) for axis in ("x", "y"))
     gaps = [(right - left, (left + right) / 2) for left, right in pairwise(across[12:-12])]
+    point = points[0]
+    visitor.page.mouse.move(point["x"] - 20, point["y"] - 20)
+    visitor.page.mouse.move(point["x"], point["y"], steps=4)
+    picture = visitor.page.locator(".featcal-hover-picture")
+    picture.wait_for(state="visible")
+    places = {f"{-96 * (one['id'] % 4)}px {-96 * (one['id'] // 4)}px" for one in points}  # four in a row of the sheet
+    assert picture.evaluate("place => place.style.backgroundPosition").replace("-0px", "0px") in places
     middle = max(gaps)[1]  # far from any point: what lies on the edge is in or out by the rounding of a pixel
     left, top, bottom = across[0] - 6, up[0] - 6, up[-1] + 6
     inside = sorted({one["id"] for one in points if one["x"] < middle})
@@ -74,8 +81,7 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     panel = visitor.page.get_by_test_id("stMain").inner_text()
     assert f"{len(inside)} of 16 validation samples of" in panel
 
-    visitor.page.get_by_role("radio", name="model").click()
-    visitor.settle()
+    visitor.choose("colour", "class")
     assert picked(visitor) == inside
     visitor.go("cosines")
     visitor.go("features")

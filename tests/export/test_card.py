@@ -241,7 +241,7 @@ def test_strange_names_are_shown_and_do_nothing(edit_suite: Edit, tmp_path: Path
     inside = [one for token in parsed for one in token.children or []]
     assert [one.attrs["src"] for one in inside if one.type == "image"] == [PICTURE_FILE]
     assert {one.content for one in [*parsed, *inside] if one.type.startswith("html")} == {
-        f"<!-- {end}{part} -->\n" for part in ("scores", "licence") for end in ("", "end of ")
+        f"<!-- {end}{part} -->\n" for part in ("scores", "licence", "final drift") for end in ("", "end of ")
     }
     headings = [parsed[i + 1].content for i, token in enumerate(parsed) if token.type == "heading_open"]
     assert headings[1:] == ["Scores", "Drift", "How it was made", "Licence"]

@@ -96,11 +96,20 @@ def test_a_canary_whose_scores_are_not_finite_is_said_with_its_own_words(
 def test_a_job_gives_the_document_with_what_was_not_checked(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("featcal.export.write.verify_reload", failing(MemoryError()))
-    document = kinds.calibrate(kinds.Work(str(tiny_suite_file), {"options": {"samples": 4}}, tmp_path, silent))
+    with monkeypatch.context() as patch:
+        patch.setattr("featcal.export.write.verify_reload", failing(MemoryError()))
+        document = kinds.calibrate(kinds.Work(str(tiny_suite_file), {"options": {"samples": 4}}, tmp_path, silent))
     assert document["out"] == str(tmp_path / kinds.CHECKPOINT)
     assert document["warnings"][-1:] == document["unchecked"]
     assert (tmp_path / kinds.CHECKPOINT / "featcal.json").is_file()
+    # A folder that is written from it is checked anew, and says nothing of where the job lies.
+    family = open_family(load_suite(tiny_suite_file), "cpu")
+    kinds.calibration_from(family, config_for(family, samples=4), document).save(tmp_path / "again")
+    record = json.loads((tmp_path / "again" / "featcal.json").read_text())
+    assert record["verified"] == "reloaded"
+    assert not {"unchecked", "out"} & {*record}
+    assert not {*document["unchecked"]} & {*record["warnings"]}
+    assert record["tensors"] == document["tensors"]
 
 
 def test_a_written_model_that_is_another_one_is_no_finished_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
 from featcal.server import kinds, lengths, manager, queue, worker
 from featcal.server.orders import order, require_current
-from featcal.server.queue import Job, Order, Queue
+from featcal.server.queue import DONE, Job, Order, Queue
 from featcal.session.api import evaluate
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
@@ -476,7 +477,7 @@ def test_a_sweep_of_a_job_fills_the_history(
     session = Session(tiny)
     grid = Grid((0.05,), (1.0, 2.0), (0.3,), config_for(tiny, samples=4))
     known = History().runs(hash_of(session))
-    assert missing(session, grid, EvaluationSamples(4, "validation"), known) == 0
+    assert missing(session, grid, EvaluationSamples(4, "validation"), known) == ([], [])
     finished = line.get(job.id)
     assert finished is not None
     assert finished.done == finished.total == len(document["points"])
@@ -687,6 +688,30 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant_maps: None) ->
     monkeypatch.setattr(app_jobs, "ensure_manager", lambda _: None)
     assert cache_folder() == tmp_path
     return Queue()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_page_is_drawn_anew_as_pieces_come(slow: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every twentieth part of them, and not more often."""
+
+    class Anew(Exception):
+        pass
+
+    def renew() -> None:
+        raise Anew
+
+    monkeypatch.setattr(app_jobs.st, "rerun", renew)
+    job = slow.submit(order("sweep", "clip-mini", {"lam": [1.0]}), "ann")
+    slow.claim()
+    slow.report(job.id, "sweep", 5, 40)
+    look = inspect.unwrap(app_jobs._follow)
+    for shown in (None, 5, 4):
+        look(job.id, shown)
+    with pytest.raises(Anew):
+        look(job.id, 3)
+    slow.end(job.id, DONE)
+    with pytest.raises(Anew):
+        look(job.id, 40)
 
 
 @pytest.mark.slow

@@ -134,7 +134,9 @@ def test_another_merge_is_swept_by_its_name(tiny: Family, own: Session, tmp_path
         assert point.run.model == model.name
         tasks = alone.measure.features(model, FEW).tasks
         assert dict(point.found.drift) == {task: one.layers[-1].relative_drift for task, one in tasks.items()}
-    assert (missing(own, grid, FEW, history.runs()), missing(own, GRID, FEW, history.runs())) == (0, 4)
+    assert missing(own, grid, FEW, history.runs()) == ([], [])
+    new, others = missing(own, GRID, FEW, history.runs())
+    assert ([one.config for one in new], [one.name for one in others]) == (GRID.configs(), ["anchor:rho=2"])
 
 
 def test_a_folder_with_other_weights_is_swept_anew(tiny: Family, own: Session, tmp_path: Path) -> None:
@@ -147,11 +149,11 @@ def test_a_folder_with_other_weights_is_swept_anew(tiny: Family, own: Session, t
         return {one.run.model: dict(one.found.drift) for one in run_sweep(Session(tiny), grid, on=FEW, history=kept)}
 
     before = sweep(history)
-    assert missing(own, grid, FEW, history.runs()) == 0
+    assert len(missing(own, grid, FEW, history.runs())[0]) == 0
     file = folder / "model.safetensors"
     moved = {name: one * 1.3 if one.ndim > 1 else one for name, one in load_file(file).items()}
     save_file(moved, file, {"format": "pt"})
-    assert missing(own, grid, FEW, history.runs()) == 1
+    assert len(missing(own, grid, FEW, history.runs())[0]) == 1
     after = sweep(history)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {name for name in before if str(folder) in name}
@@ -166,11 +168,11 @@ def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[Cali
     assert len(made) == 4
     assert [point.found for point in again] == [point.found for point in first]
     larger = replace(GRID, alpha=(0.3, 0.6))
-    assert missing(Session(tiny), larger, FEW, history.runs()) == 4
+    assert len(missing(Session(tiny), larger, FEW, history.runs())[0]) == 4
     run_sweep(Session(tiny), larger, on=FEW, history=history)
     assert [config.alpha for config in made[4:]] == [0.6] * 4
-    assert missing(Session(tiny), larger, FEW, history.runs()) == 0
-    assert missing(Session(tiny), larger, EvaluationSamples(4), history.runs()) == 8
+    assert len(missing(Session(tiny), larger, FEW, history.runs())[0]) == 0
+    assert len(missing(Session(tiny), larger, EvaluationSamples(4), history.runs())[0]) == 8
     run_sweep(Session(tiny), replace(GRID, options=replace(OPTIONS, seed=7)), on=FEW, history=history)
     assert len(made) == 12
 

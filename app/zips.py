@@ -1,0 +1,79 @@
+"""Send a checkpoint of the list as one zip file, read from disk while it is sent.
+
+Neither streamlit nor torch here: the server reads this before it serves anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+from featcal.studies.checkpoints import Checkpoints, WrittenModel
+from featcal.system.errors import InputError
+from featcal.system.sandbox import require_in_roots
+
+ROUTE = "checkpoint"
+"""Where downloads lie beside the pages; the id of a checkpoint follows."""
+PIECE = 2**20
+"""Bytes that are read, and so held in memory, at a time."""
+is_served = False
+"""Whether this process serves `ROUTE` (`app.server`)."""
+
+
+def visible(known: Iterable[WrittenModel]) -> list[WrittenModel]:
+    """Return those checkpoints that a visitor may see: on a shared server those in its folders."""
+    found = []
+    for written in known:
+        try:
+            require_in_roots(Path(written.folder), "checkpoint")
+        except InputError:
+            continue
+        found.append(written)
+    return found
+
+
+def find(identity: str) -> WrittenModel | None:
+    """Return the checkpoint of the list with this id, if a visitor may see it."""
+    return next((one for one in visible(Checkpoints().read_all()) if one.id == identity), None)
+
+
+def link(written: WrittenModel, base: str) -> str:
+    """Return the address of a checkpoint's zip on a server whose pages lie below `base`."""
+    return "/".join(["", *filter(None, [base.strip("/")]), ROUTE, written.id])
+
+
+class _Pieces:
+    """A file that can only be written to, whose content is taken out piece by piece."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, piece: bytes) -> int:
+        self._written.append(bytes(piece))
+        return len(piece)
+
+    def flush(self) -> None:
+        """There is nothing to wait for."""
+
+    def take(self) -> bytes:
+        """Return what was written since this was last asked."""
+        taken, self._written = b"".join(self._written), []
+        return taken
+
+
+def zip_pieces(folder: Path, files: Iterable[Path]) -> Iterator[bytes]:
+    """Yield a zip file with a folder of the same name in it, stored as it is: weights do not get smaller.
+
+    Args:
+        files: paths in the folder.
+    """
+    sink = _Pieces()
+    with ZipFile(sink, "w", ZIP_STORED) as archive:  # type: ignore[call-overload]
+        for name in files:
+            entry = ZipInfo.from_file(folder / name, f"{folder.name}/{name.as_posix()}")
+            with (folder / name).open("rb") as source, archive.open(entry, "w", force_zip64=True) as member:
+                while piece := source.read(PIECE):
+                    member.write(piece)
+                    yield sink.take()
+    yield sink.take()

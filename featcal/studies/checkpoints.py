@@ -1,0 +1,135 @@
+"""Keep the list of checkpoints that were written here: where each lies, what it is, and what was known of it then."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from featcal.formats.hub import RECORD_FILE
+from featcal.studies.history import HistoryEntry, Measured
+from featcal.studies.records import Records
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import json_digest
+from featcal.system.json_files import read_json
+from featcal.system.resources import cache_folder
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """A checkpoint that was written here, and what was measured of it when it was."""
+
+    id: str
+    """32 hexadecimal digits."""
+    folder: str
+    """Absolute path."""
+    run: HistoryEntry
+    """The run that it is (`featcal.studies.recording.run_of`), whether or not the history keeps that."""
+    time: str
+    """When it was written: UTC, ISO 8601."""
+    tensors: str
+    """Digest of the hashes of its tensors: other weights in the same folder are another checkpoint."""
+    loading: str
+    """Lines of Python that load it."""
+    before: Measured | None
+    """Measurements of what was calibrated, on the samples of `after`."""
+    after: Measured | None
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether the folder still holds the checkpoint that was written to it."""
+        try:
+            return _tensors(Path(self.folder)) == self.tensors
+        except InputError:
+            return False
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of its `featcal.json`.
+
+        Raises:
+            InputError: it cannot be read any more.
+        """
+        return read_json(Path(self.folder) / RECORD_FILE)
+
+    @property
+    def files(self) -> dict[Path, int]:
+        """Return the bytes of every file in the folder, by its path there; the card is a file like others."""
+        place = Path(self.folder)
+        found = sorted(one for one in place.rglob("*") if one.is_file())
+        return {one.relative_to(place): one.stat().st_size for one in found}
+
+
+class Checkpoints(Records):
+    """The checkpoints that were written here. Several processes may write at once.
+
+    Args:
+        folder: left out, `checkpoints` in the user's cache folder.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__(cache_folder() / "checkpoints" if folder is None else folder, "the list of checkpoints")
+
+    def add(
+        self,
+        folder: Path,
+        run: HistoryEntry,
+        loading: str,
+        before: Measured | None = None,
+        after: Measured | None = None,
+    ) -> WrittenModel:
+        """Put a folder that was just written on the list; where that cannot be kept, `problems` says why.
+
+        Raises:
+            InputError: it has no record.
+        """
+        place, now = folder.absolute(), datetime.now(UTC).isoformat(timespec="microseconds")
+        written = WrittenModel(uuid4().hex, str(place), run, now, _tensors(place), loading, before, after)
+        self.write(self.folder / f"{written.id}.json", asdict(written))
+        return written
+
+    def read_all(self) -> list[WrittenModel]:
+        """Return the checkpoints that still lie where they were written, the newest first; a folder once."""
+        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        found = [one for file in files if (one := self.read(str(file), WrittenModel)) is not None]
+        newest: dict[str, WrittenModel] = {}
+        for one in sorted(found, key=lambda one: one.time, reverse=True):
+            if one.folder not in newest and one.is_there:
+                newest[one.folder] = one
+        return [*newest.values()]
+
+    def find(self, run_id: str) -> list[WrittenModel]:
+        """Return the checkpoints that are a run, the newest first."""
+        return [one for one in self.read_all() if one.run.id == run_id]
+
+    def remove(self, written: WrittenModel) -> None:
+        """Take a checkpoint off the list; its folder stays. Where the list cannot be written, `problems` says why."""
+        try:
+            for file in self.folder.glob("*.json"):
+                one = self.read(str(file), WrittenModel)
+                if one is not None and one.folder == written.folder:
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            self.tell(f"{self.folder} cannot be written: {error.strerror}")
+
+
+def _tensors(folder: Path) -> str:
+    """Return the digest of the hashes of a folder's tensors, as its record has them.
+
+    Raises:
+        InputError: it has no record.
+    """
+    file = folder / RECORD_FILE
+    missing = f"{folder} has no {RECORD_FILE}; give a folder that featcal has written"
+    if not file.is_file():
+        raise InputError(missing)
+    state = file.stat()
+    return _digest(str(file), (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=1024)
+def _digest(file: str, state: tuple[int, ...]) -> str:
+    """Return the digest of the tensors in a record in this state."""
+    return json_digest(read_json(Path(file)).get("tensors"))
