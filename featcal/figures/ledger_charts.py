@@ -23,7 +23,8 @@ SOURCE_COLOUR = {
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
-    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
+    titles = list(frames) if len(frames) > 1 else None
+    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=titles)
     lowest = 0.05 * max(float(frame["contribution"].cumsum().max()) for frame in frames.values())
     for column, (model, frame) in enumerate(frames.items(), 1):
         layers = [*frame["layer"], "final drift"]
@@ -59,7 +60,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         figure.add_scatter(
             x=frame["layer"],
             y=frame["telescoped"].cumsum(),
-            name="running sum of another allocation",
+            name="cumulative share, alternative attribution",
             legendgroup="telescoped",
             showlegend=column == 1,
             mode="markers",

@@ -317,9 +317,9 @@ def _say_worst(found: MergeFindings) -> Iterator[Sentence]:
         return
     task = max(found.finals, key=found.finals.__getitem__)
     own, base = found.finals[task], found.base_finals.get(task)
-    who = f"The expert '{task}' suffers most" if len(found.finals) > 1 else f"The expert is '{task}'"
-    text = f"{who}: its features are missed by {own:.2f} of their length"
-    text += "." if base is None else f", by the base by {base:.2f}."
+    who = f"Worst task: '{task}'" if len(found.finals) > 1 else f"The expert is '{task}'"
+    text = f"{who}; features differ from the expert's by {100 * own:.0f} % of their norm"
+    text += "." if base is None else f", those of the base by {100 * base:.0f} %."
     yield Sentence("worst", text, {"task": task, "final": own, **({} if base is None else {"base": base})})
 
 
