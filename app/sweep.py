@@ -107,7 +107,7 @@ def _start(
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
     right.caption(
-        f"{count} calibrations{of}, {new} of them new, beside {others} models that need none; "
+        f"{count} calibrations{of} ({new} new) plus {others} merges that need no calibration; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.popover("Command and Python", icon=":material/terminal:"):
@@ -159,7 +159,7 @@ def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], mo
         f"Best mean: {run_tables.title(highest.run)}, {100 * highest.found.mean:.1f} %, "
         f"worst task {100 * highest.found.worst:.1f} %",
     )
-    st.caption("Click a point to have that run as model B on every page.")
+    st.caption("Click a point to compare the merge with that run on every page.")
     view.tools(measured, text.SWEEP)
 
 

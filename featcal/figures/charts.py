@@ -41,7 +41,7 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     figure = _parts(sorted_frames, "task", relative)
     task_rows(figure, order)
     figure.update_xaxes(title=_UNIT[relative][0], rangemode="tozero")
-    return finish(figure, 110 + (16 + 22 * len(frames)) * len(order))
+    return finish(figure, 110 + (12 + 13 * len(frames)) * len(order))
 
 
 def compare_drift(
@@ -120,7 +120,12 @@ def score_dots(
             name=model,
             mode="markers",
             cliponaxis=False,
-            marker={"color": colour(model), "symbol": symbol(model), "size": 11, "line": {"width": 1.5}},
+            marker={
+                "color": colour(model),
+                "symbol": symbol(model),
+                "size": 11,
+                "line": {"width": 1.5, "color": colour(model)},
+            },
             customdata=order["task"].map(label),
             hovertemplate=f"%{{customdata}}, {label(model)}: %{{x:.{digits}f}}<extra></extra>",
         )

@@ -150,8 +150,8 @@ def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure
             **dots.look,
         )
     ring_picked(figure, list(points.values()), dots)
-    figure.update_xaxes(title="margin of the expert", rangemode="tozero")
-    figure.update_yaxes(title="norm of the drift of the final feature", rangemode="tozero")
+    figure.update_xaxes(title="expert confidence: margin of its first answer", rangemode="tozero")
+    figure.update_yaxes(title="drift: norm of the change of the final feature", rangemode="tozero")
     return pick_by_drawing(finish(figure, 400))
 
 

@@ -155,13 +155,16 @@ def task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[float] |
     """
     names = {label(task): label(shorten(task, 24)) for task in tasks}
     values = [*names] if places is None else [*places]
-    figure.update_yaxes(tickvals=values, ticktext=[*names.values()], zeroline=False)
+    figure.update_yaxes(tickvals=values, ticktext=[*names.values()], zeroline=False, showgrid=False)
 
 
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
     """Label a horizontal axis of layers, in forward order, with names short enough to stand side by side."""
     names = [
-        layer.replace("encoder block ", "enc ").replace("decoder block ", "dec ").replace("coder embeddings", "c emb")
+        layer.replace("encoder block ", "enc ")
+        .replace("decoder block ", "dec ")
+        .replace("coder embeddings", "c emb")
+        .replace("embeddings", "emb")
         for layer in layers
     ]
     figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names)

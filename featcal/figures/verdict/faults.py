@@ -120,9 +120,8 @@ class MergeFindings:
 
 def judge_merge(found: MergeFindings) -> Verdict:
     """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
-    wrong = list(find_wrong_weights(found))
-    step = _choose_step(found, wrong)
-    lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
+    step = _choose_step(found, list(find_wrong_weights(found)))
+    lines = judge_weights(found)
     if found.features is not None:
         sentences = {one.about: one for one in judge(found.features).sentences}
         later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
@@ -133,6 +132,12 @@ def judge_merge(found: MergeFindings) -> Verdict:
     else:
         lines += [Sentence("drift", f"Its features cannot be measured: {found.failure}"), _say_next(found, step)]
     return Verdict(tuple(lines), step)
+
+
+def judge_weights(found: MergeFindings) -> list[Sentence]:
+    """Say whether a merged model is broken by its files and its weights, and what these are made of."""
+    wrong = list(find_wrong_weights(found))
+    return [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
 
 
 def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
