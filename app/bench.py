@@ -185,9 +185,12 @@ def _draw_tabs(
 ) -> None:
     """Draw what is seldom asked."""
     model = [*compared.models.values()][1]
-    where, anchor, seeds, solves = st.tabs(
-        ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
-    )
+    with st.expander(
+        "More views: where it helps, the anchor alone, other draws, conditioning", icon=":material/zoom_in:"
+    ):
+        where, anchor, seeds, solves = st.tabs(
+            ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
+        )
     with where:
         repair.where_it_helps(session, compared, features, on)
     with anchor:

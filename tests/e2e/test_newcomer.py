@@ -20,7 +20,7 @@ QUESTIONS = {
 
 def test_five_questions_are_answered_within_three_clicks(visitor: Visitor, app: App) -> None:
     visitor.open("/")
-    said = visitor.page.get_by_test_id("stMain").inner_text()
+    said = visitor.page.get_by_test_id("stMain").inner_text().replace("\u00a0", " ")
     assert {asked for asked, answer in QUESTIONS.items() if not re.search(answer, said)} == set()
     visitor.click("Repair it")
     assert (visitor.place, visitor.heading) == ("calibrate", "Repair it in closed form")
@@ -64,7 +64,11 @@ INSIDE = """names => names.flatMap(name => [...document.querySelectorAll(`.st-ke
 def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 1400, "height": 900})
     visitor.open(f"/calibrate?{QUICK_LINK}")
-    slider, chart, write = '[data-testid="stSlider"]', '[data-testid="stPlotlyChart"]', ".st-key-result button"
+    slider, chart, write = (
+        '[data-testid="stSlider"]',
+        '[data-testid="stPlotlyChart"]',
+        '.st-key-result [data-testid="stBaseButton-primary"]',
+    )
     for width, height in ((1400, 900), (1280, 720)):
         visitor.resize(width, height)
         seen = visitor.page.evaluate(INSIDE, [slider, chart, write])
