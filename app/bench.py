@@ -31,7 +31,7 @@ from featcal.drift.ledger import Features
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
-from featcal.session.model_ref import EVERY_EXPERT
+from featcal.session.model_ref import EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.suite.views import EvaluationSamples
@@ -124,7 +124,8 @@ def _draw_scores(
     frame = tables.score_table(scores, compared.pair)
     ranges = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
     # `featcal drift --output` gives the experts' scores by itself, `featcal evaluate` when they are named.
-    models = {**compared.models, **({compare.SHOWN_EXPERT: EVERY_EXPERT} if kind == "scores" else {})}
+    experts: dict[str, ModelRef] = {compare.SHOWN_EXPERT: EVERY_EXPERT} if kind == "scores" else {}
+    models = {**compared.models, **experts}
     view.chart(
         charts.score_dots(frame, list(scores), f"{metric}, %", compared.pair).update_layout(height=cockpit.HEIGHT),
         "quick",

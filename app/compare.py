@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import streamlit as st
 
@@ -174,7 +175,7 @@ def end_explained() -> Iterator[None]:
         yield
     except InputError as error:
         view.problem(error)
-        back = {"merge": HOME.merge, "beside": HOME.beside}
+        back: dict[str, Any] = {"merge": HOME.merge, "beside": HOME.beside}
         if (state.selection().merge, state.selection().beside) == (HOME.merge, HOME.beside):
             back |= {"beside": NOTHING, **dict.fromkeys(state.selection().options())}  # the options are what fails
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)

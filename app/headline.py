@@ -132,7 +132,7 @@ def _make_cards(now: _Headline) -> list[Card]:
 def _compare(scores: Sequence[Scores]) -> Comparison | None:
     """Compare two models; None for one alone, or where both were not scored on the same samples in the same way."""
     with suppress(FeatcalError):
-        return compare_scores(*scores) if len(scores) == 2 else None
+        return compare_scores(scores[0], scores[1]) if len(scores) == 2 else None
     return None
 
 

@@ -70,7 +70,7 @@ def open_or_explain() -> Session:
         problem(error)
         offer_home()
         page_end.end_page()
-    known = {"task": session.tasks, "layer": session.family.adapter.layers()}
+    known: dict[str, Sequence[str]] = {"task": session.tasks, "layer": session.family.adapter.layers()}
     if state.selection().run is not None:
         known["run"] = tuple(run.id for run in History().runs(hash_of(session)))
     _warn_of_address([*filter(None, (state.leave_out_unknown(field, names) for field, names in known.items()))])

@@ -515,7 +515,7 @@ def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: 
         queue.end(claimed.id, "failed", f"{root}/tiny/base is broken")
     mine.folder.mkdir(parents=True)
     mine.log.write_text(f"File {bundle_root()}/featcal/x.py, line 3: {root}/tiny/base")
-    said = read(go(app, "jobs"))
+    said = read(opened("tiny/suite.yaml", "jobs"))
     assert "tiny/base is broken" in said
     assert "line 3: tiny/base" in said
     for place in (root.parent, bundle_root(), cache_folder()):
@@ -524,7 +524,7 @@ def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: 
 
 @pytest.mark.slow
 def test_the_history_is_not_changed_by_whoever_looks(root: Path) -> None:
-    app = opened("tiny/suite.yaml", "runs", b="calibrated")
+    app = go(opened("tiny/suite.yaml", "calibrate"), "runs")
     assert healthy(app)
     labels = {one.label for one in app.button}
     assert "Show it on every page" in labels
