@@ -27,7 +27,7 @@ from featcal.system.paths import from_folder
 from featcal.system.sandbox import server_rules, without_places
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
-_WRITTEN, _LAST = "draft written", "draft rows as edited"
+_WRITTEN, _LAST, _ROOT = "draft written", "draft rows as edited", "draft folder"
 CHECKPOINT = "a checkpoint"
 FIELDS = [field.name for field in fields(DraftTask)]
 HELP = {
@@ -48,13 +48,20 @@ def upload() -> None:
     given = st.file_uploader(
         "Start from a suite file, a mergekit configuration or a FusionBench model pool (YAML)", type=["yaml", "yml"]
     )
-    if given is None or not st.button("Take it over", icon=":material/input:"):
+    root = st.text_input(
+        "Folder that its relative paths start from",
+        str(Path.cwd()) if server_rules() is None else ".",
+        key="draft-root",
+    )
+    if given is None or not st.button("Use this file", icon=":material/input:"):
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / (Path(given.name).name or "uploaded.yaml")  # drafts are called by it
         file.write_bytes(given.getvalue())
         try:
             _put(*import_file(file))
+            # The draft is written beside what it names.
+            st.session_state[_ROOT] = str(output_folder(root.strip()))
         except InputError as error:
             view.problem(InputError(*(one.replace(str(file), given.name) for one in error.problems)))
 
@@ -143,7 +150,8 @@ def place(text: str) -> Path | None:
         name = read_draft(text, Path()).name
     except InputError:  # which `verdict` says
         name = "my-suite"
-    typed = st.text_input("File to write (must not exist)", f"{name}.yaml").strip()
+    beside = st.session_state.get(_ROOT, "")
+    typed = st.text_input("File to write (must not exist)", str(Path(beside) / f"{name}.yaml")).strip()
     try:
         return output_folder(typed)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""List what the Suite page shows: findings, models, tasks and example pictures or texts."""
+"""List what the Models and data page shows: findings, models, tasks and example pictures or texts."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def verdict(place: DeltaGenerator) -> None:
         for line in found.problems:
             st.warning(plain_lines(line), icon=":material/rule:")
         if found.problems or found.notes:
-            label = f"A check of this suite found {len(found.problems)} problems, {len(found.notes)} notes: page Suite"
-            st.page_link("../pages/suite.py", label=label, icon=":material/inventory_2:")
+            label = f"A check of this suite found {len(found.problems)} problems, {len(found.notes)} notes: see them"
+            st.page_link("../pages/models.py", label=label, icon=":material/inventory_2:")
 
 
 def findings(found: Preflight) -> None:

@@ -41,7 +41,7 @@ _UMAP, _TRUST = ResultKind[Job]("UMAP of clouds"), ResultKind[float]("trust in a
 
 @dataclass(frozen=True)
 class ComparedFeatures(FeatureMaps):
-    """The models on the samples of one task behind one layer, which the page looks at."""
+    """The models on the samples of one task after one layer, which the page looks at."""
 
     moved: tuple[str, str] | None
     """Two of the models, whose samples are joined by arrows."""
@@ -91,7 +91,7 @@ def layer_slider(session: Session) -> str:
         None,
         "Layer",
         layers,
-        help="Features behind this layer. All layers but the head share one map, so positions can be compared.",
+        help="Features after this layer. All layers but the head share one map, so positions can be compared.",
     )
     return layer
 
@@ -101,9 +101,9 @@ def say_which(session: Session, layer: str) -> None:
     if layer == LAST_LAYER:
         st.caption("Final features: after the last norm, and the projection where there is one.")
     elif any(layer in behind for behind in session.family.adapter.class_token_layers().values()):
-        st.caption(f"State of the class token behind {plain(layer)}.")
+        st.caption(f"State of the class token after {plain(layer)}.")
     else:
-        st.caption(f"State behind {plain(layer)}, mean over the stage's own tokens without padding.")
+        st.caption(f"State after {plain(layer)}, mean over the stage's own tokens without padding.")
 
 
 def map_section(shown: ComparedFeatures, origin: Origin) -> None:
@@ -391,7 +391,7 @@ def _say_which_map(job: Job, axes: str, forget: Callable[[], None]) -> None:
         st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")
         _offer_again(job, forget, "umap-again")
     else:
-        st.caption("This is PCA. The UMAP is being made: some seconds, about ten the first time; then it stands here.")
+        st.caption("Showing PCA while UMAP is computed (about 10 s the first time).")
 
 
 def _offer_again(job: Job, forget: Callable[[], None], key: str) -> None:

@@ -1,4 +1,4 @@
-"""Draw the cockpit of the Calibrate page: what the options give in one line, and the drift they leave."""
+"""Draw the cockpit of the Calibrate page: the drift that the options leave, and what recipes have given."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import export, flips, good_options, opening, state, view
-from app.compare import SHOWN_EXPERT
+from app import opening, state, view
 from app.downloads import Numbers
 from featcal.drift.ledger import Features
 from featcal.evaluation.evaluate import Scores
-from featcal.figures import charts, sample_tables, tables
-from featcal.figures.names import plain
+from featcal.figures import charts, tables
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History
@@ -24,13 +22,9 @@ from featcal.suite.calibration_options import RECIPES, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import percent
 
-KEY = "result"
 HEIGHT = 300
 """Pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them."""
 _SHOWN = "drift that was shown"
-_MEANING = (
-    "From the first model to the calibrated one. Scores are of what the experts reach, cosines are to the experts."
-)
 
 
 @dataclass(frozen=True)
@@ -48,70 +42,30 @@ def _drawing_key(on: EvaluationSamples, merge: ModelRef) -> Hashable:
     return state.stamp(), on, merge.key
 
 
-def result(
-    place: DeltaGenerator,
-    session: Session,
-    model: ModelRef,
-    features: Mapping[str, Features],
-    scores: Mapping[str, Scores],
-) -> DeltaGenerator:
-    """Draw what the calibrated model is worth, beside it the button that writes it; return the place of what finds
-    good options.
-
-    Args:
-        model: the calibrated one.
-        features: of both models, the calibrated one second.
-        scores: of both models and the experts; empty where there are none.
-    """
-    row = place.container(horizontal=True, vertical_alignment="center", key=KEY)
-    row.markdown(result_line(features, scores), width="stretch", help=_MEANING + (f" {view.NOISE}" if scores else ""))
-    good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
-    export.button(session, model, row, place)
-    return good
-
-
 def score_of(features: Features, scores: Scores | None) -> str:
     """Return the one number that a model is called good by: its score in %, or the cosine where there is none."""
     return f"{features.macro_cosine:.3f}" if scores is None else percent(scores.average)
 
 
-def recipe_scores(place: DeltaGenerator, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
-    """Say what every recipe has given of the same merge on the same samples at its defaults, as far as that is in the
-    history.
-
-    Args:
-        model: a calibration of that merge.
-    """
-    config, of = model.require_calibration()
+def known_recipes(session: Session, merge: ModelRef, on: EvaluationSamples) -> dict[str, str]:
+    """Return what every recipe has given of a merge on the same samples at its defaults, as far as that is in the
+    history."""
     known = {run.id: run for run in History().runs(hash_of(session))}
-    how, given = state.kind_of_scores(session, on), []
+    how, given = state.kind_of_scores(session, on), {}
+    samples = opening.defaults(session, None, state.selection().samples).samples
     for recipe in RECIPES:
-        other = session.resolve(opening.defaults(session, recipe, config.samples), of)
+        other = session.resolve(opening.defaults(session, recipe, samples), merge)
         run = known.get(run_of(session, other).id)
         found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)
         if found and found.scores:
-            given.append(f"{recipe} {percent(found.mean)} %")
-    if given:
-        place.caption(f"At their defaults: {', '.join(given)}.")
-
-
-def result_line(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> str:
-    """Return the scores of both models with their difference and its interval, the experts', and both cosines."""
-    (a, before), (b, after) = features.items()
-    cosine = f"cosine **{before.macro_cosine:.3f} → {after.macro_cosine:.3f}**"
-    if not scores:
-        return cosine
-    first, second, expert = (percent(scores[model].average) for model in (a, b, SHOWN_EXPERT))
-    gain = flips.gain(scores, (a, b))
-    difference = "" if gain is None else f" ({sample_tables.difference_words(gain)})"
-    score = f"{plain(tables.metric_name(scores).capitalize())} **{first} → {second} %**{difference} of {expert}"
-    return f"{score} · {cosine}"
+            given[recipe] = f"{percent(found.mean)}\u00a0%"
+    return given
 
 
 def preview_chart(
     place: DeltaGenerator, on: EvaluationSamples, last: ModelRef, layer: str, drift: float
 ) -> DeltaGenerator | None:
-    """Draw the last result again, with the drift behind one block as other options would leave it; return the chart,
+    """Draw the last result again, with the drift after one block as other options would leave it; return the chart,
     to be drawn anew by them. None where another result was shown.
 
     Args:

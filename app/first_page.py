@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 
@@ -19,9 +19,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 import featcal
+from app.cards import Card
 from featcal.figures import charts, ledger_charts
 from featcal.figures.names import plain
-from featcal.figures.verdict.sentences import Verdict
+from featcal.figures.verdict.sentences import Sentence, Verdict
 from featcal.system.atomic_files import put
 from featcal.system.resources import cache_folder, code_digest, data_path
 
@@ -29,28 +30,31 @@ HOME_SUITE = "clip-mini"
 """Suite that the app opens on."""
 SAMPLES = 64
 """Samples per task that models are measured on unless the user says otherwise."""
-TITLE = "What did merging do?"
-"""Header of the page that the app opens on."""
 
 
 @dataclass(frozen=True)
 class FirstPage:
-    """The first page's verdict and the tables of its charts, for the merged model and the mean over tasks."""
+    """The first page's headline, its verdict and the tables of its charts, for the mean over tasks."""
 
+    cards: Sequence[Card]
     verdict: Verdict
     booked: pd.DataFrame
-    """Rows of `ledger_tables.attribution`."""
-    layers: pd.DataFrame
-    """Rows of `tables.layer_rows`, relative."""
+    """Rows of `ledger_tables.attribution` of the merge."""
+    layers: Mapping[str, pd.DataFrame]
+    """Model → rows of `tables.layer_rows`, relative; the merge first."""
 
 
 def keep(found: FirstPage) -> None:
     """Keep what the first page shows; a folder that cannot be written only costs the next start time."""
     file = _file()
-    tables = {name: getattr(found, name).to_json(orient="table", index=False) for name in ("booked", "layers")}
+    tables = {
+        "booked": _format_table(found.booked),
+        "layers": {name: _format_table(one) for name, one in found.layers.items()},
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        put(file, json.dumps({"verdict": found.verdict.to_json(), **tables}))
+        cards = [asdict(card) for card in found.cards]
+        put(file, json.dumps({"cards": cards, "verdict": found.verdict.to_json(), **tables}))
     except OSError as error:
         # A cache that cannot be written costs the next start some seconds, which is no reason to stop.
         print(f"featcal: the first page is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
@@ -62,21 +66,41 @@ def read_kept() -> FirstPage | None:
     if not file.is_file():
         return None
     document = json.loads(file.read_text(encoding="utf-8"))
-    tables = [pd.read_json(StringIO(document[name]), orient="table") for name in ("booked", "layers")]
-    return FirstPage(Verdict.from_json(document["verdict"]), *tables)
+    layers = {name: _read_table(one) for name, one in document["layers"].items()}
+    cards = [Card(**card) for card in document["cards"]]
+    return FirstPage(cards, Verdict.from_json(document["verdict"]), _read_table(document["booked"]), layers)
 
 
 def say(verdict: Verdict) -> None:
     """Write the lines of a verdict, but for the last two, which stand at the button and below it."""
-    first, *others = (plain(one.text) for one in verdict.sentences if one.about not in ("next", "samples"))
-    st.markdown("\n".join([f"- **{first}**", *(f"- {one}" for one in others)]))
+    for number, one in enumerate(shown_sentences(verdict)):
+        st.markdown(format_line(one, number == 0))
 
 
-def figures(
-    booked: Mapping[str, pd.DataFrame], layers: Mapping[str, pd.DataFrame], chosen: str | None = None
-) -> tuple[go.Figure, go.Figure]:
-    """Draw the two charts below a verdict, by model: the final drift booked to layers, and both parts of the drift."""
-    return ledger_charts.waterfall(booked, chosen), charts.drift_layers(layers, True, chosen)
+def format_line(one: Sentence, is_first: bool) -> str:
+    """Return a line of the list as Markdown; a number and its sign stay together."""
+    words = plain(one.text).replace(" %", "\u00a0%")
+    return f"- **{words}**" if is_first else f"- {words}"
+
+
+def shown_sentences(verdict: Verdict) -> list[Sentence]:
+    """Return the lines of a verdict that are listed."""
+    return [one for one in verdict.sentences if one.about not in ("next", "samples")]
+
+
+def figures(kept: FirstPage, chosen: str | None = None) -> tuple[go.Figure, go.Figure]:
+    """Draw the two charts below a verdict: the final drift of the merge booked to layers, and both parts of the drift
+    of all models on one axis."""
+    merge = next(iter(kept.layers))
+    return ledger_charts.waterfall({merge: kept.booked}, chosen), charts.drift_layers(kept.layers, True, chosen)
+
+
+def _format_table(table: pd.DataFrame) -> str:
+    return str(table.to_json(orient="table", index=False))
+
+
+def _read_table(text: str) -> pd.DataFrame:
+    return pd.read_json(StringIO(text), orient="table")
 
 
 def _file() -> Path:

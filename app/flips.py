@@ -10,8 +10,7 @@ import streamlit as st
 from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
-from featcal.evaluation.comparison import Comparison, Difference, compare_scores
-from featcal.evaluation.evaluate import Scores
+from featcal.evaluation.comparison import Comparison
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef
@@ -21,15 +20,6 @@ from featcal.system.errors import FeatcalError
 
 MOST_UNASKED = 12
 """Pictures that are shown where nothing is selected."""
-
-
-def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | None:
-    """Return how much better the second model is on average, with its interval, for a metric card; None where the two
-    were not scored on the same samples in the same way."""
-    try:
-        return compare_scores(scores[pair[0]], scores[pair[1]]).average
-    except FeatcalError:
-        return None
 
 
 def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> Comparison | None:
@@ -46,7 +36,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
     """Show the difference of two models per task with its interval."""
     rows = {**found.tasks, "average": found.average}
     summary = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
-    st.header(f"Is {pair[1]} better than {pair[0]}?")
+    st.header(f"What {pair[1]} gains over {pair[0]}")
     figure = sample_charts.differences(found, pair, metric)
     view.picture(figure, "differences", f"Difference per task: {summary}", downloads.file_name("differences", origin))
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
@@ -61,7 +51,7 @@ def section(
     """Show how many answers changed, and every sample of a task in a table with a filter.
 
     Args:
-        models: A and B, scored on `on` as base and experts are.
+        models: the merge and the one beside it, scored on `on` as base and experts are.
     """
     a, b = models
     st.header(f"Which answers did {b} change?")

@@ -6,11 +6,13 @@ import hashlib
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import page_end, state
 from app.selection import OPTIONS
@@ -27,7 +29,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
-from featcal.system.formatting import duration, shorten
+from featcal.system.formatting import duration, exactly, shorten
 from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules, without_places
 
@@ -124,7 +126,7 @@ def _ask(wanted: Order, seconds: float, again: bool) -> bool:
     """Draw the button that starts an order, and say whether it was pressed; it is gone then."""
     place = st.empty()
     label = "Start again" if again else "Start"
-    note = "Runs in a process of its own: pages stay free meanwhile, and it goes on when you close this one."
+    note = "Runs as a background job: pages stay free meanwhile, and it goes on when you close this one."
     with place.container():
         st.markdown(f"**{title(wanted)}** takes about {duration(seconds)} on this machine.")
         pressed = st.button(
@@ -151,6 +153,15 @@ def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> 
         session.fit.adopt_calibration(model, make, kinds.is_gone)
     else:
         session.fit.calibrate(model, progress)
+
+
+def is_quick_or_done(session: Session, model: ModelRef) -> bool:
+    """Say whether `ensure_calibrated` would return at once or after a moment."""
+    if not is_long(session, seconds_to_make(session, model)):
+        return True
+    with suppress(InputError):  # jobs cannot be kept on this machine
+        return Queue().result(_order("calibrate", _calibrate_args(*model.require_calibration()))) is not None
+    return False
 
 
 def _calibrate_args(config: CalibrationConfig, start: ModelRef) -> dict[str, Any]:
@@ -279,10 +290,17 @@ def title(order: Order) -> str:
     """Name what is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = {**order.args.get("options", order.args), "model": order.args.get("model")}
-    symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol}
-    numbers = {"recipe": "recipe", **symbols, "model": "model", "split": "split"}
-    settings = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
+    recipe = options.get("recipe")
+    symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol and recipe in (None, *one.recipes)}
+    numbers = {"recipe": "", **symbols, "augment": "copies", "model": "model", "split": "split"}
+    told = {name: options[name] for name in numbers if options.get(name) not in (None, *([0] * (name == "augment")))}
+    settings = [f"{numbers[name]} {_format_value(value)}".strip() for name, value in told.items()]
     return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *settings]))
+
+
+def _format_value(value: object) -> str:
+    """Write a value as the sliders do."""
+    return exactly(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _show_end(job: Job) -> None:
@@ -312,10 +330,31 @@ def _tail(job: Job) -> None:
     st.code("\n".join(lines[-LINES:]), language=None, wrap_lines=True)
 
 
-def listing() -> None:
-    """List the queue, and what has ended."""
-    busy = not all(job.is_over for job in _own_jobs(Queue()))
-    st.fragment(_listing, run_every="1s" if busy else None)(busy)
+def badge(place: DeltaGenerator) -> None:
+    """Draw a button that says what is being computed, and opens the queue and what has ended."""
+    try:
+        busy = not all(job.is_over for job in _own_jobs(Queue()))
+    except InputError:  # jobs cannot be kept on this machine
+        return
+    with place:
+        st.fragment(_badge, run_every="1s" if busy else None)(busy)
+
+
+def _badge(busy: bool) -> None:
+    jobs = [job for job in _own_jobs(Queue()) if not job.is_over]
+    label, icon = "Jobs", ":material/pending_actions:"
+    if jobs:
+        first, count = jobs[0], f"{len(jobs)} job{'s' * (len(jobs) > 1)}"
+        share = f" {100 * first.done / first.total:.0f}\u00a0%" if first.total else ""
+        label, icon = f"{count}{share}", ICONS[RUNNING]
+    # What it opens is drawn when it is open: a long queue would cost every page.
+    opened = st.popover(label, icon=icon, key="jobs", on_change="rerun", type="tertiary", width="content")
+    if opened.open:
+        with opened:
+            st.caption("Long computations run as background jobs, one at a time; they go on when this page is closed.")
+            _listing(busy)
+    elif busy and not jobs:
+        st.rerun()  # nothing will change any more: no drawing every second
 
 
 def _own_jobs(queue: Queue) -> list[Job]:
@@ -328,7 +367,7 @@ def _listing(busy: bool) -> None:
     ensure_manager(queue)
     jobs = _own_jobs(queue)
     if busy and all(job.is_over for job in jobs):
-        st.rerun()  # nothing will change any more: no drawing every second
+        st.rerun()
     for job in jobs:
         if not job.is_over:
             _card(queue, job)
@@ -336,7 +375,7 @@ def _listing(busy: bool) -> None:
         st.info("Nothing is running or in line.", icon=":material/bedtime:")
     ended = [job for job in jobs if job.is_over]
     if ended:
-        st.header("Ended")
+        st.markdown("**Ended**")
     for job in ended[:ENDED]:
         took = "" if job.started is None else f" · {duration((job.ended or job.started) - job.started)}"
         with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):

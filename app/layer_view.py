@@ -47,8 +47,8 @@ _DARKEST = 150
 def depth(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, task: str, layer: str
 ) -> None:
-    """Draw decisions behind every block over `over` (a task or the mean), and of one sample of `task`."""
-    st.caption("A head is made for the last layer: behind earlier blocks it shows where decisions turn, and no more.")
+    """Draw decisions after every block over `over` (a task or the mean), and of one sample of `task`."""
+    st.caption("The head was trained for the last layer; earlier readouts are only indicative.")
     tasks = session.tasks if over == tables.ALL_TASKS else [over]
     try:
         with state.progress() as report:
@@ -66,7 +66,7 @@ def depth(
     view.chart(
         layer_charts.agreement(frames, layer),
         "depth",
-        f"Decisions behind every block that are the expert's final one, %, on {over}: {summary}",
+        f"Decisions after every block that are the expert's final one, %, on {over}: {summary}",
         Numbers(
             "decisions through depth",
             tables.stack_models(frames),
@@ -84,7 +84,7 @@ def depth(
     view.chart(
         layer_charts.course(rows),
         "course",
-        f"First answer behind every block for sample {sample} of {task}: {summary}",
+        f"First answer after every block for sample {sample} of {task}: {summary}",
         Numbers(
             f"course of sample {sample}",
             rows,
@@ -152,7 +152,7 @@ def block_maps(
 def tokens(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str, layer: str, relative: bool
 ) -> None:
-    """Draw the drift of every token of one sample of `task` behind a layer: over its picture, or as its text.
+    """Draw the drift of every token of one sample of `task` after a layer: over its picture, or as its text.
 
     Args:
         relative: to the norm of the expert's state of the same token.
@@ -167,7 +167,7 @@ def tokens(
     frames = {name: frame[frame["model"] == name] for name in models}
     words.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
     if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
-        words.caption("Behind the last block the head reads the class token alone: other tokens have no effect there.")
+        words.caption("After the last block the head reads the class token alone: other tokens have no effect there.")
     column, digits = ("relative drift", 3) if relative else ("drift", 2)
     origin = downloads.sample_origin(session, on, models, task)
     what = f"tokens of sample {sample} at {layer}"
@@ -175,7 +175,7 @@ def tokens(
     if frame["token"].notna().any():
         _mark_words(frames, column, digits)
     elif set(frame["part"]) == {FEATURE}:
-        st.caption("Behind the head a sample has one feature and no tokens: choose a layer before it.")
+        st.caption("After the head a sample has one feature and no tokens: choose a layer before it.")
     else:
         pixels = session.samples(on)[task].inputs["pixel_values"][sample]
         _draw_patches(frames, column, digits, pixels, numbers)

@@ -11,9 +11,8 @@ import streamlit as st
 
 from app import jobs, on_table, state, view
 from app.downloads import Numbers, Origin
-from app.selection import HOME
 from featcal.figures import study_charts, study_tables, text
-from featcal.figures.names import plain
+from featcal.figures.names import plain, short_model, shorten_models
 from featcal.samples.sources import look
 from featcal.studies import library
 from featcal.studies.corrupt import CLEAN, corrupt_suite
@@ -29,9 +28,10 @@ from featcal.system.formatting import duration
 MOST_TASKS = 6
 """Tasks whose pictures are shown, at most."""
 _LONG = (
-    "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
+    "Every method at its defaults with three calibration seeds, as a background job: minutes for a small suite, "
     "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
 )
+SUBJECT, BESIDE = "the merge under repair", "compared with the merge"
 _ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
@@ -92,13 +92,11 @@ def _table(study: Study) -> None:
     listed = [summaries[place].model for place in order.index]
     st.session_state[_LISTED] = listed
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption("Click a row to look at its model on every page; one that is fitted is fitted there.")
-        st.segmented_control(
-            "The clicked model is", ["Model A", "Model B"], default="Model B", required=True, key=_AS, width="content"
-        )
+        st.caption("Click a row to show that model on all pages; it is fitted when needed.")
+        st.segmented_control("The clicked model is", [BESIDE, SUBJECT], default=BESIDE, required=True, key=_AS)
     numbers = _numbers(study, frame)
     st.dataframe(
-        order.drop(columns=list(HIDDEN)),
+        order.drop(columns=list(HIDDEN)).assign(method=shorten_models(order["method"])),
         hide_index=True,
         key=_ROWS,
         on_select=_choose_row,
@@ -108,11 +106,7 @@ def _table(study: Study) -> None:
         alt=f"{len(frame)} methods: score, cost and what each needs",
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
-        st.caption(plain(f"{row['method']}: {row['failure']}"))
-    for field, label in (("a", "Model A"), ("b", "Model B")):
-        chosen = getattr(state.selection(), field)
-        if chosen in listed and chosen != getattr(HOME, field):
-            st.info(f"{label} on every page: {plain(str(chosen))}", icon=":material/compare_arrows:")
+        st.caption(plain(f"{short_model(row['method'])}: {row['failure']}"))
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
 
@@ -121,7 +115,8 @@ def _choose_row() -> None:
     rows = st.session_state[_ROWS].selection.rows
     model = st.session_state[_LISTED][rows[0]] if rows else EXPERT
     if model != EXPERT:  # every page has them beside its models already
-        state.select(**({"a": model} if st.session_state[_AS] == "Model A" else on_table.fields_beside_merge(model)))
+        as_merge = st.session_state[_AS] == SUBJECT
+        state.select(**({"merge": model} if as_merge else on_table.fields_beside_merge(model)))
 
 
 def _rank(frame: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +160,8 @@ def _widths(frame: pd.DataFrame) -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
         "method": st.column_config.TextColumn(width="large", pinned=True),
-        **{name: number(format="%.1f") for name in ("average", "interval", "normalised", "worst", "CPU s")},
+        **{name: number(format="%.1f") for name in ("average", "normalised", "worst", "CPU s")},
+        "interval": number("± (95 %)", format="± %.1f"),
         "MB": number(format="%.0f"),
         **{name: st.column_config.CheckboxColumn(width="small") for name in NEEDS if name in frame},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -14,7 +14,6 @@ from app.downloads import Numbers, Origin, file_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables, text
 from featcal.figures.names import plain
-from featcal.figures.verdict.measure import attribution_options
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PAPER
@@ -35,18 +34,6 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 LAYERS = ("blocks", "attention and MLP")
 DEPTH, INSIDE, TOKENS = "Through depth", "Inside the block", "Token by token"
-TABS = ("Task by task", "Cause", "Growth", "Decisions", DEPTH, INSIDE, TOKENS, "Feature sources")
-
-
-def cause(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
-    """Draw which layer caused the final drift over `over` (a task or the mean)."""
-    view.choice("Layers", list(LAYERS), "parts")
-    options = replace(attribution_options(on), sublayers=_sublayers())
-    with state.progress() as report:
-        ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
-    booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
-    origin = downloads.sample_origin(session, options, models, over)
-    attribution(ledger_charts.waterfall(booked, layer), booked, over, origin)
 
 
 def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
@@ -96,20 +83,24 @@ def _class_token(session: Session) -> bool:
     return chosen
 
 
-def attribution(figure: go.Figure, booked: Mapping[str, pd.DataFrame], over: str, origin: Origin) -> None:
+def attribution(
+    figure: go.Figure,
+    booked: Mapping[str, pd.DataFrame],
+    over: str,
+    origin: Origin,
+    chosen: Callable[[str], None] | None = None,
+) -> None:
     """Draw the waterfall of the final drift over `over` (a task or the mean), with its table.
 
     Args:
         booked: model → rows of `ledger_tables.attribution`.
+        chosen: is called with the chart's key when a bar is clicked.
     """
     shares = {name: one.set_index("layer")["share"] for name, one in booked.items()}
-    view.chart(
-        figure,
-        "attribution",
-        f"Contribution of every layer to the final drift on {over}; shares: {tables.describe_ranges(shares)}",
-        Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution"),
-        text.ATTRIBUTION,
-    )
+    numbers = Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution")
+    alt = f"Contribution of every layer to the final drift on {over}; shares: {tables.describe_ranges(shares)}"
+    view.picture(figure, "attribution", alt, numbers.name, on_select=chosen)
+    view.tools(numbers, text.ATTRIBUTION)
 
 
 def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
@@ -159,7 +150,6 @@ def _every_sample(
         f"Drift of every sample of {task} against the expert's margin: {', '.join(found)}",
         numbers.name,
     )
-    st.caption("To the right the expert is sure of its answer; further up the model has moved away from it.")
     slices.draw(session, models, task, on)
     with st.expander("Every sample in a table", icon=":material/table:"):
         samples.table(numbers, on.split)

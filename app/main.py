@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -12,38 +14,39 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from app import first_page  # noqa: E402
-from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
+from featcal.server.launch import is_warm, release_warm_up, wait_until_warm  # noqa: E402
 from featcal.system.environment import ignore_own_warnings_of_torch  # noqa: E402
 from featcal.system.errors import FeatcalError  # noqa: E402
 from featcal.system.progress import keep_memory  # noqa: E402
 
 SECTIONS = {
     "Diagnose": {
-        "verdict": ("Verdict", ":material/gavel:"),
-        "drift": ("Drift", ":material/bar_chart:"),
-        "features": ("Features", ":material/scatter_plot:"),
-        "cosines": ("Cosines", ":material/architecture:"),
-        "accuracy": ("Accuracy", ":material/target:"),
+        "verdict": ("Verdict", ":material/gavel:", "What did merging do?"),
+        "drift": ("Drift", ":material/bar_chart:", "Where did the merge go wrong?"),
+        "features": ("Features", ":material/scatter_plot:", "Features, before and after"),
+        "cosines": ("Cosines", ":material/architecture:", "How close to the experts?"),
+        "accuracy": ("Accuracy", ":material/target:", "How accurate is it on the test set?"),
     },
-    "Repair": {
-        "calibrate": ("Calibrate", ":material/tune:"),
-        "leaderboard": ("Leaderboard", ":material/leaderboard:"),
-    },
-    "Workspace": {
-        "suite": ("Suite", ":material/inventory_2:"),
-        "bring": ("Bring your own", ":material/drive_folder_upload:"),
-        "runs": ("Runs", ":material/history:"),
-        "jobs": ("Jobs", ":material/pending_actions:"),
+    "Repair": {"calibrate": ("Calibrate", ":material/tune:", "Repair it in closed form")},
+    "Keep": {
+        "runs": ("Runs and checkpoints", ":material/history:", "What was tried, and what is kept?"),
+        "models": ("Models and data", ":material/inventory_2:", "What is loaded?"),
     },
 }
 PAGES = {name: page for pages in SECTIONS.values() for name, page in pages.items()}
 FIRST, HOME_PAGE = "verdict", "home"
+# Address of a page that there was → the page that has what it showed, and what is chosen there.
+MOVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "leaderboard": ("calibrate", {"bench": "Sweep and methods"}),
+    "suite": ("models", {}),
+    "bring": ("models", {"shelf": "Bring your own"}),
+    "jobs": ("verdict", {}),
+}
 
 
 def make_pages(name: str) -> list[st.Page]:
     """Return a page as the menu lists it; the first page comes a second time, under its own name."""
-    file, (title, icon) = ROOT / "pages" / f"{name}.py", PAGES[name]
+    file, (title, icon, _) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
     title = f"{icon} {title}"
     if name != FIRST:
@@ -53,27 +56,45 @@ def make_pages(name: str) -> list[st.Page]:
     return [st.Page(file, title=title, url_path=HOME_PAGE, default=True), also]
 
 
+def lead_on(target: str, chosen: dict[str, Any]) -> Callable[[], None]:
+    """Return a page that leads to another one."""
+
+    def lead() -> None:
+        state.select(**chosen)
+        st.switch_page(f"../pages/{target}.py")
+
+    return lead
+
+
 keep_memory()
 ignore_own_warnings_of_torch()
 menu = {section: [page for name in pages for page in make_pages(name)] for section, pages in SECTIONS.items()}
+menu[""] = [st.Page(lead_on(*to), title=name, url_path=name, visibility="hidden") for name, to in MOVED.items()]
 page = st.navigation(menu, expanded=True)
 name = page.url_path or FIRST
+name = MOVED[name][0] if name in MOVED else name
 HERE = ROOT / "app"
 st.set_page_config(page_title=f"{PAGES[name][0]} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
 st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
 st.html(HERE / "style.css")
+top = st.container(horizontal=True, vertical_alignment="center", key="top")
+top.title(PAGES[name][2], width="stretch")
+tools, corner = (top.container(horizontal=True, width="content") for _ in range(2))
 
 
 def draw_first_page() -> None:
     """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
+    from app import cards, first_page
+
     kept = first_page.read_kept()
     asked = {**st.query_params}
     # What was measured before is of no other model, samples or options.
     if kept is None or asked.pop("suite", first_page.HOME_SUITE) != first_page.HOME_SUITE or asked:
         return
-    st.title(first_page.TITLE)
+    with st.container(key="headline-kept"):
+        cards.draw(kept.cards)
     first_page.say(kept.verdict)
-    figures = first_page.figures({"merged": kept.booked}, {"merged": kept.layers})
+    figures = first_page.figures(kept)
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
         column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
 
@@ -81,29 +102,35 @@ def draw_first_page() -> None:
 opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
-        if name == FIRST:
+        st.caption("Loading torch, transformers and the models of the suite: some seconds, once per start.")
+    release_warm_up()  # which would hold back this frame
+    if name == FIRST:
+        with opening.container():
             draw_first_page()
-        st.caption("Loading torch and transformers …")
+            st.caption("Loading torch, transformers and the models of the suite: some seconds, once per start.")
 # Two threads must not import torch at once: the server's own is at it.
 wait_until_warm()
-from app import catalogue, page_end, state, tour, view  # noqa: E402
+from app import catalogue, headline, jobs, page_end, state, tour, view  # noqa: E402
 
 opening.empty()
 
 # While a page runs, the map process must not start to compile beside it.
 state.map_worker().put_off_start()
-state.begin(page.url_path or HOME_PAGE)
+state.begin(page.url_path or HOME_PAGE, tools)
+headline.forget()
 try:
     with page_end.warn_if_stopped():
         with st.sidebar.container(gap=None):
             view.suite_selector()
             state.mirror_in_address()
+        jobs.badge(corner)
         view.show_ignored()
         tour.box(name, FIRST)
-        place_of_verdict = st.container()
+        place_of_check = st.container()
         page.run()
-        if name not in ("leaderboard", "suite", "bring", "jobs"):
-            catalogue.verdict(place_of_verdict)
+        headline.finish()
+        if name != "models":
+            catalogue.verdict(place_of_check)
 except FeatcalError as error:
     view.problem(error)
 finally:

@@ -1,11 +1,11 @@
-"""Say which merge is on the table, and its calibration: what "calibrated" alone means on every page."""
+"""Say which merge is on the table, and its repair: what "calibrated" alone means on every page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from app import options, state
-from app.selection import CALIBRATED
+from app.selection import CALIBRATED, NOTHING
 from featcal.figures.verdict.measure import is_repairable
 from featcal.models.model import brings
 from featcal.session.model_names import recorded_calibration
@@ -32,13 +32,13 @@ def find_calibration(session: Session) -> ModelRef:
 
 
 def find_merge(session: Session) -> ModelRef:
-    """Return the merge on the table: model A where it can be calibrated, else what A was made of; else model B or what
-    that was made of; else the suite's own.
+    """Return the merge on the table: the subject where it can be calibrated, else what it was made of; else the model
+    beside it or what that was made of; else the suite's own.
 
     Raises:
         InputError: a name that stands for nothing.
     """
-    return merge_of(session, state.selection().a, state.selection().b)
+    return merge_of(session, state.selection().merge, state.selection().beside)
 
 
 def merge_of(session: Session, *names: str | None) -> ModelRef:
@@ -48,7 +48,7 @@ def merge_of(session: Session, *names: str | None) -> ModelRef:
         InputError: a name that stands for nothing.
     """
     for name in names:
-        model = session.resolve(name) if name is not None and name != CALIBRATED else None
+        model = None if name is None or name in (CALIBRATED, NOTHING) else session.resolve(name)
         while model is not None:
             if not why_not(session, model):
                 return model
@@ -70,9 +70,10 @@ def why_not(session: Session, model: ModelRef) -> str:
 
 
 def fields_beside_merge(name: str) -> dict[str, str]:
-    """Return the fields of the selection that show a model as B, a calibration beside what it calibrates."""
+    """Return the fields of the selection that compare the subject with a model, a calibration with what it
+    calibrates."""
     parts = model_name(name)
-    return {"a": parts.of, "b": name} if parts.kind == "calibrated" and parts.of is not None else {"b": name}
+    return {"beside": name, **({"merge": parts.of} if parts.kind == "calibrated" and parts.of is not None else {})}
 
 
 def _find_start(session: Session, model: ModelRef) -> ModelRef | None:

@@ -1,4 +1,4 @@
-"""Draw the controls of a calibration: in the body of the Calibrate page, in the sidebar of pages that compare."""
+"""Draw the controls of a calibration, on the Calibrate page alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import CALIBRATED, HOME, OPTIONS, chosen_parts, turned_switches
+from app.selection import OPTIONS, chosen_parts, turned_switches
 from featcal.calibration.config import all_parts, idle_options, resolve
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef
@@ -32,37 +32,26 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, message, shorten
 
 
-def controls_on_page(session: Session) -> tuple[DeltaGenerator, DeltaGenerator]:
-    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that,
-    and one beside the recipe's names."""
+def controls_on_page(session: Session) -> DeltaGenerator:
+    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that."""
     with st.container(gap="xsmall"):
         _recipe(session, st)
         _recommend(session)
-        recipes = st.container()
         sliders = [st.container() for _ in _sliders(session)]
-    with st.container(horizontal=True):
-        more = st.popover("More", icon=":material/settings:")
-        _exact_fields(session, st)
-        st.button("Defaults", on_click=_reset, icon=":material/restart_alt:")
+        with st.container(horizontal=True, gap="small"):
+            more = st.popover("More", icon=":material/settings:", type="tertiary")
+            _exact_fields(session, st)
     _controls(session, [*sliders, *[more] * len(_switches(session))])
     with more:
         _parts(session)
-    return more, recipes
-
-
-def controls_in_sidebar(session: Session) -> None:
-    """Draw all controls in the sidebar."""
-    _recipe(session, st.sidebar)
-    _controls(session, [st.sidebar] * (len(_sliders(session)) + len(_switches(session))))
+    return more
 
 
 def describe(model: ModelRef, session: Session) -> str:
-    """Return λ, ρ, α, samples and whatever else differs from the suite's default, and what is calibrated where that is
-    not the suite's own merge, in one line."""
-    config, of = model.require_calibration()
-    recipe = [] if config.recipe == PAPER else [config.recipe]
-    numbers, merge = _numbers(config, (*NUMBERS[config.recipe], "samples")), plain(f"of {of.name}")
-    return " · ".join([*recipe, *numbers, *_rest(config, session), *([] if of.kind == "merged" else [merge])])
+    """Return recipe, λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+    config, _ = model.require_calibration()
+    numbers = _numbers(config, (*NUMBERS[config.recipe], "samples"))
+    return " · ".join([config.recipe, *numbers, *_rest(config, session)])
 
 
 def describe_difference(config: CalibrationConfig, session: Session) -> str:
@@ -109,21 +98,11 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
               for name, one in values.items() if len({*one.values()}) > 1]  # fmt: skip
     follow = f"{' and '.join(moving)} follow{'s' * (len(moving) == 1)} the number of samples"
     return (
-        f"The recipe begins as {home.recipe}, {why}{chosen}. With {config.samples} samples per task it brings "
-        f"{numbers}: {whose} numbers for {where}{but}. "
+        f"The default recipe is {home.recipe}, {why}{chosen}. With {config.samples} samples per task: {numbers}, "
+        f"{whose} numbers for {where}{but}. "
         f"{follow if moving else 'They are the same for every number of samples'}; {home.samples} is what "
         f"{'the suite asks for' if 'samples' in own_options else 'a slider can answer for quickly'}."
     )
-
-
-def offer(session: Session, what: str) -> None:
-    """Say what a calibration would add to the page, and one button that makes it."""
-    st.info(what, icon=":material/tune:")
-    defaults = opening.defaults(session)
-    label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
-    # Where A is the calibrated model already, one more of it would not be another.
-    a = HOME.a if state.selection().a == CALIBRATED else state.selection().a
-    st.button(label, type="primary", on_click=_reset, kwargs={"a": a, "b": CALIBRATED})
 
 
 def chosen_config(session: Session) -> CalibrationConfig:
@@ -240,7 +219,7 @@ def _exact_fields(session: Session, place: Any) -> None:
     """Draw fields for values between a slider's steps, and for numbers that have no slider."""
     config, defaults = chosen_config(session), recipe_defaults(session)
     idle = idle_options(session.family.adapter)
-    with place.popover("Type values", icon=":material/keyboard:"):
+    with place.popover("Type values", icon=":material/keyboard:", type="tertiary"):
         for name, one in OPTIONS.items():
             if one.kind not in (int, float) or config.recipe not in one.recipes or name in idle:
                 continue
@@ -268,6 +247,6 @@ def _step_name(step: float | str) -> str:
     return step if isinstance(step, str) else exactly(step)
 
 
-def _reset(**also: Any) -> None:
+def reset() -> None:
     """Leave every option to the suite."""
-    state.select(**dict.fromkeys(OPTIONS), **also)
+    state.select(**dict.fromkeys(OPTIONS))

@@ -43,13 +43,13 @@ class Previewed:
     words: DeltaGenerator | None = None
     found: BlockPreview | None = None
     last: float = 0.0
-    """Relative drift behind the block after the last exact run, mean over tasks."""
+    """Relative drift after the block in the last exact run, mean over tasks."""
 
 
 def preview(
     session: Session, on: EvaluationSamples, more: DeltaGenerator, chart: DeltaGenerator, words: DeltaGenerator
 ) -> Previewed:
-    """Show a preview of the chosen block with the options as they are now, behind blocks of the last exact run.
+    """Show a preview of the chosen block with the options as they are now, after blocks of the last exact run.
 
     Args:
         more: where the block is chosen.
@@ -92,13 +92,12 @@ def confirm(
 ) -> None:
     """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
     config, _ = model.require_calibration()
-    says = f"{plain(shown.layer)} answers first, as a point in the chart; then the exact run takes its place."
     if config.decisions:
-        how = "With δ above 0 there is no preview: the exact run answers a slider."
+        how = "With δ above 0 there is no preview before the exact run."
     elif not _is_quick(session, model):
-        how = f"An exact run of more than {QUICK:g} s has no preview before it: it answers a slider itself."
+        how = f"An exact run of more than {QUICK:g} s has no preview before it."
     else:
-        how = f"Move a slider of the recipe: {says}"
+        how = f"While the exact run computes, a preview of {plain(shown.layer)} appears in the chart."
     (shown.words or words).caption(how)
     if shown.found is None:
         return
@@ -147,7 +146,7 @@ def where_it_helps(
     origin = downloads.sample_origin(session, on, compared.models)
     _changes(repair_tables.drift_change(before, after), "change of drift", f"drift, {b} − {a}", origin)
     booked = state.selection().booked
-    label = "Also the change of what is booked to each layer (Prop. 2; takes several times as long)"
+    label = "Also show the change in drift attributed to each layer (Prop. 2; slower)"
     state.control(st.toggle, "booked", booked, False, label)
     if booked:
         asked = DriftOptions(on.samples, on.split, on.seed, attribution=True)

@@ -38,7 +38,7 @@ def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
     command that writes it too."""
     names = tuple(model.name for model in models.values())
     st.caption(
-        f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
+        f"A self-contained HTML report on {' and '.join(models)}: "
         "scores on the test split, drift, attribution, samples whose answer changed, features, settings, versions, "
         "hashes, and the command of every figure."
     )

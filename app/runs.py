@@ -53,27 +53,26 @@ def say_looks(session: Session) -> None:
     history = History()
     times, models = history.looks(hash_of(session))
     st.caption(
-        f"Looks at this suite's test split so far: {times}, at {models} different models. Whoever chooses among models "
-        "by their test scores no longer has a test."
+        f"Test split evaluated {times} times, on {models} models. A test set used to choose a model no longer tests it."
     )
     view.say_problems(history.problems)
 
 
 def choose(run_id: str) -> None:
-    """Look at a run: on the Runs page, and as model B on every other, a calibration beside what it calibrates."""
+    """Look at a run: on the Runs page, and beside the merge on every other, a calibration beside what it calibrates."""
     state.select(run=run_id)
     try:
-        state.select(**_select_as_b(History().get(run_id)))
+        state.select(**_select_beside(History().get(run_id)))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
-    """Return the selection that makes a run model B: its options on the sliders if they can show it, else its name."""
+def _select_beside(run: HistoryEntry) -> dict[str, Any]:
+    """Return the selection that compares the merge with a run: its options on the sliders if they can show it, else its
+    name."""
     if run.model == EXPERT:  # every page has them beside its models already
         return {}
-    a = state.selection().a
-    beside = {"a": HOME.a if a == CALIBRATED else a, **on_table.fields_beside_merge(run.model)}
+    beside = {"merge": HOME.merge, **on_table.fields_beside_merge(run.model)}
     if not run.options:
         return beside
     defaults = opening.defaults(state.session())
@@ -84,17 +83,17 @@ def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     fixed = set(run.options) - {*OPTIONS}
     if any(getattr(config, name) != getattr(defaults, name) for name in fixed):
         return beside
-    return {**beside, "b": CALIBRATED, **options.fields_of(state.session(), config)}
+    return {**beside, "beside": CALIBRATED, **options.fields_of(state.session(), config)}
 
 
 def _choose_both(run_a: str, run_b: str) -> None:
-    """Look at two runs as models A and B on every page."""
+    """Compare two runs on every page."""
     choose(run_b)
     try:
         a, b = History().get(run_a).model, History().get(run_b).model
         # The sliders show a calibration of the merge on the table alone.
         same = on_table.merge_of(state.session(), a).name == on_table.merge_of(state.session(), b).name
-        state.select(run=run_a, against=run_b, a=a, **({} if same else {"b": b}))
+        state.select(run=run_a, against=run_b, merge=a, **({} if same else {"beside": b}))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
@@ -217,7 +216,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
         args=(run.id,),
         icon=":material/open_in_full:",
         width="stretch",
-        help="Makes this run model B.",
+        help="Compares the merge with this run on every page.",
     )
     if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
         _keep_buttons(run, *buttons[1:3])
@@ -226,7 +225,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     if second != _NOTHING:
         if EXPERT not in (run.model, known[second].model):  # every page has them beside its models already
             st.button(
-                "Both on every page, as A and B",
+                "Compare both on every page",
                 on_click=_choose_both,
                 args=(run.id, second),
                 icon=":material/compare_arrows:",

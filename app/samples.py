@@ -51,14 +51,14 @@ def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
 
 
 def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = False) -> None:
-    """Draw the picked samples at the foot of a page: a bar that says how many there are and how many of them model B
-    fixed and broke, with pictures or texts; below it what every model says. Nothing where none is picked.
+    """Draw the picked samples at the foot of a page: a bar that says how many there are and how many of them were
+    fixed and broken, with pictures or texts; below it what every model says. Nothing where none is picked.
 
     Models are measured here where that is quick; for the rest there are buttons, but for the test split: a look at it
     is for the Accuracy page to count.
 
     Args:
-        models: those of the page, A first; flips are those from A to B.
+        models: those of the page, the merge first; flips are those to the second.
         details: what every model says is unfolded.
     """
     chosen = state.selection()

@@ -15,7 +15,11 @@ from featcal.suite.name_grammar import join_names, split_names
 from featcal.system.formatting import exactly, shorten
 
 CALIBRATED = "calibrated"
-"""Name of the merge on the table (`app.on_table`), calibrated with the selection's own options."""
+"""Name of the repair: the merge on the table (`app.on_table`), calibrated with the selection's own options."""
+NOTHING = "nothing"
+"""Stands for no model to compare with."""
+FORMER = {"a": "merge", "b": "beside"}
+"""Names that fields had in addresses before → what they are called now."""
 OPTIONS: Mapping[str, Option] = {name: one for name, one in calibration_options.OPTIONS.items() if one.label}
 """Options of a calibration that can be chosen here: those with a label."""
 MOST_PICKED = 200
@@ -24,7 +28,7 @@ SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
 ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
 """Switches of what takes longer."""
 OF_A_SUITE = (
-    *("task", "layer", "a", "b", "picked", "picked_of", "sample", "sort", "run", "against", "runs_only"),
+    *("task", "layer", "merge", "beside", "picked", "picked_of", "sample", "sort", "run", "against", "runs_only"),
     *("slice_class", "slice_answers"),
     *ASKED_FOR,
     *OPTIONS,
@@ -51,21 +55,24 @@ class Selection(_Chosen):  # type: ignore[misc]
     layer: str | None = None
     n: int = SAMPLES
     """Samples per task that models are measured on."""
-    a: str = "merged"
-    """The first model that is looked at, by its name (`featcal.suite.name_grammar`); "calibrated" alone is the
-    calibration of the merge on the table (`app.on_table`) with the options below."""
-    b: str | None = None
-    """The model that it is compared with, by its name."""
+    merge: str = "merged"
+    """The one subject, the merge under repair, by its name (`featcal.suite.name_grammar`)."""
+    beside: str = CALIBRATED
+    """The model that it is compared with, by its name: its repair with the options below (`app.on_table`), any other,
+    or `NOTHING`."""
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
     picked_of: str | None = None
     """The split whose samples are picked; None is the one that models are measured on."""
     over: str | None = None
     units: str | None = None
-    model: str | None = None
     parts: str | None = None
     tab: str | None = None
-    """The tab of the Drift page."""
+    """The view of a layer on the Drift page."""
+    bench: str | None = None
+    """The tab of the Calibrate page."""
+    shelf: str | None = None
+    """The tab of the Models and data page."""
     sample: str | None = None
     """Number of the one sample that a tab of the Drift page shows."""
     tokens: str | None = None
@@ -129,11 +136,6 @@ class Selection(_Chosen):  # type: ignore[misc]
             changed = {"picked_of": None} | changed
         return replace(self, **changed)
 
-    @property
-    def calibrates(self) -> bool:
-        """Say whether one of the two models is the one of the options."""
-        return CALIBRATED in (self.a, self.b)
-
     def to_query(self) -> dict[str, str]:
         """Return what the address bar shows: every field that is not at its default."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -147,8 +149,12 @@ HOME = Selection()
 def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
     """Read the selection that an address asks for, and one sentence for every part of it that says nothing usable.
 
-    Names that are not fields are somebody else's and passed over.
+    Names that are not fields are somebody else's and passed over; those that fields had before are read.
     """
+    query = {FORMER[name]: value for name, value in query.items() if name in FORMER} | dict(query)
+    if query.get("merge") == CALIBRATED:  # the two models could be exchanged once
+        other = query.get("beside", CALIBRATED)
+        query |= {"merge": HOME.merge if other == CALIBRATED else other, "beside": CALIBRATED}
     chosen: dict[str, Any] = {}
     problems = []
     for name, kind in get_type_hints(Selection).items():

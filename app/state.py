@@ -19,7 +19,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.held_sessions import Held
 from app.maps import MapWorker
 from app.opening import bytes_needed, open_resident
-from app.selection import CALIBRATED, HOME, Selection, from_query
+from app.selection import FORMER, HOME, Selection, from_query
 from featcal.evaluation.evaluate import Scores
 from featcal.server.lengths import is_long, seconds_to_score, share_cores
 from featcal.session.fingerprint import Stamp, suite_stamp
@@ -38,6 +38,7 @@ T = TypeVar("T")
 AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
 _SELECTION, _PAGE, _LEFT_OUT, _RUNS, _STAMP = "selection", "page", "left out of the address", "runs", "files"
+_TOP = "row of the title"
 _OF_ANSWERS = {"decisions": "scores", "gains": "answer gains"}
 """Measurements of whole answers, by those of first tokens (`featcal.figures.commands.KINDS`)."""
 _RENEWED, _USED = "how often widgets were renewed", "widget that was used"
@@ -52,13 +53,20 @@ export default function ({ data }) {
     window.history.replaceState(window.history.state, "", address.href);
   }
   // Streamlit puts sections into a list that may only hold items: to a screen reader they are labelled groups of links.
-  const menu = document.querySelector('[data-testid="stSidebarNavItems"]');
-  menu?.setAttribute("role", "none");
-  [...menu?.children ?? []].forEach((section) => {
-    section.setAttribute("role", "group");
-    section.setAttribute("aria-label", section.querySelector("header span")?.innerText ?? "");
-    section.querySelectorAll("li").forEach((item) => item.setAttribute("role", "none"));
+  const label = () => [...document.querySelectorAll('[data-testid="stSidebarNavItems"]')].forEach((menu) => {
+    menu.setAttribute("role", "none");
+    [...menu.children].forEach((section) => {
+      section.setAttribute("role", "group");
+      section.setAttribute("aria-label", section.querySelector("header span")?.innerText ?? "");
+      section.querySelectorAll("li").forEach((item) => item.setAttribute("role", "none"));
+    });
   });
+  label();
+  // It draws them anew whenever it likes.
+  window.featcalMenu?.disconnect();
+  window.featcalMenu = new MutationObserver(label);
+  const side = document.querySelector('[data-testid="stSidebar"]');
+  if (side) window.featcalMenu.observe(side, { childList: true, subtree: true });
   const left = window.featcalPage;
   window.featcalPage = address.pathname;
   if (left && left !== address.pathname && window.innerWidth < 768) {  // a phone: the list of pages covers the next one
@@ -69,15 +77,18 @@ export default function ({ data }) {
 )
 
 
-def begin(page: str) -> None:
-    """Begin a run of `page`; the first run of a session reads its address."""
-    st.session_state[_PAGE] = page
+def begin(page: str, top: DeltaGenerator) -> None:
+    """Begin a run of `page`, whose title stands in the row `top`; the first run of a session reads its address."""
+    st.session_state[_PAGE], st.session_state[_TOP] = page, top
     st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
-    # Whoever was on this page wants to see the calibrated model on the others too.
-    if page == "calibrate" and not selection().calibrates:
-        st.session_state[_SELECTION] = selection().change(b=CALIBRATED)
+
+
+def top() -> DeltaGenerator:
+    """Return the row of the page's title, where what it measures on is chosen."""
+    row: DeltaGenerator = st.session_state[_TOP]
+    return row
 
 
 def selection() -> Selection:
@@ -96,6 +107,13 @@ def ignored_parts() -> list[str]:
     """Return what the session's address asked for in vain, until something is chosen."""
     problems: list[str] = st.session_state[_LEFT_OUT]
     return problems
+
+
+def clamp(field: str, value: Any, sentence: str) -> None:
+    """Bring a field into its range, and keep the sentence that says why until something is chosen."""
+    sentences = [*ignored_parts(), sentence]
+    select(**{field: value})
+    st.session_state[_LEFT_OUT] = sentences
 
 
 def leave_out_unknown(field: str, known: Sequence[str]) -> str:
@@ -195,7 +213,7 @@ def complete(typed: str, listed: Sequence[str]) -> str:
 def mirror_in_address() -> None:
     """Show the selection in the address bar, without a new entry in the browser's history."""
     st.session_state[_RUNS] = st.session_state.get(_RUNS, 0) + 1  # after Back the old address has to be replaced too
-    shown = {"fields": list(vars(HOME)), "shown": selection().to_query(), "run": st.session_state[_RUNS]}
+    shown = {"fields": [*vars(HOME), *FORMER], "shown": selection().to_query(), "run": st.session_state[_RUNS]}
     _address(data=shown, key="address", height=1)
 
 

@@ -39,7 +39,7 @@ from featcal.system.formatting import duration, exactly
 _CHART = "sweep-chart"
 WORST, OPTION, PARALLEL = CHARTS = ("Mean and worst task", "Score and option", "All options")
 KIND, SCORES = "kind", tuple(sweep_charts.SCORES)
-_CLICK = "Click a point to have that run as model B on every page."
+_CLICK = "Click a point to compare the merge with that run on every page."
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
 
 

@@ -26,22 +26,20 @@ class Step:
 STEPS = (
     Step(
         "verdict",
-        "Eight experts were merged into one model. These sentences say what was measured of it. In the first chart "
-        "every bar is what a layer caused of the final drift, and the bars add up to it; the second shows what each "
-        "layer adds by itself and what it inherits.",
+        "Eight experts were merged into one model. The cards say what a repair brings, the lines what was measured, "
+        "each with the way to its chart. In the first chart every bar is what a layer caused of the final drift, and "
+        "the bars add up to it; the second shows what each layer adds by itself and what it inherits.",
     ),
     Step(
         "drift",
-        "Drift is how far the model's features are from the expert's: the line. Block 1 is chosen now, and the tabs "
-        "below look at it. The bars are its own mismatch and what earlier layers sent on; they do not add up to the "
-        "line, since the two can point in different directions.",
-        {"layer": "block 1"},
+        "Drift is how far the model's features are from the expert's: the lines, of the merge and of its repair. The "
+        "layer that causes most is chosen, and the tabs below look at it; click another. Bars are its own mismatch and "
+        "what earlier layers sent on; they do not add up to the line, since they can point in different directions.",
     ),
     Step(
         "calibrate",
         "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as near "
         "to those of the experts as one model can. No training: move a slider and the model is computed again.",
-        {"b": "calibrated"},
     ),
     Step(
         "features",

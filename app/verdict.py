@@ -1,15 +1,16 @@
-"""Draw the page that the app opens on: what the measurements of a model say, what to do next, and the charts behind."""
+"""Draw the page that the app opens on: what the measurements of a merge say, each line with the way to its evidence,
+what to do next, and the charts below."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, first_page, ledger_view, options, runs, state, view
+from app import cockpit, downloads, first_page, headline, ledger_view, options, runs, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from app.first_page import FirstPage
@@ -19,42 +20,87 @@ from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
-from featcal.figures.verdict.sentences import Verdict, judge
+from featcal.figures.verdict.sentences import Sentence, Verdict, judge
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.views import EvaluationSamples
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.formatting import duration
 from featcal.system.progress import Progress
 
+METHODS = "Sweep and methods"
 STEPS = {
     sentences.REPAIR: ("Repair it", "calibrate", ":material/tune:"),
     sentences.OPTIONS: ("Try other options", "calibrate", ":material/tune:"),
-    sentences.MERGE: ("Compare other merges", "leaderboard", ":material/leaderboard:"),
-    sentences.CHECK: ("Check the experts", "suite", ":material/inventory_2:"),
+    sentences.MERGE: ("Compare other merges", "calibrate", ":material/leaderboard:"),
+    sentences.CHECK: ("Check the experts", "models", ":material/inventory_2:"),
 }
 """What to do next → the button for it, and the page where it is done."""
 MOST_BARS = 14
-"""Layers of all models that half of the page has room for."""
-Charts = tuple[Mapping[str, pd.DataFrame], Mapping[str, pd.DataFrame]]
-"""Attribution and layers of every model, as `first_page.figures` draws them."""
+"""Layers from which half of the page has no room for two charts side by side."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The chart that shows what a line says: its page, and what is chosen there."""
+
+    label: str
+    page: str
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+
+def find_evidence(one: Sentence) -> Evidence | None:
+    """Return where a line's numbers are drawn; None where no page has more than the line."""
+    numbers = one.numbers
+    if one.about == "worst" and "task" in numbers:
+        chosen = {"over": "one task", "task": numbers["task"], "layer": None}
+        return Evidence(f"see {numbers['task']}", "drift", chosen)
+    if one.about == "cause":
+        chosen = {"over": None, "layer": numbers["layer"]}
+        return Evidence(f"see {numbers['layer']}", "drift", chosen)
+    return {
+        "kept": Evidence("see tasks", "accuracy"),
+        "base": Evidence("see tasks", "accuracy"),
+        "experts": Evidence("see experts", "models"),
+        "drift": Evidence("see layers", "drift", {"over": None}),
+        "repair": Evidence("see repair", "calibrate", {"bench": None}),
+        "repaired drift": Evidence("see features", "features"),
+    }.get(one.about)
 
 
 def draw(session: Session, compared: Compared, on: EvaluationSamples) -> None:
-    """Draw the verdict on model A as its measurements arrive, and the charts of both models."""
+    """Draw the verdict on the merge as its measurements arrive, and the charts of both models."""
     # One place per part, so that a sentence that comes late pushes nothing away that is being read.
     lines, step, below = st.empty(), st.empty(), st.container()
     kept = first_page.read_kept() if _is_home(on) else None
     if kept is not None:
         verdict = kept.verdict
-        with lines.container():
-            first_page.say(verdict)
         with below:
-            _draw_charts(session, compared, on, ({compared.a: kept.booked}, {compared.a: kept.layers}))
+            _draw_charts(session, compared, on, kept)
     else:
         verdict = _measure(session, compared, on, lines, step, below)
+    with lines.container(key="verdict-lines", gap="xsmall"):
+        _say(verdict)
     with step.container(key="next-step"):
-        _draw_step(verdict)
+        _draw_step(session, compared, on, verdict)
+
+
+def _say(verdict: Verdict) -> None:
+    """Write the lines of a verdict, each with a button that opens the chart that shows it."""
+    for number, one in enumerate(first_page.shown_sentences(verdict)):
+        evidence = find_evidence(one)
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(first_page.format_line(one, number == 0), width="stretch")
+            # Not a callback: `switch_page` works in the run of a page alone.
+            if evidence and st.button(
+                plain(evidence.label),
+                f"evidence-{one.about}",
+                type="tertiary",
+                icon=":material/arrow_forward:",
+                icon_position="right",
+            ):
+                state.select(**evidence.chosen)
+                st.switch_page(f"../pages/{evidence.page}.py")
 
 
 def _measure(
@@ -66,30 +112,28 @@ def _measure(
     below: DeltaGenerator,
 ) -> Verdict:
     """Draw sentences and charts as soon as their numbers are there; return the whole verdict."""
-    shown: Charts | None = None
-    verdict, repair = Verdict((), sentences.NOTHING), _choose_repair(session, compared.models[compared.a])
+    verdict, repair = Verdict((), sentences.NOTHING), _choose_repair(session, compared.models[compared.merge])
     measured = dict(compared.models)
     with state.progress(step) as report:
         for found in _examine(session, compared, repair, on, report):
             verdict = judge(found)
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
-            with lines.container():
+            with lines.container(gap="xsmall"):
                 first_page.say(verdict)
-            if found.final is not None and shown is None:
-                shown = _tables(session, compared, on, report)
-                with below:
-                    _draw_charts(session, compared, on, shown)
+        kept = _tables(session, compared, on, verdict, report)
+    with below:
+        _draw_charts(session, compared, on, kept)
     runs.keep(session, measured, on)
-    if shown is not None and _is_home(on):
-        first_page.keep(FirstPage(verdict, shown[0][compared.a], shown[1][compared.a]))
+    if _is_home(on):
+        first_page.keep(replace(kept, cards=headline.shown_cards()))
     return verdict
 
 
 def _examine(
     session: Session, compared: Compared, repair: ModelRef | None, on: EvaluationSamples, report: Progress
 ) -> Iterator[Findings]:
-    """Measure model A; whatever takes a job is left out, and the verdict says so."""
-    model, unmeasured, unscored = compared.models[compared.a], "", ""
+    """Measure the merge; whatever takes a job is left out, and the verdict says so."""
+    model, unmeasured, unscored = compared.models[compared.merge], "", ""
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
         if is_long(session, seconds):
@@ -101,60 +145,71 @@ def _examine(
 
 
 def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return model A calibrated with the chosen options; None where it cannot be calibrated."""
+    """Return the merge calibrated with the chosen options; None where it cannot be calibrated."""
     return session.resolve(options.chosen_config(session), model) if is_repairable(model) else None
 
 
-def _tables(session: Session, compared: Compared, on: EvaluationSamples, report: Progress) -> Charts:
-    """Measure what both charts show, of both models."""
-    ledgers = {
-        name: session.measure.drift(model, attribution_options(on), report) for name, model in compared.models.items()
+def _tables(
+    session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict, report: Progress
+) -> FirstPage:
+    """Measure what both charts show: the attribution of the merge, and the layers of both models."""
+    merge = session.measure.drift(compared.models[compared.merge], attribution_options(on), report)
+    ledgers = {compared.merge: merge}
+    for name, model in compared.models.items():
+        ledgers.setdefault(name, session.measure.drift(model, DriftOptions(on.samples, on.split, on.seed), report))
+    layers = {
+        name: tables.layer_rows(tables.drift_table(one), tables.ALL_TASKS, relative=True)
+        for name, one in ledgers.items()
     }
-    return (
-        {name: ledger_tables.attribution(one, tables.ALL_TASKS) for name, one in ledgers.items()},
-        {
-            name: tables.layer_rows(tables.drift_table(one), tables.ALL_TASKS, relative=True)
-            for name, one in ledgers.items()
-        },
-    )
+    booked = ledger_tables.attribution(merge, tables.ALL_TASKS)
+    return FirstPage((), verdict, booked, layers)
 
 
-def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, shown: Charts) -> None:
+def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, kept: FirstPage) -> None:
     """Draw who caused the final drift beside what every layer adds and inherits; below each other where both are
     wide."""
-    wide = sum(map(len, shown[0].values())) > MOST_BARS
-    origin = downloads.sample_origin(session, on, compared.models)
+    wide = len(kept.booked) > MOST_BARS
+    merge = {compared.merge: compared.models[compared.merge]}
     left, right = (st.container(), st.container()) if wide else st.columns(2)
-    first, second = first_page.figures(*shown)
+    first, second = first_page.figures(kept)
     with left:
         st.header("Which layer caused the final drift?")
-        ledger_view.attribution(first, shown[0], tables.ALL_TASKS, origin)
+        origin = downloads.sample_origin(session, on, merge)
+        ledger_view.attribution(first, {compared.merge: kept.booked}, tables.ALL_TASKS, origin)
     with right:
         st.header("Own mismatch or inherited?")
-        summary = tables.describe_ranges({name: one.set_index("layer")["drift"] for name, one in shown[1].items()})
+        drifts = {name: one.set_index("layer")["drift"] for name, one in kept.layers.items()}
+        summary = tables.describe_ranges(drifts)
+        origin = downloads.sample_origin(session, on, compared.models)
         view.chart(
             second,
             "drift-layers",
             f"Drift per layer, its own mismatch and what it inherits side by side: {summary}",
             Numbers(
-                "drift per layer", tables.stack_models(shown[1]), ledger_view.DRIFT_UNITS[True], origin, kind="drift"
+                "drift per layer", tables.stack_models(kept.layers), ledger_view.DRIFT_UNITS[True], origin, kind="drift"
             ),
             text.DRIFT,
         )
 
 
-def _draw_step(verdict: Verdict) -> None:
-    """Draw the last lines of a verdict, with one button for what is to be done."""
+def _draw_step(session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict) -> None:
+    """Draw the last lines of a verdict, with one button for what is to be done and what recipes have given."""
     texts = {one.about: plain(one.text) for one in verdict.sentences}
     label, page, icon = STEPS.get(verdict.next, ("", "", ""))
     if not label:
         st.success(texts["next"], icon=":material/check_circle:")
     else:
+        merge = compared.models[compared.merge]
+        given = cockpit.known_recipes(session, merge, on) if is_repairable(merge) else {}
+        known = (
+            f" Known of this merge: {', '.join(f'{name} {score}' for name, score in given.items())}." if given else ""
+        )
         with st.container(horizontal=True, vertical_alignment="center"):
             # Not a callback: `switch_page` works in the run of a page alone.
             pressed = st.button(label, type="primary", icon=icon, key="next-step-button")
-            st.markdown(texts["next"])
+            st.markdown(texts["next"] + known)
         if pressed:
+            state.select(bench=METHODS if verdict.next == sentences.MERGE else None)
             st.switch_page(f"../pages/{page}.py")
     st.caption(texts["samples"])
 
@@ -162,5 +217,5 @@ def _draw_step(verdict: Verdict) -> None:
 def _is_home(on: EvaluationSamples) -> bool:
     """Say whether this session looks at what the first page of a start shows."""
     chosen = state.selection()
-    same = (chosen.suite, chosen.a, chosen.b) == (HOME.suite, HOME.a, HOME.b)
+    same = (chosen.suite, chosen.merge, chosen.beside) == (HOME.suite, HOME.merge, HOME.beside)
     return same and on == EvaluationSamples(HOME.n) and not chosen.options()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,24 +15,19 @@ from app import page_end, state
 from app.downloads import Numbers
 from app.first_page import HOME_SUITE
 from app.selection import HOME
-from featcal.evaluation.comparison import Difference
 from featcal.figures import text
 from featcal.figures.commands import ChartSource, commands, python
 from featcal.figures.names import plain, plain_lines
 from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.recording import hash_of
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
-from featcal.system.formatting import message, points
+from featcal.system.formatting import message
 from featcal.system.resources import embedded_suites
 
 SAMPLE_CHOICES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
-
-NOISE = (
-    "Difference with its 95 % interval (bootstrap over the same samples of both models, within tasks). Grey, within "
-    "noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not in it."
-)
-"""Help beside the difference of two models' scores."""
 
 
 def suite_selector() -> None:
@@ -45,7 +41,7 @@ def suite_selector() -> None:
         "Suite",
         names if chosen in names else [*names, chosen],
         accept_new_options=True,
-        help="An embedded suite. For your own models type the path of a suite file (YAML).",
+        placeholder="an embedded suite, or the path of a suite file",
     )
 
 
@@ -74,7 +70,9 @@ def open_or_explain() -> Session:
         problem(error)
         offer_home()
         page_end.end_page()
-    known = {"task": session.tasks, "layer": session.family.adapter.layers()}
+    known: dict[str, Sequence[str]] = {"task": session.tasks, "layer": session.family.adapter.layers()}
+    if state.selection().run is not None:
+        known["run"] = tuple(run.id for run in History().runs(hash_of(session)))
     _warn_of_address([*filter(None, (state.leave_out_unknown(field, names) for field, names in known.items()))])
     return session
 
@@ -85,10 +83,12 @@ def offer_home() -> None:
         st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.select, kwargs={"suite": HOME_SUITE})
 
 
-def task_selector(session: Session, disabled: bool = False) -> str:
-    """Let one task be chosen in the sidebar."""
+def task_selector(session: Session, place: DeltaGenerator | None = None, disabled: bool = False) -> str:
+    """Let one task be chosen, at the top of the page where no other place is given."""
     task = one_of(session.tasks, state.selection().task)
-    state.control(st.sidebar.selectbox, "task", task, session.tasks[0], "Task", session.tasks, disabled=disabled)
+    draw = partial(state.top().selectbox, width=180, label_visibility="collapsed")
+    draw = draw if place is None else partial(place.selectbox, width=180)
+    state.control(draw, "task", task, session.tasks[0], "Task", session.tasks, disabled=disabled)
     return task
 
 
@@ -106,18 +106,27 @@ def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
 
 
 def sample_selector(session: Session) -> EvaluationSamples:
-    """Let the number of samples per task that models are measured on be chosen in the sidebar."""
+    """Let the number of samples per task that models are measured on be chosen at the top of the page; what an address
+    asks for is brought down to what the split has."""
     n = state.selection().n
-    state.control(
-        st.sidebar.select_slider,
-        "n",
-        n,
-        HOME.n,
-        "Samples to measure on",
-        sorted({*SAMPLE_CHOICES, n}),
-        help=f"Per task, of the {session.split} split. More samples: steadier numbers, slower.",
-    )
+    if n > max(SAMPLE_CHOICES) and n > (most := max(session.counts(EvaluationSamples(None)).values())):
+        sentence = f"The address asks for n = {n}; a task has {most} {session.split} samples, so it is {most}."
+        state.clamp("n", n := most, sentence)
+        _warn_of_address([sentence])
+    draw = partial(state.top().selectbox, width=190, label_visibility="collapsed")
+    words, offered = f"{session.split} samples per task to measure on", sorted({*SAMPLE_CHOICES, n})
+    state.control(draw, "n", n, HOME.n, words, offered, format_func=lambda count: f"{count} samples per task")
     return EvaluationSamples(n)
+
+
+def tabs(names: Sequence[str], field: str, shown: str | None = None) -> tuple[str, Mapping[str, DeltaGenerator]]:
+    """Draw tabs, one of which a field of the selection names (or `shown` does); return its name, and all places."""
+    shown, key = shown or one_of(names, getattr(state.selection(), field)), f"tabs-{field}"
+
+    def choose() -> None:
+        state.select(**{field: st.session_state[key]})
+
+    return shown, dict(zip(names, st.tabs(names, default=shown, key=key, on_change=choose), strict=True))
 
 
 def plotly(name: str) -> dict[str, Any]:
@@ -126,9 +135,20 @@ def plotly(name: str) -> dict[str, Any]:
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
 
-def picture(figure: go.Figure, key: str, alt: str, name: str, place: DeltaGenerator | None = None) -> None:
-    """Draw a chart alone, whose camera writes `name`.svg."""
-    (place or st).plotly_chart(figure, key=key, alt=alt, config=plotly(name))
+def picture(
+    figure: go.Figure,
+    key: str,
+    alt: str,
+    name: str,
+    place: DeltaGenerator | None = None,
+    on_select: Callable[[str], None] | None = None,
+) -> None:
+    """Draw a chart alone, whose camera writes `name`.svg; a click on a point calls `on_select` with its key."""
+    # A callback runs before the page is drawn again, so every panel has the new choice at once.
+    clicked: Any = "ignore" if on_select is None else partial(on_select, key)
+    (place or st).plotly_chart(
+        figure, key=key, alt=alt, config=plotly(name), on_select=clicked, selection_mode="points"
+    )
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:
@@ -242,34 +262,7 @@ def problem(error: FeatcalError) -> None:
     st.error(plain_lines(message(str(error))), icon=":material/error:")
 
 
-Metric = tuple[str, str, str | Difference | None]
-"""Label, value and difference of a number on a card."""
-
-
-def metrics(values: Sequence[Metric]) -> None:
-    """Draw cards with numbers, as many side by side as have room.
-
-    A difference of scores that was measured in pairs stands with its interval, grey where it is within noise.
-    """
-    for column, (label, value, delta) in zip(st.columns(len(values)), values, strict=True):
-        if delta is None or isinstance(delta, str):
-            column.metric(label, value, delta, border=True, height="stretch")
-            continue
-        low, high = points(delta.low), points(delta.high)
-        column.metric(
-            label,
-            value,
-            f"{points(delta.difference)} points",
-            "off" if delta.is_within_noise else "normal",
-            help=NOISE,
-            border=True,
-            height="stretch",
-            delta_description=f"{low} to {high}{_noise(delta)}",
-        )
-
-
-def _noise(delta: Difference) -> str:
-    """Say that a difference is within noise; with McNemar's p where that alone says so."""
-    if not delta.is_within_noise:
-        return ""
-    return ", within noise" if delta.low <= 0 <= delta.high else f", within noise (McNemar p {delta.p:.2f})"
+def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
+    """Draw cards with numbers, as many side by side as have room: label, value and a note on it."""
+    for column, (name, value, note) in zip(st.columns(len(values)), values, strict=True):
+        column.metric(name, value, note, border=True, height="stretch")

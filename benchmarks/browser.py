@@ -22,19 +22,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (
-    "verdict",
-    "drift",
-    "calibrate",
-    "features",
-    "cosines",
-    "accuracy",
-    "runs",
-    "leaderboard",
-    "suite",
-    "bring",
-    "jobs",
-)
+PAGES = ("verdict", "drift", "calibrate", "features", "cosines", "accuracy", "runs", "models")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHART = '[data-testid="stPlotlyChart"]'
 READY = """(() => {
@@ -128,7 +116,7 @@ def running_app(
         port = int(probe.getsockname()[1])
     places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, *program, "app", "--port", str(port), *options],
+        [sys.executable, *program, "app", "--no-browser", "--port", str(port), *options],
         stdout=sys.__stderr__,  # the programs print JSON; what went wrong in the app is said there too
         cwd=folder,
         env={**os.environ, "PYTHONPATH": places},

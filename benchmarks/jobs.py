@@ -27,7 +27,7 @@ from featcal.server.manager import ensure_manager
 from featcal.server.orders import order
 from featcal.server.queue import Job, Queue
 
-ROUND = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+ROUND = ("drift", "calibrate", "features", "cosines", "accuracy", "models")
 SHAPES = {"b32": families.B32, "small": families.SMALL}
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         address = f"ws{server.address.removeprefix('http')}/_stcore/stream"
         socket = stack.enter_context(connect(address, subprotocols=["streamlit"], max_size=None))
         visitor = sessions.Session(socket, sessions.Log())
-        visitor.open("drift", "samples=64&n=64&b=calibrated")
+        visitor.open("drift", "samples=64&n=64")
         finish(visitor)
         visits(visitor, len(ROUND))  # the first of each page computes
         alone = visits(visitor, options.visits)

@@ -40,17 +40,17 @@ PATIENCE = 300.0
 """Seconds without a word from the server after which a session gives up."""
 OVERTAKEN = 0.35
 """Share of moves that do not wait for the run before them."""
-VISITS = {"drift": 4, "calibrate": 6, "features": 3, "cosines": 3, "accuracy": 0.5, "suite": 0.5}
+VISITS = {"drift": 4, "calibrate": 6, "features": 3, "cosines": 3, "accuracy": 0.5, "models": 0.5}
 """Page → how often it is chosen, relative to the others."""
 CHANGES: dict[str, Sequence[Any]] = {
     "lam": (["0.02"], ["0.05"], ["0.1"]),
     "rho": (["1"], ["1.5"], ["2"]),
     "alpha": (["0.2"], ["0.3"]),
     "samples": (["16"], ["32"]),
-    "n": (["16"], ["32"]),
+    "n": ("16 samples per task", "32 samples per task"),
 }
 """Key of a widget → values that it is moved to, few enough for sessions to meet."""
-START = "samples=16&n=16&b=calibrated"
+START = "samples=16&n=16"
 TIMES = ("calibration took",)
 """Cards whose number is a time."""
 IMPROVING = ("feature-map",)
@@ -227,8 +227,8 @@ class Session:
         said, numbers = [], {}
         for element in self._elements.values():
             kind = element.WhichOneof("type")
-            if kind == "markdown" and "λ" in element.markdown.body and "ρ" in element.markdown.body:
-                said.append(element.markdown.body)
+            if kind == "button" and "λ" in element.button.label and "ρ" in element.button.label:
+                said.append(element.button.label)
             elif kind == "metric" and element.metric.label not in TIMES:
                 words = f"{element.metric.body} {element.metric.delta}"
                 numbers[element.metric.label] = [float(one) for one in re.findall(r"-?\d+\.?\d*", words)]

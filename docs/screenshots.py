@@ -26,7 +26,7 @@ THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"verdict": 930, "drift": 735, "calibrate": 860, "features": 1250, "accuracy": 800, "leaderboard": 1310}
+SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1250, "accuracy": 740}
 """Page → pixels from its top that the README shows."""
 
 
@@ -55,7 +55,7 @@ def few_colours(shot: Image.Image) -> Image.Image:
 
 def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
     """Visit every page as a user would: the first one, then calibrate, so that the others have something to compare."""
-    page.goto(f"{address}/?suite={suite}")
+    page.goto(f"{address}/verdict?suite={suite}")
     browser.settle(page, steady=STEADY)
     first, *others = browser.PAGES
     photograph(page, out / f"{first}-{theme}.png")
@@ -66,7 +66,7 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
             score = page.get_by_role("button", name="Score the calibrated model")
             if score.count():
                 score.click()
-            page.get_by_text("gap to the experts closed").wait_for(timeout=240_000)
+            page.get_by_text("What calibrated gains over merged").wait_for(timeout=240_000)
         if name == "features":
             page.get_by_text("Trustworthiness of this map").wait_for(timeout=90_000)
         browser.settle(page, steady=STEADY)

@@ -1,20 +1,19 @@
-"""Show the final report: scores of base, both models and experts on the test split, and what flipped."""
+"""Show the final report: what the repair gains on the test set, the scores of all models, and which answers changed."""
 
 import streamlit as st
 
-from app import compare, downloads, flips, jobs, options, page_end, runs, samples, state, view
+from app import compare, downloads, flips, jobs, page_end, runs, samples, state, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
-from featcal.system.formatting import how_many, percent
+from featcal.system.formatting import how_many
 
 WHOLE = EvaluationSamples(None, "test")
 
-st.title("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
-compared = compare.choose_in_sidebar(session)
+compared = compare.choose_in_sidebar(session, WHOLE)
 models = samples.with_ends(session, compared.models)
 known = {
     # Other models are scored on demand alone: every score on the test split is a look, and counted.
@@ -36,8 +35,6 @@ if any(model.name in USUAL for shown, model in known.items() if shown not in sco
     page_end.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 known = {shown: known[shown] for shown in scores}
-if compared.b is None:
-    options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
 if unscored and st.button(
     f"Score the {' and the '.join(unscored)} model on the test split",
     type="primary",
@@ -47,7 +44,7 @@ if unscored and st.button(
     with runs.count_looks(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
             jobs.scores(session, model, WHOLE, report, at_once=True)
-    # The bars above are drawn with all models then.
+    # What is above is drawn with all models then.
     st.rerun()
 
 pair = compared.pair if compared.pair and {*compared.pair} <= {*scores} else None
@@ -55,38 +52,28 @@ frame = tables.score_table(scores, pair)
 between = None if pair is None else flips.comparison(session, compared.models, WHOLE)
 if between is not None:
     frame = sample_tables.with_intervals(frame, between)
-average = frame.iloc[-1]
 metric = tables.metric_name(scores)
-numbers: list[view.Metric] = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
-if pair is not None:
-    at = list(scores).index(pair[1])
-    numbers[at] = (*numbers[at][:2], None if between is None else between.average)
-    gap = average["gap closed, %"]
-    numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
-view.metrics(numbers)
-units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
+units = (
+    f"{metric} in %; difference, from and to in points; gap closed in % of the distance from the merge to the expert"
+)
 origin = downloads.score_origin(session, scores[compare.SHOWN_EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1, "scores")
-bars = charts.score_bars(frame, list(scores), f"{metric}, %")
-summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
-alt = f"{metric.capitalize()} on the test split per task and model: {summary}"
-view.picture(bars, "test-scores", alt, measured.name)
+left, right = st.columns(2) if between is not None else (None, st.container())
+if left is not None and pair is not None and between is not None:
+    with left:
+        flips.differences(between, pair, metric, origin)
+with right:
+    st.header(f"{metric.capitalize()} of every task")
+    dots = charts.score_dots(frame, list(scores), f"{metric}, %", pair)
+    summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
+    alt = f"{metric.capitalize()} on the test split per task and model: {summary}"
+    view.picture(dots, "test-scores", alt, measured.name)
+    view.tools(measured, text.BY_SCORES[session.family.adapter.scores_with].accuracy)
 size = how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
-st.caption(
-    f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
-)
+st.caption(f"{size} test samples per task. {how}The test split is for the final report; choose options on validation.")
 runs.say_looks(session)
-every_task, certain, changed = st.tabs(["Every task", "How certain is it?", "Which answers changed?"])
-with every_task:
-    view.explain(text.BY_SCORES[session.family.adapter.scores_with].accuracy)
-    view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if pair is not None and between is not None:
-    with certain:
-        flips.differences(between, pair, metric, origin)
-    with changed:
+    with st.expander("Which answers changed?", icon=":material/swap_horiz:"):
         flips.section(session, compared.models, task, WHOLE, between)
-else:
-    for place in (certain, changed):
-        place.caption("Two scored models are compared here; choose a second one, or score it with the button above.")
 samples.panel(session, compared.models, details=True)

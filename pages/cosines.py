@@ -5,19 +5,15 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, picking, runs, samples, slices, state, view
+from app import compare, downloads, picking, runs, samples, slices, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, sample_charts, tables, text
 from featcal.figures.names import plain
 
-st.title("How close to the experts?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
-if compared.pair is None:
-    sentence = f"{compared.a} alone is shown; a second model adds its own bars, every sample, and what it gains."
-    options.offer(session, sentence)
 
 with state.progress() as report:
     found = {shown: session.measure.features(model, on, report) for shown, model in compared.models.items()}
@@ -35,10 +31,10 @@ of_tasks = {
 left, right = st.columns(2)
 with left:
     st.header("a. Feature cosine, per task")
-    bars = charts.score_bars(features, list(found), "mean cosine to the expert")
+    bars = charts.score_dots(features, list(found), "mean cosine to the expert", compared.pair)
     means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.describe_ranges(of_tasks['a'])}", numbers=means)
-samples_note = f"a on {tables.describe_samples(found[compared.a])}."
+samples_note = f"a on {tables.describe_samples(found[compared.merge])}."
 if compared.pair is not None:
     a, b = compared.pair
     samples_note = f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}."
@@ -82,7 +78,7 @@ if compared.pair is not None:
             st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 with right:
     st.header("d. Task-vector cosine")
-    bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
+    bars = charts.score_dots(vectors, list(found), "cosine of task vectors", compared.pair)
     # Task vectors are of weights alone: a file that named samples would claim what it does not hold.
     without_samples = replace(origin, counts={})
     weights = Numbers(
@@ -92,8 +88,8 @@ with right:
 st.caption(f"{samples_note} d needs no samples.")
 if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and features[b].mean() > features[a].mean():
     st.caption(
-        f"In d {b} points less towards the experts' weights than {a}, though in a its features are nearer to theirs. "
-        "That is no contradiction: other weights than the experts' can give their features."
+        f"(d) The weights of {plain(b)} align less with the experts' task vectors, although (a) its features are "
+        "closer: other weights than the experts' can give their features."
     )
 view.explain(text.COSINES)
 samples.panel(session, compared.models)

@@ -1,48 +1,52 @@
-"""Show where the merged model went wrong: the drift ledger, layer by layer; a click on a layer moves every panel."""
+"""Show where the merge went wrong: who caused the final drift, layer by layer; a click on a layer moves every panel."""
+
+from dataclasses import replace
 
 import streamlit as st
 
 from app import compare, downloads, layer_view, ledger_view, runs, samples, state, view
 from app.downloads import Numbers
-from featcal.figures import charts, tables, text
+from featcal.figures import charts, ledger_charts, ledger_tables, tables, text
 from featcal.figures.names import plain
+from featcal.figures.verdict.measure import attribution_options
 from featcal.suite.views import DriftOptions
 
+BY_TASK, MORE = "Task by task", "More views"
+VIEWS = ("Growth", "Decisions", ledger_view.DEPTH, "Feature sources")
 
-def choose_layer() -> None:
+
+def choose_layer(key: str) -> None:
     """Select the layer whose bar was clicked."""
-    points = st.session_state["drift-layers"].selection.points
-    if points:
-        state.select(layer=points[0]["x"])
+    points = st.session_state[key].selection.points
+    if points and points[0]["x"] != ledger_charts.TOTAL:
+        state.select(layer=str(points[0]["x"]).removesuffix(" attention").removesuffix(" mlp"))
 
 
-def choose_tab() -> None:
-    """Select the tab that was opened."""
-    state.select(tab=st.session_state["drift-tabs"])
-
-
-st.title("Where did the merged model go wrong?")
 session = view.open_or_explain()
-averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
-# Drawn though it has no effect, so that nothing in the sidebar jumps when the mean is taken.
-task = view.task_selector(session, disabled=averaged)
-over = tables.ALL_TASKS if averaged else task
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
-
 row = st.container(horizontal=True, vertical_alignment="bottom")
+averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", row) == "mean over tasks"
+# Drawn though it has no effect, so that nothing jumps when the mean is taken.
+task = view.task_selector(session, row, disabled=averaged)
+over = tables.ALL_TASKS if averaged else task
 relative = view.choice("Units", ["relative", "absolute"], "units", row) == "relative"
-only = view.choice("Model", ["both", *map(str, compared.models)], "model", row) if compared.b else "both"
-models = {shown: model for shown, model in compared.models.items() if only in ("both", shown)}
 
+sublayers = view.choice("Layers", ledger_view.LAYERS, "parts", row) == ledger_view.LAYERS[1]
+
+models, attributes = compared.models, replace(attribution_options(on), sublayers=sublayers)
 with state.progress() as report:
     ledgers = {shown: session.measure.drift(model, DriftOptions(on.samples), report) for shown, model in models.items()}
+    booked = session.measure.drift(models[compared.merge], attributes, report)
 runs.keep(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
-first = next(iter(models))
-layers = list(dict.fromkeys(drift[first]["layer"]))
-# The last block by default: behind it there is the head alone. A layer of another suite may still be chosen.
-layer = view.one_of(layers, state.selection().layer, -2)
+attributed = ledger_tables.attribution(booked, over)
+layers = list(dict.fromkeys(drift[compared.merge]["layer"]))
+# By default the one that the verdict blames. A layer of another suite may still be chosen.
+shares = attributed.dropna(subset="share").set_index("layer")["share"]
+largest = str(shares.idxmax()) if len(shares) else layers[-2]
+blamed = next(i for i, one in enumerate(layers) if f"{largest} ".startswith(f"{one} "))
+layer = view.one_of(layers, state.selection().layer, blamed)
 state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", layers)
 
 frames = {shown: tables.layer_rows(one, over, relative) for shown, one in drift.items()}
@@ -50,56 +54,54 @@ measured = downloads.sample_origin(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
 rows = tables.stack_models(frames)
 per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.with_task(task), kind="drift")
-summary = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
-st.plotly_chart(
-    charts.drift_layers(frames, relative, layer),
-    key="drift-layers",
-    # A callback runs before the page is drawn again, so every panel has the new layer at once.
-    on_select=choose_layer,
-    selection_mode="points",
-    config=view.plotly(per_layer.name),
-    alt=f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {summary}",
-)
-st.caption(
-    f"Mean over {tables.describe_samples(ledgers[first])}. "
-    "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
-)
-view.tools(per_layer, text.DRIFT)
+wide = len(layers) > ledger_charts.MANY
+left, right = (st.container(), st.container()) if wide else st.columns(2)
+with left:
+    st.header("Which layer caused the final drift?")
+    origin = downloads.sample_origin(session, attributes, {compared.merge: models[compared.merge]}, over)
+    figure = ledger_charts.waterfall({compared.merge: attributed}, layer)
+    ledger_view.attribution(figure, {compared.merge: attributed}, over, origin, choose_layer)
+with right:
+    st.header("Drift per layer")
+    summary = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
+    alt = f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {summary}"
+    figure = charts.drift_layers(frames, relative, layer)
+    view.picture(figure, "drift-layers", alt, per_layer.name, on_select=choose_layer)
+    view.tools(per_layer, text.DRIFT)
+st.caption(f"Mean over {tables.describe_samples(booked)}. e = m + p holds for the vectors; norms do not add up.")
 
-tab = view.one_of(ledger_view.TABS, state.selection().tab, 0)
-tabs = st.tabs(ledger_view.TABS, default=tab, key="drift-tabs", on_change=choose_tab)
-by_task, cause, growth, decisions, depth, inside, tokens, sources = tabs
-with by_task:
-    st.caption(f"{plain(layer)}, task by task")
-    of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
-    summary = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
-    rows = tables.stack_models(of_tasks)
-    view.chart(
-        charts.drift_tasks(of_tasks, relative),
-        "drift-tasks",
-        f"Drift of every task at {layer}: {summary}",
-        Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
-        text.DRIFT_TASKS,
-    )
-with cause:
-    ledger_view.cause(session, models, on, over, layer)
-with growth:
-    ledger_view.growth(session, models, on, over, layer)
-with decisions:
-    ledger_view.decisions(session, models, on, task)
 # Of what a tab measures alone, nothing is measured before the tab is opened.
-with depth:
-    if tab == ledger_view.DEPTH:
-        layer_view.depth(session, models, on, over, task, layer)
-with inside:
-    if tab == ledger_view.INSIDE:
+chosen = state.selection().tab
+shown_tab, places = view.tabs(
+    (BY_TASK, ledger_view.INSIDE, ledger_view.TOKENS, MORE), "tab", MORE if chosen in VIEWS else None
+)
+with places[shown_tab]:
+    if shown_tab == BY_TASK:
+        st.caption(f"{plain(layer)}, task by task, the largest drift on top")
+        of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
+        summary = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+        view.chart(
+            charts.drift_tasks(of_tasks, relative),
+            "drift-tasks",
+            f"Drift of every task at {layer}: {summary}",
+            Numbers(f"drift per task at {layer}", tables.stack_models(of_tasks), units, measured, kind="drift"),
+            text.DRIFT_TASKS,
+        )
+    elif shown_tab == ledger_view.INSIDE:
         layer_view.block_maps(session, models, on, over, layer, relative)
-with tokens:
-    if tab == ledger_view.TOKENS:
+    elif shown_tab == ledger_view.TOKENS:
         layer_view.tokens(session, models, on, task, layer, relative)
-with sources:
-    if compared.calibration:
-        ledger_view.sources(session, compared.calibration)
     else:
-        st.caption("Feature sources are those of a calibration: choose a calibrated model B.")
-samples.panel(session, compared.models)
+        more = view.one_of(VIEWS, chosen)
+        state.control(st.segmented_control, "tab", more, None, "View", VIEWS, required=True)
+        if more == "Growth":
+            ledger_view.growth(session, models, on, over, layer)
+        elif more == "Decisions":
+            ledger_view.decisions(session, models, on, task)
+        elif more == ledger_view.DEPTH:
+            layer_view.depth(session, models, on, over, task, layer)
+        elif compared.calibration:
+            ledger_view.sources(session, compared.calibration)
+        else:
+            st.caption("Feature sources are those of a calibration: compare the merge with its repair.")
+samples.panel(session, models)

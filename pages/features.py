@@ -2,17 +2,14 @@
 
 import streamlit as st
 
-from app import cloud, compare, downloads, options, samples, slices, state, view
+from app import cloud, compare, downloads, samples, slices, state, view
 from featcal.figures import text
 from featcal.session.model_ref import EVERY_EXPERT
 
-st.title("Features, before and after")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
 compared = compare.choose_in_sidebar(session)
-if compared.b is None:
-    options.offer(session, f"The expert and {compared.a} are shown; a second model adds its own points.")
 layer = cloud.layer_slider(session)
 cloud.say_which(session, layer)
 models = {compare.SHOWN_EXPERT: EVERY_EXPERT, **compared.models}

@@ -32,7 +32,7 @@ scores = {
     name: featcal.evaluate(session, one, split="validation", samples=64)
     for name, one in models.items()
 }
-charts.score_bars(tables.score_table(scores), [*scores], "accuracy, %")
+charts.score_dots(tables.score_table(scores), [*scores], "accuracy, %")
 
 # %%
 # Six experts know their task. Two are worse than the base: they were trained for something else. The calibrated model

@@ -55,6 +55,7 @@ def report(
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True, help="Port that the app listens on.")
+@click.option("--no-browser", is_flag=True, help="Do not open a browser, as on a server; --shared opens none either.")
 @click.option("--shared", is_flag=True, help="Serve others too: on every address, within the folders of --root.")
 @click.option(
     "--root",
@@ -68,7 +69,9 @@ def report(
     "--max-memory", type=Size(), help="With --shared: memory that suites may need together.  [half of what is free]"
 )
 @click.pass_context
-def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...], max_memory: int | None) -> int:
+def app(
+    context: click.Context, port: int, no_browser: bool, shared: bool, roots: tuple[str, ...], max_memory: int | None
+) -> int:
     """Start the app in a browser, on 127.0.0.1.
 
     Further options go to streamlit. A shared server has no accounts: put a server that asks for passwords in front of
@@ -83,7 +86,7 @@ def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...],
         raise click.UsageError("--max-memory is for --shared")
     main = bundle_root() / "app" / "main.py"
     if not shared:
-        return start_app(main, port, context.args)
+        return start_app(main, port, context.args, opens_browser=not no_browser)
     return start_app(main, port, context.args, ServerRules(roots, max_memory or half_of_available_bytes()))
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol, task_axis
+from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, rows_apart, symbol, task_rows
 
 Array = NDArray[np.floating]
+MEANS = ("average", "mean")
+"""Names of rows that are about all tasks."""
 _UNIT = {
     False: ("norm over the whole token state", ".2f"),
     True: ("norm / norm of the expert's feature", ".3f"),
@@ -21,14 +22,26 @@ _UNIT = {
 
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
-    """Draw ||m|| and ||p|| per layer side by side, which do not add up, and ||e|| as a line; one panel per model, one
-    common scale."""
-    return _ribbon(frames, "layer", relative, chosen)
+    """Draw ||m|| and ||p|| per layer side by side, which do not add up, and ||e|| as a line; all models on one axis,
+    the bars of each framed in its colour, those of the second paler."""
+    figure = _parts(frames, "layer", relative)
+    layers = list(next(iter(frames.values()))["layer"])
+    if chosen is not None:
+        place = layers.index(chosen)
+        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
+    layer_axis(figure, layers)
+    figure.update_yaxes(title=_UNIT[relative][0], rangemode="tozero")
+    return finish(figure, 380)
 
 
 def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
-    """Draw ||m||, ||p|| and ||e|| at one layer, task by task; one panel per model, one common scale."""
-    return _ribbon(frames, "task", relative, None)
+    """Draw ||m||, ||p|| and ||e|| at one layer, task by task, the largest drift of the first model on top."""
+    order = next(iter(frames.values())).set_index("task")["drift"].sort_values().index
+    sorted_frames = {model: frame.set_index("task").loc[order].reset_index() for model, frame in frames.items()}
+    figure = _parts(sorted_frames, "task", relative)
+    task_rows(figure, order)
+    figure.update_xaxes(title=_UNIT[relative][0], rangemode="tozero")
+    return finish(figure, 110 + (12 + 13 * len(frames)) * len(order))
 
 
 def compare_drift(
@@ -38,7 +51,7 @@ def compare_drift(
 
     Args:
         ghost: of the last model before it had the options that it has now; drawn faintly.
-        preview: a layer, and where the last model's drift would be behind it; a point on a thin line from the layer
+        preview: a layer, and where the last model's drift would be after it; a point on a thin line from the layer
             before, where nothing changes.
     """
     figure = go.Figure()
@@ -73,21 +86,65 @@ def compare_drift(
     return finish(figure, 380)
 
 
-def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy, %") -> go.Figure:
-    """Draw grouped bars: one group per row of `frame` (column "task"), one bar per model."""
+def score_dots(
+    frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy, %", pair: tuple[str, str] | None = None
+) -> go.Figure:
+    """Draw one line per row of `frame` (column "task") and one dot per model on it, the average apart below.
+
+    Args:
+        pair: two of the models, joined on every line: the rows are sorted by what the second has gained, which stands
+            at their end. Without them rows are sorted by the first model, whose value stands there.
+    """
+    digits, (first, second) = (1 if "%" in unit else 3), pair or (models[0], models[0])
+    gain = frame[second] - frame[first] if pair else frame[first]
+    order = frame.assign(_gain=gain, _last=frame["task"].isin(MEANS)).sort_values(
+        ["_last", "_gain"], ascending=[True, False]
+    )
+    places = rows_apart(order["_last"])
     figure = go.Figure()
-    for model in models:
-        figure.add_bar(
-            x=frame["task"].map(label),
-            y=frame[model],
-            name=model,
-            marker={"color": colour(model)},
-            hovertemplate=f"%{{x}}, {model}: %{{y:.3~f}}",
+    if pair is not None:
+        joined = [value for one in zip(order[first], order[second], strict=True) for value in (*one, None)]
+        line = {"color": colour(second), "width": 2}
+        figure.add_scatter(
+            x=joined,
+            y=[y for y in places for _ in range(3)],
+            mode="lines",
+            line=line,
+            showlegend=False,
+            hoverinfo="skip",
         )
-    figure.update_layout(barmode="group", bargroupgap=0.08)
-    figure.update_yaxes(title=unit)
-    task_axis(figure, frame["task"])
-    return finish(figure, 400)
+    for model in models:
+        figure.add_scatter(
+            x=order[model],
+            y=places,
+            name=model,
+            mode="markers",
+            cliponaxis=False,
+            marker={
+                "color": colour(model),
+                "symbol": symbol(model),
+                "size": 11,
+                "line": {"width": 1.5, "color": colour(model)},
+            },
+            customdata=order["task"].map(label),
+            hovertemplate=f"%{{customdata}}, {label(model)}: %{{x:.{digits}f}}<extra></extra>",
+        )
+    ends = order[list(models)]
+    low, high = float(ends.min(axis=None)), float(ends.max(axis=None))
+    wide = high - low or 1.0
+    figure.add_scatter(
+        x=[high + 0.06 * wide] * len(order),
+        y=places,
+        mode="text",
+        text=[f"{value:{'+' if pair else ''}.{digits}f}" for value in order["_gain"]],
+        textposition="middle right",
+        showlegend=False,
+        hoverinfo="skip",
+        cliponaxis=False,
+    )
+    figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide])
+    task_rows(figure, order["task"], places)
+    return finish(figure, 110 + 28 * len(order))
 
 
 _SIZE = 300.0, 260.0
@@ -121,39 +178,39 @@ def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
     return finish(figure, 400)
 
 
-def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
-    axis, form = _UNIT[relative]
-    given, frames = frames, {model: frame.assign(**{key: frame[key].map(label)}) for model, frame in frames.items()}
-    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
-    for column, (model, frame) in enumerate(frames.items(), 1):
+def _parts(frames: Mapping[str, pd.DataFrame], key: str, relative: bool) -> go.Figure:
+    """Draw bars of mismatch and propagation, and drift as a line or dots; layers go to the right, tasks upwards."""
+    form, across = _UNIT[relative][1], key == "layer"
+    figure = go.Figure()
+
+    def places(names: pd.Series, values: pd.Series) -> dict[str, pd.Series]:
+        return {"x": names, "y": values} if across else {"x": values, "y": names}
+
+    name, value = ("%{x}", "%{y") if across else ("%{y}", "%{x")
+    for number, (model, given) in enumerate(frames.items()):
+        frame = given.assign(**{key: given[key].map(label)})
         for part, pattern in (("mismatch", ""), ("propagation", "/")):
+            look: dict[str, object] = {"shape": pattern, "fillmode": "overlay", "size": 8, "solidity": 0.15}
             figure.add_bar(
-                x=frame[key],
-                y=frame[part],
+                **places(frame[key], frame[part]),
+                orientation="v" if across else "h",
                 name=f"{'local ' if part == 'mismatch' else ''}{part}",
                 legendgroup=part,
-                showlegend=column == 1,
+                showlegend=number == 0,
+                opacity=0.45 if number else 1.0,
                 marker={
                     "color": COLOUR[part],
-                    "pattern": {
-                        "shape": pattern,
-                        "fillmode": "overlay",
-                        "fgcolor": "rgba(0,0,0,0.4)",
-                        "size": 8,
-                        "solidity": 0.15,
-                    },
+                    "line": {"color": colour(model), "width": 2 if len(frames) > 1 else 0},
+                    "pattern": look | {"fgcolor": "rgba(0,0,0,0.4)"},
                 },
                 customdata=frame[key],
-                hovertemplate=f"%{{x}}<br>{part} %{{y:{form}}}<extra>{model}</extra>",
-                row=1,
-                col=column,
+                hovertemplate=f"{name}<br>{part} {value}:{form}}}<extra>{label(model)}</extra>",
             )
         figure.add_scatter(
-            x=frame[key],
-            y=frame["drift"],
+            **places(frame[key], frame["drift"]),
             name=f"drift, {model}",
             cliponaxis=False,
-            mode="lines+markers" if key == "layer" else "markers",
+            mode="lines+markers" if across else "markers",
             line={"color": colour(model), "width": 3, "dash": dash(model)},
             marker={
                 "symbol": symbol(model),
@@ -162,25 +219,10 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
                 "line": {"width": 1.5, "color": "white"},
             },
             customdata=np.stack([frame[key], frame["alignment"]], axis=1),
-            hovertemplate=f"%{{x}}<br>drift %{{y:{form}}}<br>cosine of m and p %{{customdata[1]:.2f}}"
-            f"<extra>{model}</extra>",
-            row=1,
-            col=column,
+            hovertemplate=f"{name}<br>drift {value}:{form}}}<br>cosine of m and p %{{customdata[1]:.2f}}"
+            f"<extra>{label(model)}</extra>",
         )
-    if chosen is not None:
-        place = list(next(iter(frames.values()))[key]).index(chosen)
-        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
-    figure.update_layout(barmode="group")
-    if key == "layer":
-        layer_axis(figure, list(next(iter(frames.values()))["layer"]))
-    else:
-        task_axis(figure, next(iter(given.values()))["task"])
-    figure.update_yaxes(rangemode="tozero")
-    # Panels share one scale, so the first alone says what it is.
-    figure.update_yaxes(title=axis, col=1)
-    finish(figure, 420)
-    figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
-    return figure
+    return figure.update_layout(barmode="group")
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:

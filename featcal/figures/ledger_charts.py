@@ -11,6 +11,8 @@ from plotly.subplots import make_subplots
 from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, colour, finish, layer_axis, open_symbol, symbol, task_axis
 
+TOTAL = "final drift"
+"""Name of the last bar of a waterfall."""
 MANY = 11
 """Number of layers from which bars are too narrow for numbers."""
 SOURCE_COLOUR = {
@@ -23,10 +25,11 @@ SOURCE_COLOUR = {
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
-    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
+    titles = list(frames) if len(frames) > 1 else None
+    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=titles)
     lowest = 0.05 * max(float(frame["contribution"].cumsum().max()) for frame in frames.values())
     for column, (model, frame) in enumerate(frames.items(), 1):
-        layers = [*frame["layer"], "final drift"]
+        layers = [*frame["layer"], TOTAL]
         figure.add_waterfall(
             x=layers,
             y=[*frame["contribution"], None],
@@ -59,7 +62,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         figure.add_scatter(
             x=frame["layer"],
             y=frame["telescoped"].cumsum(),
-            name="running sum of another allocation",
+            name="cumulative share, alternative attribution",
             legendgroup="telescoped",
             showlegend=column == 1,
             mode="markers",
@@ -71,7 +74,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         )
     _mark(figure, list(next(iter(frames.values()))["layer"]), chosen)
     figure.update_yaxes(title="final drift / norm of the expert's feature", col=1)
-    layer_axis(figure, [*next(iter(frames.values()))["layer"], "final drift"])
+    layer_axis(figure, [*next(iter(frames.values()))["layer"], TOTAL])
     finish(figure, 420)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76}, uniformtext={"minsize": 10, "mode": "hide"})
     return figure

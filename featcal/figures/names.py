@@ -7,6 +7,7 @@ be drawn nor make the browser fetch anything; nor does a shared server say where
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from featcal.system.sandbox import without_places
 
@@ -66,3 +67,37 @@ def shorten(text: str, most: int) -> str:
     'a very …'
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_model(name: str) -> str:
+    """Return a model's name for people: without the options that a tooltip or a command has.
+
+    >>> short_model("calibrated:lam=0.05,rho=2,recipe=informed@ties:scale=0.6")
+    'calibrated, informed, of ties, scale 0.6'
+    >>> short_model("polished:steps=30@calibrated:recipe=informed"), short_model("anchor:rho=2")
+    ('polished, steps 30, of calibrated, informed', 'anchor, rho 2')
+    >>> short_model("/data/me/my-ties"), short_model("expert:digits")
+    ('my-ties', 'expert, digits')
+    """
+    own, _, below = name.partition("@")
+    kind, _, options = own.partition(":")
+    if "/" in kind or "/" in own or ("@" in name and not re.fullmatch(r"[a-z-]+", kind)):
+        return name.rstrip("/").rpartition("/")[2]
+    words = [one.replace("=", " ") for one in options.split(",") if one]
+    if kind == "calibrated":
+        recipes = [one.removeprefix("recipe ") for one in words if one.startswith("recipe ")]
+        words = recipes or (["paper"] if options else [])
+    return ", ".join([kind, *words, *([f"of {short_model(below)}"] if below else [])])
+
+
+def shorten_models(names: Iterable[str]) -> list[str]:
+    """Return short names (`short_model`), the whole ones where two would be the same.
+
+    >>> shorten_models(["ties", "calibrated:rho=1", "calibrated:rho=2"])
+    ['ties', 'calibrated:rho=1', 'calibrated:rho=2']
+    """
+    whole = [*names]
+    short = [*map(short_model, whole)]
+    return [
+        name if short.count(one) > 1 and whole.count(name) == 1 else one for name, one in zip(whole, short, strict=True)
+    ]

@@ -40,7 +40,8 @@ def _(ledger: DriftLedger) -> go.Figure:
 def _(result: CalibrationResult) -> go.Figure:
     drift = calibrated_drift(result)
     if "merged" in drift:
-        return charts.score_bars(drift.reset_index(), ["merged", "calibrated"], "drift / norm of the expert's feature")
+        pair = ("merged", "calibrated")
+        return charts.score_dots(drift.reset_index(), pair, "drift / norm of the expert's feature", pair)
     return charts.compare_drift({"calibrated": drift["calibrated"]})
 
 
@@ -48,7 +49,7 @@ def _(result: CalibrationResult) -> go.Figure:
 def _(scores: Scores) -> go.Figure:
     (name,) = _name_models([scores.model])
     shown: dict[str, Scores] = {name: scores}
-    return charts.score_bars(tables.score_table(shown), [name], f"{tables.metric_name(shown)}, %")
+    return charts.score_dots(tables.score_table(shown), [name], f"{tables.metric_name(shown)}, %")
 
 
 @draw.register

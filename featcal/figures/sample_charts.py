@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from featcal.figures.names import label
 from featcal.figures.sample_tables import PerSample, right_answers
-from featcal.figures.theme import COLOUR, colour, finish, symbol, task_axis
+from featcal.figures.theme import COLOUR, colour, finish, rows_apart, symbol, task_rows
+from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # charts are there before torch is
     from featcal.evaluation.comparison import Comparison, Difference
@@ -153,43 +154,56 @@ def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure
             **dots.look,
         )
     ring_picked(figure, list(points.values()), dots)
-    figure.update_xaxes(title="margin of the expert", rangemode="tozero")
-    figure.update_yaxes(title="norm of the drift of the final feature", rangemode="tozero")
+    figure.update_xaxes(title="expert confidence: margin of its first answer", rangemode="tozero")
+    figure.update_yaxes(title="drift: norm of the change of the final feature", rangemode="tozero")
     return pick_by_drawing(finish(figure, 400))
 
 
 def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:
-    """Draw the second minus the first score in points with its 95 % interval, per task and on average; grey and open
-    where that is within noise."""
-    rows = {**found.tasks, "average": found.average}
+    """Draw the second minus the first score in points with its 95 % interval, the largest gain on top and the average
+    apart below; grey and open where that is within noise."""
+    rows = {**dict(sorted(found.tasks.items(), key=lambda one: -one[1].difference)), "average": found.average}
+    places = dict(zip(rows, rows_apart([task == "average" for task in rows]), strict=True))
     figure = go.Figure()
     for noise in (False, True):
         shown = {task: one for task, one in rows.items() if one.is_within_noise == noise}
         if shown:
-            figure.add_scatter(**_points(shown, COLOUR["base"] if noise else colour(pair[1]), noise, symbol(pair[1])))
-    figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})
-    # Each of the two traces holds some of the tasks; left alone, plotly would put one's behind the other's.
-    figure.update_xaxes(categoryorder="array", categoryarray=[label(task) for task in rows])
-    figure.update_yaxes(title=f"{label(pair[1])} − {label(pair[0])}, points of {metric}")
-    task_axis(figure, rows)
-    return finish(figure, 340)
+            drawn = _points(shown, COLOUR["base"] if noise else colour(pair[1]), noise, symbol(pair[1]))
+            figure.add_scatter(y=[places[task] for task in shown], **drawn)
+    figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
+    right = max(100 * one.high for one in rows.values())
+    figure.add_scatter(
+        x=[max(right, 0.0)] * len(rows),
+        y=[*places.values()],
+        mode="text",
+        text=[f"  {points(one.difference)}" for one in rows.values()],
+        textposition="middle right",
+        showlegend=False,
+        hoverinfo="skip",
+        cliponaxis=False,
+    )
+    figure.update_xaxes(title=f"{label(pair[1])} − {label(pair[0])}, points of {metric}")
+    task_rows(figure, rows, places.values())
+    return finish(figure, 110 + 28 * len(rows)).update_layout(margin={"r": 56})
 
 
 def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) -> dict[str, object]:
-    """Return one trace: points with their intervals."""
+    """Return one trace, but for its heights: points with their intervals."""
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
-    intervals = [[100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"] for one in rows.values()]
+    intervals = [
+        [label(task), 100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"]
+        for task, one in rows.items()
+    ]
     shape = mark.removesuffix("-open")
     return {
-        "x": [label(task) for task in rows],
-        "y": [100 * one.difference for one in rows.values()],
+        "x": [100 * one.difference for one in rows.values()],
         "name": "within noise" if noise else "beyond noise",
         "mode": "markers",
         "marker": {"color": ink, "symbol": f"{shape}-open" if noise else shape, "size": 11, "line": {"width": 2}},
-        "error_y": {"type": "data", "array": up, "arrayminus": down, "color": ink, "thickness": 2, "width": 6},
+        "error_x": {"type": "data", "array": up, "arrayminus": down, "color": ink, "thickness": 2, "width": 6},
         "customdata": intervals,
-        "hovertemplate": "%{x}: %{y:+.1f} points, %{customdata[0]:+.1f} to %{customdata[1]:+.1f}, "
-        "McNemar p %{customdata[2]}<extra></extra>",
+        "hovertemplate": "%{customdata[0]}: %{x:+.1f} points, %{customdata[1]:+.1f} to %{customdata[2]:+.1f}, "
+        "McNemar p %{customdata[3]}<extra></extra>",
         "cliponaxis": False,
     }

@@ -204,7 +204,7 @@ def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picke
 
     >>> right, wrong = (PerSample(answers=("a", "b"), right=(one, False)) for one in (True, False))
     >>> describe_picked({"merged": wrong, "calibrated": right}, ["merged", "calibrated"], [0])
-    ' · **1** fixed (of 1), **0** broken (of 0) from merged to calibrated · 0 both right, 0 both wrong'
+    ' · merged → calibrated: **1** of all 1 fixed samples, **0** of all 0 broken ones · 0 both right, 0 both wrong'
     """
     rights = [right for one in models if (right := found[one].right) is not None]
     if len(rights) < len(models):
@@ -215,9 +215,9 @@ def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picke
         return f" · **{good}** right, **{len(picked) - good}** wrong with {plain(models[0])}{token}"
     parts = share_of_flips(flips(*rights), picked)
     (fixed, all_fixed), (broken, all_broken) = parts[FIXED], parts[BROKEN]
-    turned = f"**{fixed}** fixed (of {all_fixed}), **{broken}** broken (of {all_broken})"
+    turned = f"**{fixed}** of all {all_fixed} fixed samples, **{broken}** of all {all_broken} broken ones"
     rest = f"{parts[BOTH_RIGHT][0]} both right, {parts[BOTH_WRONG][0]} both wrong"
-    return f" · {turned} from {plain(models[0])} to {plain(models[1])}{token} · {rest}"
+    return f" · {plain(models[0])} → {plain(models[1])}{token}: {turned} · {rest}"
 
 
 def _words(data: Samples, answers: Tensor | tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.names import label, shorten
+from featcal.figures.names import label, short_model, shorten, shorten_models
 from featcal.figures.selection_table import name_candidates
 from featcal.figures.theme import COLOUR, SYMBOL, colours, finish
 
@@ -55,7 +55,7 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
 def _name_lines(figure: go.Figure, models: Sequence[str]) -> None:
     """Label a vertical axis of models, whose names may be long, with their beginnings; hovering shows the whole."""
     # By their whole names: shortened, two that differ in their last options would stand on one line.
-    whole, shown = [label(one) for one in models], [label(shorten(one, 48)) for one in models]
+    whole, shown = [label(one) for one in models], [label(shorten(one, 48)) for one in shorten_models(models)]
     figure.update_yaxes(categoryorder="array", categoryarray=whole, tickvals=whole, ticktext=shown)
 
 
@@ -78,7 +78,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
             x=[label(one) for one, same in zip(named, scored["method"] == method, strict=True) if same],
             y=rows["average"],
             error_y={"array": rows["interval"].fillna(0.0).tolist(), "thickness": 1.5, "color": shades[method]},
-            name=label(shorten(str(method), 48)),
+            name=label(shorten(short_model(str(method)), 48)),
             mode="lines+markers",
             marker={"color": shades[method], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 9},
             line={"color": shades[method]},

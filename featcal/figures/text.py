@@ -154,7 +154,8 @@ samples look better than they are. A rank correlation has the interval alone: no
 ATTRIBUTION = r"""
 **What this shows.** Every unit of final drift booked to the layer whose local mismatch caused it: bars start where
 the last one ended and add up to the final drift, relative to the norm of the expert's final feature. Percentages
-are shares; a negative one (green) compensates for the others. The ticks are the running sum of another allocation.
+are shares; a negative one (green) compensates for the others. The ticks are the cumulative share under the
+alternative attribution.
 
 **Formula.** $e^L = \sum_\ell c_\ell$ with $c_\ell = A_L \cdots A_{\ell+1}\, m^\ell$ and $A_k$ the Jacobian of layer
 $k$ averaged between the expert's and the model's input (Prop. 2); share $= \langle c_\ell, e^L\rangle / \|e^L\|^2$.
@@ -347,7 +348,7 @@ DEPTH = r"""
 **What this shows.** Behind every block the decision that the model would make if it ended there: the block's state
 through the model's own last norm, projection and head (CLIP: scores of the classes; language models: the first token of
 the answer). The chart above: the share of samples whose decision is already the **expert's final one**; at the last
-block it is the agreement of the tab *Decisions*. Below, one sample: the first answer behind every block, darker the
+block it is the agreement of the tab *Decisions*. Below, one sample: the first answer after every block, darker the
 more probable; a line stands above the block from which on the decision stays. Point at a cell for what follows it.
 
 **When it misleads.** A head is made for the last layer and never learned to read another. What it reads behind early
@@ -356,7 +357,7 @@ does not see, and probabilities in between mean little. An encoder-decoder is re
 """
 
 TOKENS = r"""
-**What this shows.** One sample behind the chosen layer, token by token: how far the state of each is from the
+**What this shows.** One sample after the chosen layer, token by token: how far the state of each is from the
 expert's, $\|e_t\|$. Relative units divide by the norm of the expert's state of the **same** token, so that a token with
 a large state does not outshine the rest. All models have one scale of colours. Under the pointer stands the token's
 share of the layer's squared drift.

@@ -138,10 +138,35 @@ def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
     figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
+def rows_apart(last: Iterable[bool]) -> list[float]:
+    """Return heights of rows from top to bottom, 1 apart; those that are `last` half a row further down.
+
+    >>> rows_apart([False, False, True])
+    [2.5, 1.5, 0.0]
+    """
+    apart = [*last]
+    top = len(apart) - 1 + 0.5 * any(apart)
+    return [top - number - 0.5 * one for number, one in enumerate(apart)]
+
+
+def task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[float] | None = None) -> None:
+    """Label a vertical axis of tasks with their beginnings; hovering shows the whole.
+
+    Args:
+        places: heights of the rows; left out where the rows are the tasks' labels.
+    """
+    names = {label(task): label(shorten(task, 24)) for task in tasks}
+    values = [*names] if places is None else [*places]
+    figure.update_yaxes(tickvals=values, ticktext=[*names.values()], zeroline=False, showgrid=False)
+
+
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
     """Label a horizontal axis of layers, in forward order, with names short enough to stand side by side."""
     names = [
-        layer.replace("encoder block ", "enc ").replace("decoder block ", "dec ").replace("coder embeddings", "c emb")
+        layer.replace("encoder block ", "enc ")
+        .replace("decoder block ", "dec ")
+        .replace("coder embeddings", "c emb")
+        .replace("embeddings", "emb")
         for layer in layers
     ]
     figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names)

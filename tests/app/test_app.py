@@ -17,14 +17,15 @@ from app_pages import (
     button,
     charts,
     control,
-    cosines,
     export_command,
     fields,
+    final_drifts,
     go,
+    headline,
     healthy,
     opened,
-    result_line,
     shown_and_default,
+    shown_model,
 )
 from clip_config import clip_config
 from lanes import rows
@@ -32,10 +33,11 @@ from suite_edits import Edit
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, state
+from app import downloads, export, jobs, state
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
+from featcal.server.orders import order
 from featcal.session.fits import Fits
 from featcal.session.measurements import Measurements
 from featcal.session.model_ref import MERGED
@@ -47,6 +49,7 @@ from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent
 from featcal.system.resources import bundle_root
 
+WHOLE = EvaluationSamples(None, "test")
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
 AT_ONCE = """
@@ -57,6 +60,8 @@ class UMAP:
 
 
 LANGUAGE_MODELS = ("t5", "llama")
+DRAWN = {"verdict": 2, "drift": 3, "calibrate": 3, "features": 2, "cosines": 4, "accuracy": 1, "models": 0}
+"""How many charts a page shows of a merge and its repair; the Runs page shows what was measured before."""
 
 
 @pytest.fixture(scope="module", params=rows(LANGUAGE_MODELS, quick=["t5"]))
@@ -79,16 +84,17 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 8, 3, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(DRAWN.items()))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
     files = {json.loads(one.proto.config)["toImageButtonOptions"]["filename"] for one in app.get("plotly_chart")}
     # on the test split when asked for; runs are many models
-    model = "" if page in ("accuracy", "runs") else "-lam0.05-rho1.5-alpha0.3-n64"
+    model = "" if page == "accuracy" else "-lam0.05-rho1.5-alpha0.3-n64"
     assert len(files) == drawn
-    assert all(f"-tiny{model}" in one for one in files), files
+    alone = {one for one in files if one.startswith("attribution")}  # of the merge
+    assert all(f"-tiny{model}" in one for one in files - alone), files
 
 
 def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +122,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     ("page", "drawn"),
     [
         pytest.param(page, drawn, marks=pytest.mark.slow if page in ("verdict", "drift", "calibrate") else ())
-        for page, drawn in zip(PAGES, (2, 9, 3, 2, 4, 1, 1, 0), strict=True)
+        for page, drawn in DRAWN.items()
     ],
 )
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
@@ -161,9 +167,12 @@ def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> N
     app = opened(sentences, "calibrate", lam="0.05", n="5")
     session, on = open_session(sentences), EvaluationSamples(5)
     merged, expert = (percent(session.measure.scores(model, on).average) for model in ("merged", "expert"))
-    said = result_line(app)
-    assert said.startswith(f"Exact match {merged} → ")
-    assert f" of {expert} · cosine" in said
+    value, *_ = headline(app)["Exact match, validation"]
+    assert value.startswith(f"{merged} → ")
+    assert headline(app)["Gap closed"][1:] in (
+        ("no gap to the experts", ""),
+        (f"of {percent(float(expert) / 100 - float(merged) / 100)} points", f"to the experts' {expert} %"),
+    )
     go(app, "accuracy")
     assert healthy(app)
     assert any("generated answers" in one.value for one in app.caption)
@@ -172,7 +181,7 @@ def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> N
 def test_first_tokens_stand_in_where_answers_take_long(sentences: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "is_long", lambda *_: True)
     app = opened(sentences, "calibrate", lam="0.05")
-    assert result_line(app).startswith("First-token accuracy ")
+    assert "First-token accuracy, validation" in headline(app)
     assert any("can be right where the answer is wrong" in one.value for one in app.caption)
 
 
@@ -182,7 +191,7 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
     assert healthy(app)
     assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
     assert app.markdown[-1].value.startswith("Over all tasks **")
-    go(app, "suite")
+    go(app, "models")
     assert healthy(app)
     tasks = next(one.value for one in app.dataframe if "answers" in one.value)
     texts = next(one.value for one in app.dataframe if "text" in one.value)
@@ -193,10 +202,10 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
 
 @pytest.mark.slow
 def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
-    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", b="calibrated")
+    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", tab="Decisions")
     assert healthy(app)
     assert any("Scores need answers" in one.value for one in app.info)
-    go(app, "suite")
+    go(app, "models")
     assert healthy(app)
     assert any("no answers" in one.value for one in app.info)
     go(app, "accuracy")
@@ -242,10 +251,11 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
-    before = cosines(app)[1]
+    before = final_drifts(app)
     control(app, "rho").set_value(0.5).run()
     assert healthy(app)
-    assert cosines(app)[1] != before
+    assert final_drifts(app)[0] == before[0]
+    assert final_drifts(app)[1] != before[1]
     assert "--rho 0.5" in export_command(app)
 
 
@@ -254,19 +264,18 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     control(app, "alpha").set_value(0.6).run()
     go(app, "drift")
     assert healthy(app)
-    assert (control(app, "a").value, control(app, "b").value) == ("merged", "calibrated")
-    assert control(app, "alpha").value == 0.6
+    assert (control(app, "merge").value, control(app, "beside").value) == ("merged", "calibrated")
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.6 · n 64"
 
 
 @pytest.mark.slow
 def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: Path) -> None:
     def drawn(tokens: str) -> dict[str, Any]:
-        app = opened(tiny_suite_file, tokens=tokens)
+        app = opened(tiny_suite_file, tokens=tokens, tab="Growth")
         assert healthy(app)
-        (growth,) = (tab for tab in app.tabs if tab.label == "Growth")
-        assert [one.label for one in growth.get("button_group")] == ["Norms over"]
+        assert "Norms over" in [one.label for one in app.get("button_group")]
         data = [json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart")]
-        return dict(zip(("layers", "tasks", "attribution", "growth", "response"), data, strict=False))
+        return dict(zip(("attribution", "layers", "growth", "response"), data, strict=True))
 
     everything, alone = drawn("all tokens"), drawn("class token")
     assert {name for name, data in alone.items() if data != everything[name]} == {"growth", "response"}
@@ -279,6 +288,29 @@ def test_the_tab_says_page_and_featcal_and_nothing_is_fetched_for_it() -> None:
     assert "icon=icon" not in main  # a material icon of st.Page becomes a favicon from fonts.gstatic.com
 
 
+def test_more_samples_than_there_are_are_brought_down(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", n="99999999")
+    assert healthy(app)
+    assert control(app, "n").value == 12
+    assert app.warning[0].value.replace("\\", "") == (
+        "The address asks for n = 99999999; a task has 12 validation samples, so it is 12."
+    )
+    assert not opened(tiny_suite_file, "cosines", n="12").warning
+
+
+def test_a_run_that_is_not_there_is_told(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", n="8", run="deadbeef")
+    assert healthy(app)
+    assert "run = 'deadbeef', which this suite does not have; left out" in app.warning[0].value
+
+
+def test_the_title_of_a_job_names_what_makes_it_long() -> None:
+    numbers = {"recipe": "paper", "lam": 1e-7, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "samples": 64}
+    for copies, said in ((1_000_000, " · copies 1000000"), (0, "")):
+        one = order("calibrate", "clip-mini", {"options": {**numbers, "augment": copies}})
+        assert jobs.title(one) == f"Calibrate · clip-mini · paper · λ 1e-07 · ρ 2 · α 0.3 · n 64{said}"
+
+
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="0.5", lam="1")
     assert "--lam 1 --rho 0.5" in export_command(app)
@@ -286,21 +318,25 @@ def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
     assert "--lam 0.05 --rho 2 --alpha 0.3" in export_command(app)
 
 
-def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "cosines")
-    assert charts(app) == 2  # of merged alone
-    assert "merged alone is shown" in app.info[0].value
-    button(app, "with the defaults").click().run()
-    assert healthy(app)
+def test_a_page_shows_the_merge_and_its_repair_unless_the_merge_alone_is_wanted(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", n="8")
     assert charts(app) == 4
+    control(app, "beside").set_value("nothing").run()
+    assert healthy(app)
+    assert charts(app) == 2
+    assert shown_model(app) is None
+    assert headline(app)["Final drift"][1] == "of the expert feature's norm"
 
 
 def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "accuracy", b="calibrated", rho="1.7")  # which no other test has scored
-    assert len(app.metric) == 3
+    assert headline(app)["Gap closed"][1] == "not measured"
     button(app, "test split").click().run()
     assert healthy(app)
-    assert any("gap" in one.label for one in app.metric)
+    session = open_session(tiny_suite_file, resident=True)
+    calibrated = session.resolve("calibrated:rho=1.7,samples=64")
+    merged, repaired = (percent(session.measure.scores(one, WHOLE).average) for one in ("merged", calibrated))
+    assert headline(app)["Accuracy, test"][0] == f"{merged} → {repaired} %"
 
 
 @pytest.mark.parametrize("page", rows(PAGES, quick=PAGES[:1], slow=PAGES))

@@ -33,7 +33,7 @@ def test_lines_of_tasks_outlive_a_visit_to_another_page() -> None:
     app = opened("clip-mini", "bring")
     line = {**dict.fromkeys(bring.FIELDS, ""), "task": "cars", "expert": "some/expert"}
     app.session_state[bring._LAST] = [line]  # as the editor had it, which no test can type into
-    go(app, "jobs")
+    go(app, "cosines")
     go(app, "bring")
     (table,) = [one.value for one in app.dataframe if "expert" in one.value]
     assert (table["task"].tolist(), table["expert"].tolist()) == (["cars"], ["some/expert"])

@@ -115,7 +115,7 @@ def test_a_layer_that_was_chosen_on_another_page_is_shown(tiny_suite_file: Path)
     app = opened(tiny_suite_file, "features", layer="block 1 attention", **BOTH)
     assert healthy(app)
     assert control(app, "layer").value == "block 1"
-    assert said(app, "class token behind block 1")
+    assert said(app, "class token after block 1")
     assert control(opened(tiny_suite_file, "features", layer="embeddings"), "layer").value == "block 0"
     assert control(opened(tiny_suite_file, "features", layer="nowhere"), "layer").value == "head"
 
@@ -218,7 +218,7 @@ def test_samples_beyond_what_a_map_holds_are_drawn_and_said(
     ("future", "said"),
     [
         ("made", "This is the UMAP."),
-        ("waited for", "This is PCA. The UMAP is being made"),
+        ("waited for", "Showing PCA while UMAP is computed"),
         ("failed", "UMAP failed on these features; this is PCA."),
     ],
 )

@@ -30,7 +30,7 @@ from featcal.samples.sources import Samples
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 
 
-DRAWN = ("verdict", "drift", "calibrate", "features", "cosines", "accuracy", "suite")
+DRAWN = ("verdict", "drift", "calibrate", "features", "cosines", "accuracy", "models")
 
 
 @pytest.fixture

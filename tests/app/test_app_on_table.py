@@ -1,4 +1,4 @@
-"""The merge on the table: what the Calibrate page repairs, shows and writes is the calibration of model A."""
+"""The merge on the table: what the Calibrate page repairs, shows and writes is the calibration of the one subject."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from app_pages import button, control, export_command, go, healthy, opened, result_line, shown_model
+from app_pages import button, control, export_command, go, headline, healthy, opened, shown_model
 from lanes import pairs
 from safetensors.torch import load_file
 from streamlit.testing.v1 import AppTest
@@ -18,6 +18,7 @@ import featcal
 from app import jobs, on_table, state
 from app.selection import Selection
 from featcal.evaluation.comparison import compare_scores
+from featcal.figures import tables
 from featcal.session.session import Session, open_session
 from featcal.studies import recording
 from featcal.studies.history import History
@@ -36,9 +37,9 @@ SLOW = [(suite, kind) for suite in SUITES for kind in KINDS if (suite, kind) not
 Run = Callable[..., tuple[int, str, str]]
 
 
-def chosen(app: AppTest) -> tuple[str, str | None]:
+def chosen(app: AppTest) -> tuple[str, str]:
     selection: Selection = app.session_state["selection"]
-    return selection.a, selection.b
+    return selection.merge, selection.beside
 
 
 def captions(app: AppTest, words: str) -> list[str]:
@@ -46,23 +47,26 @@ def captions(app: AppTest, words: str) -> list[str]:
 
 
 def put_on_the_table(app: AppTest, kind: str, session: Session, folder: Path) -> str:
-    """Choose model A of a kind in the sidebar, and return its name."""
+    """Choose a merge of a kind in the sidebar, and return its name."""
     name = {"folder": str(folder / "my-ties"), "pinned run": RUN}.get(kind, kind)
     if kind == "folder":
         featcal.merge(session.family, "ties").save(name)
-        control(app, "a").options.append(name)  # what is typed into the field
+        app.session_state["selection"] = app.session_state["selection"].change(merge=name)
+        app.run()
+        assert "my-ties" in control(app, "merge").options  # a short name; the tooltip has the whole
     if kind == "pinned run":
         run = recording.run_of(session, RUN)
         assert History().add(run, recording.measure(session, RUN, ON))
         History().mark(run.id, "pinned", True)
         app.run()
-        assert f"{RUN} · pinned run" in control(app, "a").options
-    control(app, "a").set_value(name).run()
+        assert f"{RUN} · pinned run" in control(app, "merge").options
+    if kind != "folder":
+        control(app, "merge").set_value(name).run()
     return name
 
 
 @pytest.mark.parametrize(("suite", "kind"), pairs(SUITES, KINDS, quick=QUICK, slow=SLOW))
-def test_what_is_shown_and_written_is_the_calibration_of_model_a(
+def test_what_is_shown_and_written_is_the_calibration_of_the_subject(
     suite: str, kind: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
@@ -75,9 +79,10 @@ def test_what_is_shown_and_written_is_the_calibration_of_model_a(
     before, after, expert = (recording.score(session, one, ON, state.kind_of_scores(session, ON))
                              for one in (a, calibrated, "expert"))  # fmt: skip
     gain = compare_scores(before, after).average
-    scores = f"{percent(before.average)} → {percent(after.average)} % ({points(gain.difference)} points"
-    assert scores in result_line(app)
-    assert f" of {percent(expert.average)} · cosine" in result_line(app)
+    scored = headline(app)[f"{tables.metric_name({'': before}).capitalize()}, validation"]
+    assert scored[0] == f"{percent(before.average)} → {percent(after.average)} %"
+    assert scored[1] == f"{points(gain.difference)} points"
+    assert headline(app)["Gap closed"][2] in ("", f"to the experts' {percent(expert.average)} %")
     app.text_input(key="folder").set_value(str(tmp_path / "page")).run()
     button(app, "Write the checkpoint").click().run()
     assert not app.exception
@@ -156,15 +161,12 @@ def test_the_merge_on_the_table_is_the_first_that_can_be_calibrated(
 def test_calibrated_alone_is_of_the_merge_on_the_table_on_every_page(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines", a="ties", b="calibrated", **FEW)
     assert healthy(app)
-    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 8 · of ties"
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 8"
     commands = [word for one in app.code if one.value.startswith("featcal drift") for word in one.value.split()]
     named = {word for word, flag in zip(commands[1:], commands, strict=False) if flag == "--model"}
     assert named == {"ties", "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8@ties"}
-    button(app, "Swap A and B").click().run()
-    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 8 · of ties"
-    assert chosen(go(app, "calibrate")) == ("calibrated", "ties")
-    assert control(app, "a").value == "ties"
-    assert captions(app, "of ties")
+    assert chosen(go(app, "calibrate")) == ("ties", "calibrated")
+    assert "--model ties" in export_command(app)
 
 
 @pytest.mark.slow
@@ -174,12 +176,12 @@ def test_another_merge_has_options_and_scores_of_its_own(tiny_suite_file: Path) 
     control(app, "rho").set_value(1.5).run()
     assert not button(app, "Undo").disabled
     assert len([one for one in app.button if str(one.key).startswith("chip")]) == 2
-    control(app, "a").set_value("merged").run()
+    control(app, "merge").set_value("merged").run()
     assert healthy(app)
     assert button(app, "Undo").disabled
     assert [one.label.split(" · ")[0] for one in app.button if str(one.key).startswith("chip")] == ["ρ 1.5"]
     assert not captions(app, "The preview said")
-    control(app, "a").set_value("ties").run()
+    control(app, "merge").set_value("ties").run()
     button(app, "Undo").click().run()
     assert (chosen(app), control(app, "rho").value) == (("ties", "calibrated"), 2.0)
 
@@ -210,7 +212,7 @@ def test_a_run_is_shown_beside_the_merge_that_it_calibrates(
     button(app, "Show it on every page").click().run()
     assert healthy(app)
     assert chosen(app) == ("ties", "calibrated")
-    assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 8 · of ties"
-    button(app, "Both on every page").click().run()
+    assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 8"
+    button(app, "Compare both on every page").click().run()
     assert healthy(app)
     assert chosen(app) == (runs["ties"].model, runs[""].model)

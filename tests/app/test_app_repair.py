@@ -16,9 +16,9 @@ from app_pages import (
     button,
     charts,
     control,
-    cosines,
     export_command,
     fields,
+    final_drifts,
     go,
     healthy,
     name_of,
@@ -29,7 +29,7 @@ from tiny_clip import BLOCKS, TASKS
 
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.export.card_parts import load_card
-from featcal.figures import repair_charts, repair_tables
+from featcal.figures import repair_charts, repair_tables, tables
 from featcal.session.fits import Fits
 from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
@@ -71,12 +71,12 @@ def trace(app: Any, name: str) -> Any:
 @pytest.mark.slow
 def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
-    whole = cosines(app)[1]
+    whole = final_drifts(app)[1]
     assert [chooser(app, name).value for name in ("blocks", "maps", "tasks")] == [[], [], []]
     chooser(app, "blocks").set_value(["block 2", "block 0"]).run()
     chooser(app, "tasks").set_value([TASKS[1]]).run()
     assert healthy(app)
-    assert cosines(app)[1] != whole
+    assert final_drifts(app)[1] != whole
     said = f"λ 0.05 · ρ 2 · α 0.3 · n 64 · only block 0, block 2 · only {TASKS[1]}"
     assert shown_model(app) == said
     assert f"--blocks 'block 0,block 2' --tasks {TASKS[1]} --out" in export_command(app)
@@ -89,7 +89,7 @@ def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) ->
     chooser(app, "blocks").set_value([]).run()
     chooser(app, "tasks").set_value([]).run()
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
-    assert cosines(app)[1] == whole
+    assert final_drifts(app)[1] == whole
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     assert "--seed 7 --blocks 'block 1' --out" in export_command(app)
     session = open_session(tiny_suite_file, resident=True)
     measured = session.measure.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
-    assert cosines(app)[1] == f"{measured.macro_cosine:.3f}"
+    assert final_drifts(app)[1] == f"{tables.relative_drift(measured).iloc[-1]:.2f}"
 
 
 @pytest.mark.parametrize(
@@ -286,15 +286,17 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in export_command(app)
-    assert any("answers first, as a point" in one.value for one in app.caption)
+    assert any("a preview of block 2 appears in the chart" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
-    drift = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
-    assert cosines(app)[1] == f"{drift:.3f}"
+    found = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON)
+    assert final_drifts(app)[1] == f"{tables.relative_drift(found).iloc[-1]:.2f}"
     control(app, "beta").set_value(0.0).run()
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"
+    app.session_state["selection"] = app.session_state["selection"].change(tab="Feature sources")
     go(app, "drift")
     assert healthy(app)
     assert any("compare objectives of the paper's recipe" in one.value for one in app.caption)
+    go(app, "calibrate")
     control(app, "recipe").set_value("paper").run()
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
 

@@ -51,7 +51,7 @@ def test_what_was_written_of_other_files_is_offered_no_longer(
     def find_reports() -> list[str]:
         return [name for name in offered if name.startswith("report")]
 
-    app = opened(own_suite_file, "suite", n="8", samples="6")
+    app = opened(own_suite_file, "report", n="8", samples="6")
     button(app, "Write a report").click().run()
     assert len(find_reports()) == 1
     go(app, "calibrate").text_input(key="folder").set_value(str(tmp_path / "mine"))
@@ -75,20 +75,20 @@ def test_what_was_written_of_other_files_is_offered_no_longer(
     assert not app.success
     assert len(find_chips()) == 1
     offered.clear()
-    assert healthy(go(app, "suite"))
+    assert healthy(go(app, "report"))
     assert not find_reports()
 
 
 @pytest.mark.slow
 def test_a_suite_without_test_samples_has_a_report(edit_suite: Edit) -> None:
-    app = opened(edit_suite(lambda content: [task.pop("test") for task in content["tasks"].values()]), "suite", n="8")
+    app = opened(edit_suite(lambda content: [task.pop("test") for task in content["tasks"].values()]), "report", n="8")
     assert healthy(app)
     assert button(app, "Write a report")
 
 
 @pytest.mark.slow
 def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered: Offered) -> None:
-    app = opened(tiny_suite_file, "suite", n="8", b="calibrated", rho="1.5", samples="6")
+    app = opened(tiny_suite_file, "report", n="8", b="calibrated", rho="1.5", samples="6")
     assert healthy(app)
     assert not any(name.startswith("report") for name in offered)
     (line,) = (block.value for block in app.code if block.value.startswith("featcal report"))
@@ -104,15 +104,15 @@ def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered
     assert b"calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6" in content
 
     offered.clear()
-    go(go(app, "drift"), "suite")
+    go(go(app, "drift"), "report")
     assert [one for one in offered if one.startswith("report")] == [name]  # still there after other pages
     offered.clear()
-    next(one for one in app.get("select_slider") if str(one.key).endswith("-n")).set_value(16).run()
+    control(app, "n").set_value(16).run()
     assert not any(one.startswith("report") for one in offered)  # it was about other samples
 
 
 def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "suite", a="calibrated:lamb=1")
+    app = opened(tiny_suite_file, "report", a="calibrated:lamb=1")
     assert not app.exception
     assert any("lamb" in one.value for one in app.error)
 
@@ -124,7 +124,7 @@ def test_a_report_that_takes_long_is_written_by_a_job(
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
     monkeypatch.setattr(app_report, "is_long", lambda *_: True)
     monkeypatch.setattr(jobs, "ensure_manager", lambda _: None)
-    app = opened(tiny_suite_file, "suite", n="8", a="base", b="merged")
+    app = opened(tiny_suite_file, "report", n="8", a="base", b="merged")
     assert healthy(app)
     button(app, "Start").click().run()
     (job,) = Queue().jobs()

@@ -73,6 +73,7 @@ def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file:
     app = opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
     control(app, "rho").set_value(2.5).run()
     go(app, "cosines")
+    go(app, "calibrate")
     control(app, "rho").set_value(0.5).run()
     assert set(recorded()) == {1.5, 2.5, 0.5}
     st.cache_resource.clear()
@@ -162,7 +163,7 @@ def test_a_sweep_that_was_ended_shows_its_points_and_goes_on(tiny_suite_file: Pa
 
 
 @pytest.mark.usefixtures("jobs_at_once")
-def test_a_click_on_a_point_is_model_b_on_every_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_click_on_a_point_is_compared_on_every_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
     button(app, "Run the sweep").click().run()
     app.run()
@@ -176,7 +177,7 @@ def test_a_click_on_a_point_is_model_b_on_every_page(tiny_suite_file: Path, monk
     (anchor,) = (run for run in History().runs() if run.model == "anchor:rho=1.5")
     control(app, "run").set_value(anchor.id).run()
     button(app, "Show it on every page").click().run()
-    assert control(go(app, "drift"), "b").value == "anchor:rho=1.5"
+    assert control(go(app, "drift"), "beside").value == "anchor:rho=1.5"
     assert healthy(app)
 
 
@@ -195,7 +196,8 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
         monkeypatch.setattr(st, "session_state", {"runs-list": table, "runs-listed": ["a", "b"]})
         runs._choose_row()
-    for rows, which in (([1], "Model B"), ([1], "Model A"), ([2], "Model B"), ([0], "Model B"), ([], "Model B")):
+    subject, beside = leaderboard.SUBJECT, leaderboard.BESIDE
+    for rows, which in (([1], beside), ([1], subject), ([2], beside), ([0], beside), ([], beside)):
         table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
         known = {
             leaderboard._ROWS: table,
@@ -204,7 +206,12 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         monkeypatch.setattr(st, "session_state", known)
         leaderboard._choose_row()
-    assert selections == [{"run": "b"}, {"b": "tsv-m"}, {"a": "tsv-m"}, {"a": "ties", "b": "calibrated@ties"}]
+    assert selections == [
+        {"run": "b"},
+        {"beside": "tsv-m"},
+        {"merge": "tsv-m"},
+        {"merge": "ties", "beside": "calibrated@ties"},
+    ]
 
 
 def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
@@ -220,13 +227,14 @@ def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     assert History().get(run.id).pinned
     assert button(app, "Delete").disabled
     assert "unpin it first" in button(app, "Delete").help
+    app.session_state["selection"] = app.session_state["selection"].change(beside="nothing")  # no run of its own
     go(app, "drift")
-    offered = control(app, "b").options
+    offered = control(app, "beside").options
     # With its score, where another test has made a table of this suite.
     merges = [place for place, name in enumerate(offered) if name.startswith("ties · merge")]
     assert offered.index("**the best** <b> · pinned run") < merges[0]
-    control(app, "b").set_value(run.model).run()
-    assert app.session_state["selection"].b == run.model
+    control(app, "beside").set_value(run.model).run()
+    assert app.session_state["selection"].beside == run.model
     assert healthy(go(app, "runs"))
     button(app, "Unpin").click().run()
     button(app, "Delete").click().run()
@@ -257,24 +265,23 @@ def test_two_runs_are_held_against_each_other(tiny_suite_file: Path, tiny: Famil
     for task, one in first.scores.items():
         net = flips.loc[task, "fixed"] - flips.loc[task, "broken"]
         assert net == round(8 * (second.scores[task].value - one.value))
-    button(app, "Both on every page").click().run()
+    button(app, "Compare both on every page").click().run()
     assert healthy(app)
-    assert control(app, "a").value == a.model
-    assert [one.value for one in app.caption if "ρ" in one.value and "λ" in one.value]
-    assert (control(go(app, "drift"), "a").value, control(app, "b").value) == (a.model, "calibrated")
+    assert control(app, "merge").value == a.model
+    assert (control(go(app, "drift"), "merge").value, control(app, "beside").value) == (a.model, "calibrated")
     assert healthy(app)
 
 
 def test_looks_at_the_test_split_are_counted_once_per_session(tiny_suite_file: Path, tiny: Family) -> None:
     def said(app: AppTest) -> list[str]:
-        return [one.value.split(".")[0] for one in app.caption if one.value.startswith("Looks at")]
+        return [one.value.split(".")[0] for one in app.caption if one.value.startswith("Test split evaluated")]
 
     st.cache_resource.clear()  # another test may have scored these models already
     session._open.clear()
     app = opened(tiny_suite_file, "accuracy", b="calibrated", **FEW)
-    assert said(app) == ["Looks at this suite's test split so far: 3, at 3 different models"]
+    assert said(app) == ["Test split evaluated 3 times, on 3 models"]
     button(app, "test split").click().run()
-    assert said(app) == ["Looks at this suite's test split so far: 4, at 4 different models"]
+    assert said(app) == ["Test split evaluated 4 times, on 4 models"]
     go(app, "drift")
     go(app, "accuracy")
     assert History().looks(hash_of(Session(tiny))) == Looks(4, 4)
@@ -394,4 +401,4 @@ def test_a_sweep_has_the_switches_and_parts_of_the_page(a: str, tiny_suite_file:
     button(app, "Show it on every page").click().run()
     assert healthy(app)
     chosen = app.session_state["selection"]
-    assert (chosen.a, chosen.b, chosen.rho, chosen.biases) == (a, "calibrated", 1.5, False)
+    assert (chosen.merge, chosen.beside, chosen.rho, chosen.biases) == (a, "calibrated", 1.5, False)

@@ -28,7 +28,7 @@ from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 PICKED = [2, 5, 7]
-CHOSEN = {"b": "calibrated", "task": TASKS[1], "picked": ",".join(map(str, PICKED))}
+CHOSEN = {"b": "calibrated", "tab": "Decisions", "task": TASKS[1], "picked": ",".join(map(str, PICKED))}
 LIT = {
     "cosines": {"a sample"},
     "features": {"expert", "merged", "calibrated"},
@@ -70,9 +70,9 @@ def expected_bar(suite: Path, picked: list[int]) -> str:
     count = {kind: (sum(found[i] == kind for i in picked), found.count(kind)) for kind in found}
     fixed, broken, right, wrong = (count.get(kind, (0, 0)) for kind in ("fixed", "broken", "both right", "both wrong"))
     return (
-        f"**{len(picked)}** of {len(found)} validation samples of {TASKS[1]} selected · **{fixed[0]}** fixed (of "
-        f"{fixed[1]}), **{broken[0]}** broken (of {broken[1]}) from merged to calibrated · {right[0]} both right, "
-        f"{wrong[0]} both wrong"
+        f"**{len(picked)}** of {len(found)} validation samples of {TASKS[1]} selected · merged → "
+        f"calibrated: **{fixed[0]}** of all {fixed[1]} fixed samples, **{broken[0]}** of all {broken[1]} broken ones · "
+        f"{right[0]} both right, {wrong[0]} both wrong"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_widget_that_was_replaced_meanwhile_is_not_believed(monkeypatch: pytes
         moves.append(move)
         return value
 
-    state.begin("drift")
+    state.begin("drift", st.container())
     for n in (64, 16):  # drawn, then changed by something else and drawn again
         state.select(n=n)
         state.control(draw, "n", n, 64, "Samples")
@@ -141,7 +141,7 @@ def test_a_lasso_picks_on_every_scatter(page: str, chart: str, monkeypatch: pyte
     kept: dict[str, Any] = {}
     monkeypatch.setattr(st, "session_state", kept)
     monkeypatch.setattr(st, "query_params", SimpleNamespace(to_dict=dict))
-    state.begin(page)
+    state.begin(page, st.container())
     kept[chart] = SimpleNamespace(selection=SimpleNamespace(points=[{"customdata": 9}, {"customdata": 2}, {"x": 1}]))
     picking._pick(chart)
     assert (state.selection().picked, state.selection().picked_of) == ((2, 9), None)
@@ -273,6 +273,6 @@ def test_the_bar_measures_what_is_quick_and_never_the_test_split(
 @example(["a,b", "c"])
 @example(["all"])
 def test_names_go_both_ways_in_an_address(names: list[str]) -> None:
-    chosen = HOME.change(tasks=tuple(names), task=names[0], a=f"expert:{names[0]}", picked=(3, 1))
+    chosen = HOME.change(tasks=tuple(names), task=names[0], merge=f"expert:{names[0]}", picked=(3, 1))
     address = urlencode(chosen.to_query())
     assert from_query(dict(parse_qsl(address, keep_blank_values=True))) == (chosen, [])

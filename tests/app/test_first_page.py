@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from app import first_page
+from app.cards import Card
 from app.first_page import FirstPage
 from featcal.family.opening import Family
 from featcal.figures import ledger_tables, tables
@@ -28,10 +29,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measured(tiny: Family) -> FirstPage:
     session, on = Session(tiny), EvaluationSamples(4)
     ledger = session.measure.drift("merged", DriftOptions(4, attribution=True))
+    rows = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True)
     return FirstPage(
+        [Card("Final drift", "0.50", "-20 %", "of the norm", "inverse")],
         diagnose(session, "merged", on),
         ledger_tables.attribution(ledger, tables.ALL_TASKS),
-        tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True),
+        {"merged": rows, "calibrated": rows},
     )
 
 
@@ -43,7 +46,10 @@ def test_what_is_kept_comes_back(measured: FirstPage, cache: Path) -> None:
     assert found.verdict.lines == measured.verdict.lines
     assert found.verdict == measured.verdict
     pd.testing.assert_frame_equal(found.booked, measured.booked, check_dtype=False, rtol=1e-9)
-    pd.testing.assert_frame_equal(found.layers, measured.layers, check_dtype=False, rtol=1e-9)
+    assert found.cards == measured.cards
+    assert [*found.layers] == ["merged", "calibrated"]
+    for name, rows in measured.layers.items():
+        pd.testing.assert_frame_equal(found.layers[name], rows, check_dtype=False, rtol=1e-9)
     assert len(list(cache.iterdir())) == 1
 
 

@@ -16,13 +16,13 @@ from app_pages import (
     charts,
     control,
     controls,
-    cosines,
     export_command,
+    final_drifts,
     go,
+    headline,
     healthy,
     name_of,
     opened,
-    result_line,
     shown_model,
 )
 from clip_config import clip_config
@@ -34,10 +34,12 @@ from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
 from featcal.calibration.calibrate import CalibrationResult, calibrate
 from featcal.family.opening import Family
+from featcal.figures import tables
 from featcal.preflight.check import Preflight
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 
 pytestmark = [
@@ -54,7 +56,7 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
     for page in pages:
         go(app, page)
         assert healthy(app), page
-        assert shown_model(app) == (None if page == "suite" else expected), page
+        assert shown_model(app) == expected, page
         for field, value in held.items():
             assert all(one.value == value for one in controls(app, field)), (page, field)
 
@@ -72,29 +74,32 @@ def test_options_set_by_hand_on_one_page_hold_on_every_other(tiny_suite_file: Pa
     for field, value in OPTIONS.items():
         control(app, field).set_value(float(value) if "." in value else int(value)).run()
     walk(app, PAGES[::-1], SHOWN)
-    go(app, "features")
+    go(app, "calibrate")
     control(app, "rho").set_value(0.7).run()
     assert shown_model(app) == SHOWN.replace("ρ 1.2", "ρ 0.7")
     walk(app, PAGES, SHOWN.replace("ρ 1.2", "ρ 0.7"))
 
 
 def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "cosines", **OPTIONS)
-    button(app, "with the defaults").click().run()
+    app = opened(tiny_suite_file, "calibrate", **OPTIONS)
+    button(app, "Defaults").click().run()
     walk(app, ("calibrate", "drift", "calibrate", "accuracy"), "λ 0.05 · ρ 2 · α 0.3 · n 64")
 
 
-def test_the_calibrated_model_beside_itself_is_held_against_the_merged_one(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "cosines", a="calibrated", b="calibrated")
-    assert charts(app) == 2  # of one model: its features and its weights
-    button(app, "with the defaults").click().run()
-    assert healthy(app)
-    assert (control(app, "a").value, control(app, "b").value, charts(app)) == ("merged", "calibrated", 4)
+def test_links_from_before_show_the_same_two_models(tiny_suite_file: Path) -> None:
+    for a, b, merge in (
+        ("calibrated", "calibrated", "merged"),
+        ("ties", "calibrated", "ties"),
+        ("calibrated", "ties", "ties"),
+    ):
+        app = opened(tiny_suite_file, "cosines", a=a, b=b, n="8", samples="8")
+        assert healthy(app)
+        assert charts(app) == 4
+        assert (control(app, "merge").value, control(app, "beside").value) == (merge, "calibrated")
 
 
 def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file)
-    assert shown_model(app) is None
     for page in ("calibrate", "features", "cosines", "accuracy", "drift"):
         go(app, page)
         assert healthy(app)
@@ -103,7 +108,7 @@ def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
 
 def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "features", b="calibrated")
-    control(app, "b").set_value("nothing").run()
+    control(app, "beside").set_value("nothing").run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None
 
@@ -113,11 +118,11 @@ def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) ->
     [("ANCH", "anchor:rho=2"), ("expert:s", "expert:signs"), ("expert:", None), ("tsvm", None), ("ties:scale", None)],
 )
 def test_the_beginning_of_one_listed_name_is_that_name(tiny_suite_file: Path, typed: str, taken: str | None) -> None:
-    app = opened(tiny_suite_file, "runs")
-    control(app, "b").options.append(typed)
-    control(app, "b").set_value(typed).run()
-    assert app.session_state["selection"].b == (taken or typed)
-    assert control(app, "b").value == (taken or typed)
+    app = opened(tiny_suite_file, "cosines", n="8")
+    control(app, "beside").options.append(typed)
+    control(app, "beside").set_value(typed).run()
+    assert app.session_state["selection"].beside == (taken or typed)
+    assert control(app, "beside").value == (taken or typed)
     assert bool(app.error) == (taken is None)
     assert ("Did you mean 'tsv-m'?" in "".join(one.value for one in app.error)) == (typed == "tsvm")
 
@@ -128,10 +133,9 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     control(app, "suite").options.append(str(other))  # what is typed into the field
     control(app, "suite").set_value(str(other)).run()
     assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 9"
-    walk(app, ("cosines", "accuracy", "runs", "suite"), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
-    for page, layer in (("drift", "block 2"), ("features", "head")):  # what each of them begins with
-        walk(app, (page,), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
-        assert control(app, "layer").value == layer
+    walk(app, ("cosines", "accuracy", "runs", "models"), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+    walk(app, ("features",), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+    assert control(app, "layer").value == "head"  # what it begins with
 
 
 def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +147,11 @@ def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, mon
 
     monkeypatch.setattr("featcal.session.fits.calibrate", counted)
     app = opened(own_suite_file, "calibrate", **OPTIONS)
-    cosine = cosines(app)[1]
+    drift = final_drifts(app)[1]
     go(app, "cosines")
     session = open_session(own_suite_file, resident=True)  # the app holds it
     config = clip_config(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
-    assert cosine == f"{session.measure.features(config).macro_cosine:.3f}"
+    assert drift == f"{tables.relative_drift(session.measure.features(config, EvaluationSamples(64))).iloc[-1]:.2f}"
     assert computed == [config]  # and nothing else on the way
 
 
@@ -255,7 +259,7 @@ def test_a_value_beyond_the_slider_leads_back_onto_it(tiny_suite_file: Path) -> 
     [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"sources": "perhaps"}, "sources")],
 )
 def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, query: dict[str, str], said: str) -> None:
-    app = opened(tiny_suite_file, "suite", **query)
+    app = opened(tiny_suite_file, "models", **query)
     assert healthy(app)
     assert said in app.warning[0].value
     control(app, "n").set_value(32).run()
@@ -291,9 +295,9 @@ def test_an_expert_that_guesses_is_told() -> None:
 
 
 def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "cosines", lam="much")
+    app = opened(tiny_suite_file, "calibrate", lam="much")
     assert "lam = 'much'" in app.warning[0].value
-    button(app, "with the defaults").click().run()
+    button(app, "Defaults").click().run()
     assert not app.warning
 
 
@@ -312,19 +316,27 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 
     app = opened(tiny_suite_file, "calibrate", n="32", somebody="else")
     control(app, "rho").set_value(0.5).run()
-    expected = {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "rho": "0.5"}
+    expected = {"suite": str(tiny_suite_file), "n": "32", "rho": "0.5"}
     assert shown(app) == expected
     assert shown(go(app, "drift")) == expected
+    go(app, "calibrate")
     control(app, "rho").set_value(2.0).run()  # the suite's own: not worth an entry
     go(app, "features")
     control(app, "task").set_value("signs").run()
-    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "task": "signs"}
+    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "task": "signs"}
 
 
 def test_a_selection_comes_back_from_its_own_address() -> None:
     numbers = {"lam": 3e-7, "rho": 2.1, "alpha": 0.35, "beta": 0.25, "samples": 8, "seed": 7}
     more = {"recipe": "refined", "biases": False, "blocks": ("block 0",), "picked": (3, 0)}
-    looked_at = {"suite": "t5-mini", "task": "b", "layer": "block 1", "n": 16, "a": "ties:scale=1", "b": "calibrated"}
+    looked_at = {
+        "suite": "t5-mini",
+        "task": "b",
+        "layer": "block 1",
+        "n": 16,
+        "merge": "ties:scale=1",
+        "beside": "base",
+    }
     chosen = Selection(**looked_at, **numbers, **more)
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
@@ -342,13 +354,13 @@ def test_captions_state_the_samples_that_were_measured_on(edit_suite: Edit) -> N
     assert "Fewer calibration samples than the 8 asked for: pets 5." in captions
     assert "a, b, c on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "cosines").caption)
     assert "Mean over 7 to 12 validation samples per task" in " ".join(one.value for one in go(app, "drift").caption)
-    assert "expert on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "suite").caption)
+    assert "expert on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "models").caption)
     assert "9 to 12 test samples per task" in " ".join(one.value for one in go(app, "accuracy").caption)
 
 
 def test_a_changed_file_changes_what_is_shown(own_suite_file: Path) -> None:
     app = opened(own_suite_file, "calibrate")
-    seen = [result_line(app)]
+    seen = [headline(app)]
     for changed in ("experts/pets/model.safetensors", "samples.safetensors", "suite.yaml"):
         file = own_suite_file.parent / changed
         if file == own_suite_file:
@@ -362,7 +374,7 @@ def test_a_changed_file_changes_what_is_shown(own_suite_file: Path) -> None:
             os.utime(file, ns=(10**18, 10**18))
         app.run()
         assert healthy(app)
-        seen.append(result_line(app))
+        seen.append(headline(app))
         assert seen[-1] != seen[-2], changed
 
 

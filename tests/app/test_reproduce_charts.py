@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_pages import button, control, healthy, opened
+from app_pages import button, control, go, healthy, opened
 from chart_numbers import CHARTS
 from reproducing import document
 
@@ -25,7 +25,10 @@ pytestmark = [
 MODELS = {"b": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "8"}
 PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "verdict": ("verdict", {}),
-    "drift": ("drift", {"sources": "true"}),
+    "drift": ("drift", {}),
+    "growth": ("drift", {"tab": "Growth"}),
+    "decisions": ("drift", {"tab": "Decisions"}),
+    "sources": ("drift", {"tab": "Feature sources", "sources": "true"}),
     "depth": ("drift", {"tab": "Through depth", "sample": "2"}),
     "inside": ("drift", {"tab": "Inside the block"}),
     "tokens": ("drift", {"tab": "Token by token", "sample": "2"}),
@@ -85,7 +88,7 @@ def test_commands_give_the_numbers_of_charts(
             assert list(np.ravel(said)) == pytest.approx(list(np.ravel(again)), rel=2e-4, abs=1e-5), what
 
 
-@pytest.mark.parametrize("choice", [{"tokens": "class token"}, {"parts": "attention and MLP"}])
+@pytest.mark.parametrize("choice", [{"tab": "Growth", "tokens": "class token"}, {"parts": "attention and MLP"}])
 def test_options_of_a_chart_are_in_its_command(choice: dict[str, str], tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "drift", n="8", **choice)
     assert healthy(app)
@@ -95,8 +98,9 @@ def test_options_of_a_chart_are_in_its_command(choice: dict[str, str], tiny_suit
 
 
 def test_a_model_of_controls_is_named_in_full(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "drift", **MODELS)
+    app = opened(tiny_suite_file, "calibrate", **MODELS)
     control(app, "alpha").set_value(0.5).run()
+    go(app, "drift")
     lines = [line for block in app.code for line in block.value.splitlines()]
     name = "--model calibrated:lam=0.02,rho=1.5,alpha=0.5,samples=6"
     assert any(line.startswith("featcal drift") and name in line for line in lines)

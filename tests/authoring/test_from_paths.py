@@ -203,7 +203,7 @@ def test_diagnose_text(run: Run, t5: Path) -> None:
     assert code == 0, err
     assert "Nothing of the expert 'paraphrase' is in it (0.00 of its task vector)." in out  # it is the other one itself
     assert "By its weights it is the base and 1.00 of 'sentiment' and 0.00 of 'paraphrase'." in out
-    assert "The expert 'paraphrase' suffers most" in out
+    assert "Worst task: 'paraphrase'" in out
     assert "taken for granted: task 'sentiment': sentiment.jsonl.gz: the input is '{text}'" in err
     assert Path("found.yaml").is_file()
     assert Path("found.html").is_file()

@@ -68,7 +68,7 @@ def test_a_job_is_cancelled_where_it_is_watched(opened: Open) -> None:
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("This was cancelled")).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_role("progressbar")).to_have_count(0)
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Jobs").click()
+    page.locator(".st-key-jobs").get_by_role("button").first.click()
     expect(page.get_by_text("Nothing is running or in line.")).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_text("· cancelled").first).to_be_visible()
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 
 ERRORS = '[data-testid="stException"], [data-testid="stAlertContentError"]'
 TRACES = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._fullData.map(
-  trace => [trace.name, Array.from(trace.y || [])]))"""
+  trace => [trace.name, Array.from((trace.customdata && typeof trace.y[0] === 'number' ? trace.x : trace.y) || [])]))"""
 CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
   .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
@@ -182,7 +182,7 @@ class Visitor:
     @property
     def n(self) -> int:
         """How many samples per task this page measures on."""
-        return int(browser.Slider(self.page, "n").value)
+        return int(self.value("n").split()[0])
 
     def value(self, key: str) -> str:
         """What stands in a field."""
@@ -198,10 +198,11 @@ class Visitor:
         card = self.page.get_by_test_id("stMetric").filter(has_text=label)
         return float(card.get_by_test_id("stMetricValue").inner_text().split()[0])
 
-    def result(self, behind: str) -> float:
-        """The number of the calibrated model in the line of results, which stands behind a word and the arrow."""
-        said = self.page.locator(".st-key-result").inner_text()
-        found = re.search(rf"{behind} \S+ → (\d+\.\d+)", said)
+    def result(self, label: str) -> float:
+        """The number of the repair on a card of the headline, which stands after the arrow."""
+        card = self.page.locator(".st-key-headline").get_by_test_id("stMetric").filter(has_text=label)
+        said = card.get_by_test_id("stMetricValue").inner_text()
+        found = re.search(r"\S+ → (\d+\.\d+)", said)
         assert found, f"{self.address} says {said!r}"
         return float(found.group(1))
 
@@ -227,8 +228,7 @@ class Visitor:
         shown = {}
         for name in names:
             self.go(name)
-            if name != "suite":
-                shown[name] = self.model
+            shown[name] = self.model
         return shown
 
 

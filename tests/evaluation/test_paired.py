@@ -401,10 +401,12 @@ def test_intervals_are_drawn_grey_where_they_are_noise() -> None:
         )
         for name in ("within noise", "beyond noise")
     )
-    assert list(noise.x) == ["t"]
-    assert list(sure.x) == ["u", "average"]
+    assert [task for task, *_ in noise.customdata] == ["t"]
+    assert [task for task, *_ in sure.customdata] == ["u", "average"]
+    assert list(sure.x) == [100 * found.tasks["u"].difference, 100 * found.average.difference]
+    assert (list(sure.y), list(noise.y)) == ([2.5, 0.0], [1.5])  # the largest gain on top, the average apart
     assert (noise.marker.color, sure.marker.color) == (theme.COLOUR["base"], theme.COLOUR["calibrated"])
     assert noise.marker.symbol != sure.marker.symbol
-    (one,) = noise.y
-    assert one - noise.error_y.arrayminus[0] == pytest.approx(100 * found.tasks["t"].low)
-    assert one + noise.error_y.array[0] == pytest.approx(100 * found.tasks["t"].high)
+    (one,) = noise.x
+    assert one - noise.error_x.arrayminus[0] == pytest.approx(100 * found.tasks["t"].low)
+    assert one + noise.error_x.array[0] == pytest.approx(100 * found.tasks["t"].high)

@@ -93,10 +93,39 @@ def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:
 
 def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
     tasks = ["<b>a</b> " + "x" * 40 + end for end in ("1", "2")]
-    figure = charts.score_bars(pd.DataFrame({"task": tasks, "merged": [1.0, 2.0]}), ["merged"])
-    assert list(figure.data[0].x) == list(figure.layout.xaxis.tickvals)
-    assert len(set(figure.data[0].x)) == 2
-    assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt; xxxxxxxxxxxxxx…"] * 2
+    figure = charts.score_dots(pd.DataFrame({"task": tasks, "merged": [1.0, 2.0]}), ["merged"])
+    assert list(figure.data[0].y) == list(figure.layout.yaxis.tickvals) == [1.0, 0.0]
+    assert list(figure.data[0].x) == [2.0, 1.0]
+    assert list(figure.layout.yaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt; xxxxxxxxxxxxxx…"] * 2
+
+
+def test_tasks_are_sorted_by_what_they_gain_and_the_average_stands_apart() -> None:
+    scores = {"merged": [50.0, 60.0, 70.0, 60.0], "calibrated": [55.0, 80.0, 69.0, 68.0]}
+    frame = pd.DataFrame({"task": ["a", "b", "c", "average"], **scores})
+    figure = charts.score_dots(frame, ["merged", "calibrated"], "accuracy, %", ("merged", "calibrated"))
+    joined, merged, calibrated, gained = figure.data
+    assert list(merged.customdata) == list(figure.layout.yaxis.ticktext) == ["b", "a", "c", "average"]
+    assert list(merged.y) == [3.5, 2.5, 1.5, 0.0]
+    assert list(calibrated.x) == [80.0, 55.0, 69.0, 68.0]
+    assert list(gained.text) == ["+20.0", "+5.0", "-1.0", "+8.0"]
+    assert list(joined.x[:3]) == [60.0, 80.0, None]
+
+
+def test_two_models_share_one_axis_of_drift() -> None:
+    norms = {"mismatch": [0.2, 0.3], "propagation": [0.1, 0.4], "alignment": [0.0, 0.0]}
+    frames = {
+        name: pd.DataFrame({"layer": ["block 0", "head"], "task": ["x", "y"], "drift": drift, **norms})
+        for name, drift in (("merged", [0.3, 0.5]), ("calibrated", [0.2, 0.4]))
+    }
+    figure = charts.drift_layers(frames, relative=True, chosen="head")
+    lines = {one.name: list(one.y) for one in figure.data if one.type == "scatter"}
+    assert lines == {"drift, merged": [0.3, 0.5], "drift, calibrated": [0.2, 0.4]}
+    assert {one.xaxis for one in figure.data} == {None}
+    assert [one.marker.line.color for one in figure.data if one.type == "bar"] == [
+        theme.COLOUR[name] for name in ("merged", "merged", "calibrated", "calibrated")
+    ]
+    rows = charts.drift_tasks(frames, relative=True)
+    assert list(rows.data[0].y) == ["x", "y"]  # upwards, the largest drift on top
 
 
 CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.3, samples=32)

@@ -145,7 +145,7 @@ def test_without_a_base_nothing_is_said_of_it() -> None:
     text = said(judge_merge(findings(unknown, **given)))
     assert text["contents"] == "By its weights it is 0.75 of 'a' and 0.25 of 'b', as its recipe says."
     assert text["files"] == "Tokenizer, chat template and configuration are those of the expert 'a'."
-    assert text["worst"] == "The expert 'b' suffers most: its features are missed by 0.30 of their length."
+    assert text["worst"] == "Worst task: 'b'; features differ from the expert's by 30 % of their norm."
     assert "no recipe names it" in text["origin"]
     assert "rho 1" in text["origin"]
     missed = said(judge_merge(findings(unknown, **given, missed_base="me/gone")))["origin"]

@@ -136,8 +136,10 @@ def test_a_calibration_is_shown_by_the_final_drift_before_and_after(calibrated: 
     columns = {name: [one[name] for one in final.values()] for name in ("merged", "calibrated")}
     assert tasks == [[task, f"{one['merged']:.3f}", f"{one['calibrated']:.3f}"] for task, one in final.items()]
     assert mean == ["mean", *(f"{sum(one) / len(one):.3f}" for one in columns.values())]
-    drawn = {trace.name: list(trace.y)[:-1] for trace in calibrated.plot().data}
-    assert drawn == columns
+    drawn = {
+        trace.name: dict(zip(trace.customdata, trace.x, strict=True)) for trace in calibrated.plot().data if trace.name
+    }
+    assert {name: [one[task] for task in final] for name, one in drawn.items()} == columns
 
 
 def test_a_calibration_that_did_not_follow_the_merge_is_shown_by_its_blocks(calibrated: CalibrationResult) -> None:
@@ -153,7 +155,7 @@ def test_scores_are_shown_in_percent(scores: Scores) -> None:
     shown = {task: (float(value), int(n)) for task, value, n in tasks}
     assert shown == {task: (pytest.approx(100 * one.value, abs=0.051), one.n) for task, one in scores.tasks.items()}
     assert float(average[1]) == pytest.approx(100 * scores.average, abs=0.051)
-    assert list(scores.plot().data[0].y)[-1] == 100 * scores.average
+    assert list(scores.plot().data[0].x)[-1] == 100 * scores.average
 
 
 def test_a_comparison_is_shown_with_its_intervals(comparison: Comparison) -> None:
@@ -166,7 +168,8 @@ def test_a_comparison_is_shown_with_its_intervals(comparison: Comparison) -> Non
         expected = [100 * number for number in (one.a, one.b, one.difference, one.low, one.high)]
         assert numbers == pytest.approx(expected, abs=0.051)
         assert (row[5] == "within noise") == one.is_within_noise
-    drawn = {x: y for trace in comparison.plot().data for x, y in zip(trace.x, trace.y, strict=True)}
+    traces = [trace for trace in comparison.plot().data if trace.name]
+    drawn = {task: x for trace in traces for (task, *_), x in zip(trace.customdata, trace.x, strict=True)}
     assert drawn["average"] == 100 * comparison.average.difference
 
 
@@ -175,9 +178,9 @@ def test_two_models_without_a_name_of_their_own_are_told_apart(comparison: Compa
     assert re.findall("<th>(.*?)</th>", twice._repr_html_())[1:3] == ["ties:scale=1", "ties:scale=0.5"]
     same = replace(comparison, a="an object", b="an object")
     assert "<th>an object (B)</th>" in same._repr_html_()
-    assert same.plot().layout.yaxis.title.text.startswith("an object (B) − an object,")
+    assert same.plot().layout.xaxis.title.text.startswith("an object (B) − an object,")
     folders = replace(comparison, a="/home/me/task", b="/home/me/second")
-    assert folders.plot().layout.yaxis.title.text.startswith("second − task,")
+    assert folders.plot().layout.xaxis.title.text.startswith("second − task,")
     assert [len(row) for row in cells(folders._repr_html_())] == [6] * (len(comparison.tasks) + 1)
 
 
@@ -209,7 +212,7 @@ def test_names_that_are_markup_are_shown_as_text(scores: Scores) -> None:
     assert "<b>" not in html[0]
     assert "&lt;b&gt;suite" in html[0]
     assert "<u>" not in html[2]
-    assert named.plot().data[0].x[0] == f"&lt;u&gt;{first}&lt;/u&gt;"
+    assert f"&lt;u&gt;{first}&lt;/u&gt;" in named.plot().data[0].customdata
 
 
 class Terminal:

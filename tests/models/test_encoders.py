@@ -790,7 +790,7 @@ def test_dtype_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    rows(["drift", "calibrate", "features", "accuracy", "suite"], quick=(), slow=("drift", "accuracy", "suite")),
+    rows(["drift", "calibrate", "features", "accuracy", "models"], quick=(), slow=("drift", "accuracy", "models")),
 )
 def test_pages_show_texts_with_classes(page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app_pages import opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_nothing_applies_on_a_machine_of_ones_own(tmp_path: Path) -> None:
 def test_every_page_works_inside_and_says_no_place(root: Path, page: str) -> None:
     app = opened("tiny/suite.yaml", page, b="calibrated", rho="1.5")
     assert healthy(app)
-    assert page == "suite" or charts(app)
+    assert page == "models" or charts(app)
     said = read(app)
     assert "tiny" in said
     for place in (root.parent, bundle_root(), cache_folder()):
@@ -181,7 +182,7 @@ def test_a_suite_that_names_what_lies_elsewhere_is_refused(root: Path, what: str
     change(root / "tiny" / "suite.yaml", lambda content: ELSEWHERE[what](content, root.parent / "secret"))
     app = opened("tiny/suite.yaml")
     assert_refused(app, root)
-    app = opened("tiny/suite.yaml", "suite")
+    app = opened("tiny/suite.yaml", "models")
     assert_refused(app, root)
 
 
@@ -334,7 +335,7 @@ def test_names_are_text(root: Path) -> None:
     from app_pages import assert_shown_as_text, hostile
 
     change(root / "tiny" / "suite.yaml", lambda content: content.update(name=hostile("suite")))
-    app = opened("tiny/suite.yaml", "suite")
+    app = opened("tiny/suite.yaml", "models")
     assert_shown_as_text(app)
     assert_shown_as_text(opened(hostile("path")))
 
@@ -514,7 +515,7 @@ def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: 
         queue.end(claimed.id, "failed", f"{root}/tiny/base is broken")
     mine.folder.mkdir(parents=True)
     mine.log.write_text(f"File {bundle_root()}/featcal/x.py, line 3: {root}/tiny/base")
-    said = read(go(app, "jobs"))
+    said = read(opened("tiny/suite.yaml", "jobs"))
     assert "tiny/base is broken" in said
     assert "line 3: tiny/base" in said
     for place in (root.parent, bundle_root(), cache_folder()):
@@ -523,7 +524,7 @@ def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: 
 
 @pytest.mark.slow
 def test_the_history_is_not_changed_by_whoever_looks(root: Path) -> None:
-    app = opened("tiny/suite.yaml", "runs", b="calibrated")
+    app = go(opened("tiny/suite.yaml", "calibrate"), "runs")
     assert healthy(app)
     labels = {one.label for one in app.button}
     assert "Show it on every page" in labels
@@ -545,7 +546,7 @@ def test_a_report_says_no_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(st, "download_button", noted)
     monkeypatch.setattr("streamlit.delta_generator.DeltaGenerator.download_button", lambda _, *a, **k: noted(*a, **k))
-    app = opened("tiny/suite.yaml", "suite", b=f"tiny/experts/{TASKS[0]}")
+    app = opened("tiny/suite.yaml", "report", b=f"tiny/experts/{TASKS[0]}")
     button(app, "Write a report").click().run()
     assert healthy(app)
     assert len(offered) == 1
@@ -581,7 +582,9 @@ def test_paths_are_told_apart_by_folders_not_letters(root: Path) -> None:
 
 def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[int, Any, ServerRules | None]] = []
-    monkeypatch.setattr(launch, "start_app", lambda main, port, extra, rules=None: started.append((port, extra, rules)))
+    monkeypatch.setattr(
+        launch, "start_app", lambda main, port, extra, rules=None, **_: started.append((port, extra, rules))
+    )
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     run = CliRunner().invoke
@@ -654,3 +657,20 @@ def test_rules_survive_the_way_to_another_process(root: Path) -> None:
         "hub": False,
         "queue": "jobs",
     }
+
+
+def test_the_browser_opens_once_the_app_answers_and_there_is_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[str] = []
+    monkeypatch.setattr(launch.webbrowser, "open", addresses.append)
+    monkeypatch.setattr(launch, "ATTEMPTS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        launch._open_browser("127.0.0.1", port)
+    launch._open_browser("127.0.0.1", port)  # nobody answers any more
+    assert addresses == [f"http://127.0.0.1:{port}"]
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not launch._has_screen()
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert launch._has_screen()

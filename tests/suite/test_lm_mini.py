@@ -151,6 +151,6 @@ def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(seed: in
 
 @pytest.mark.usefixtures("instant_maps")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", rows(PAGES, quick=(), slow=("accuracy", "suite")))
+@pytest.mark.parametrize("page", rows(PAGES, quick=(), slow=("accuracy", "models")))
 def test_every_page_works_on_it(page: str) -> None:
     assert healthy(opened("lm-mini", page, n="16"))

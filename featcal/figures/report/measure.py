@@ -135,7 +135,7 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
     split = f"{how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
-    chart = charts.score_bars(frame, list(scores), f"{metric}, %")
+    chart = charts.score_dots(frame, list(scores), f"{metric}, %")
     known = ["base"] if asked.session.family.is_base_known else []
     ends = "Base and experts are the floor and the ceiling" if known else "Experts are the ceiling"
     yield Part(
@@ -212,7 +212,7 @@ def _drift_parts(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[P
     yield Part(
         "Which layer caused the final drift",
         f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
-        f"ticks are the running sum of another allocation. {where}",
+        f"ticks are the cumulative share under the alternative attribution. {where}",
         (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
         (
             Table(

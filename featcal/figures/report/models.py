@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from featcal.figures.names import shorten
+from featcal.figures.names import short_model, shorten
 from featcal.figures.theme import ROLES, Shown
 from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import REFERENCE
 from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
@@ -52,6 +53,8 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
     }
     for text, model, role in everything:
         label = _label(text, model)
+        if label in found and model.config is not None:  # two calibrations are told apart by their numbers
+            label = shorten(f"{label}, {_numbers(model.config)}", _LABEL)
         # A plain role's name means the suite's own model of that role: nothing else may be called by it.
         while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
@@ -72,10 +75,14 @@ def _label(text: str, model: ModelRef) -> str:
     """Return a short name without anything that Markdown or plotly would draw."""
     config, of = model.config, model.of
     if config is not None and of is not None and text != "calibrated":
-        start = "" if of.kind == "merged" else f" {_label(of.name, of)}"
-        text = f"calibrated{start} λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"
+        start = "" if of.kind == "merged" else f", of {_label(of.name, of)}"
+        text = f"calibrated, {config.recipe}{start}"
     elif model_name(text).kind == REFERENCE:
         text = Path(text).name or text
     else:
-        text = text.replace(":", " ").replace("=", " ")
+        text = short_model(text)
     return shorten(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)
+
+
+def _numbers(config: CalibrationConfig) -> str:
+    return f"λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"

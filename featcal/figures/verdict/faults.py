@@ -120,9 +120,8 @@ class MergeFindings:
 
 def judge_merge(found: MergeFindings) -> Verdict:
     """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
-    wrong = list(find_wrong_weights(found))
-    step = _choose_step(found, wrong)
-    lines = [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
+    step = _choose_step(found, list(find_wrong_weights(found)))
+    lines = judge_weights(found)
     if found.features is not None:
         sentences = {one.about: one for one in judge(found.features).sentences}
         later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
@@ -133,6 +132,12 @@ def judge_merge(found: MergeFindings) -> Verdict:
     else:
         lines += [Sentence("drift", f"Its features cannot be measured: {found.failure}"), _say_next(found, step)]
     return Verdict(tuple(lines), step)
+
+
+def judge_weights(found: MergeFindings) -> list[Sentence]:
+    """Say whether a merged model is broken by its files and its weights, and what these are made of."""
+    wrong = list(find_wrong_weights(found))
+    return [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
 
 
 def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
@@ -317,9 +322,9 @@ def _say_worst(found: MergeFindings) -> Iterator[Sentence]:
         return
     task = max(found.finals, key=found.finals.__getitem__)
     own, base = found.finals[task], found.base_finals.get(task)
-    who = f"The expert '{task}' suffers most" if len(found.finals) > 1 else f"The expert is '{task}'"
-    text = f"{who}: its features are missed by {own:.2f} of their length"
-    text += "." if base is None else f", by the base by {base:.2f}."
+    who = f"Worst task: '{task}'" if len(found.finals) > 1 else f"The expert is '{task}'"
+    text = f"{who}; features differ from the expert's by {100 * own:.0f} % of their norm"
+    text += "." if base is None else f", those of the base by {100 * base:.0f} %."
     yield Sentence("worst", text, {"task": task, "final": own, **({} if base is None else {"base": base})})
 
 

@@ -84,6 +84,23 @@ class MergeNames:
         return f"{self.before} && {own}" if self.before else own
 
 
+def examine_weights(opened: OpenMerge, recipe: Recipe, names: MergeNames) -> MergeFindings:
+    """Look at the weights of a merged model and at what lies beside them; nothing is measured of its features."""
+    family = opened.family
+    return MergeFindings(
+        names.name,
+        opened.differences,
+        take_contents(family, family.merged),
+        names.commands(opened.folder, opened.copy, recipe.stated is not None, family.is_base_known),
+        recipe.stated,
+        recipe.is_exact,
+        recipe.method,
+        recipe.notes,
+        found_base=recipe.found_base,
+        missed_base=recipe.missed_base,
+    )
+
+
 def examine_merge(
     session: Session,
     opened: OpenMerge,
@@ -100,19 +117,7 @@ def examine_merge(
     Raises:
         InputError: as `Measurements.drift`.
     """
-    family = opened.family
-    found = MergeFindings(
-        names.name,
-        opened.differences,
-        take_contents(family, family.merged),
-        names.commands(opened.folder, opened.copy, recipe.stated is not None, family.is_base_known),
-        recipe.stated,
-        recipe.is_exact,
-        recipe.method,
-        recipe.notes,
-        found_base=recipe.found_base,
-        missed_base=recipe.missed_base,
-    )
+    family, found = opened.family, examine_weights(opened, recipe, names)
     is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
     repair = None if is_wrong else repair_of(session, MERGED)
     tasks = family.suite.tasks.values()

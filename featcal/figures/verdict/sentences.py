@@ -59,7 +59,7 @@ def judge(found: Findings) -> Verdict:
     lines = [*_say_scores(found), *_say_layers(found), *_say_repair(found)]
     if found.whole:
         lines.append(Sentence("next", _say_next(found, step), {"next": step}))
-        intervals = "; intervals are those of 95 %, over these samples" if found.lost is not None else ""
+        intervals = "; 95 % bootstrap intervals over these samples" if found.lost is not None else ""
         lines.append(Sentence("samples", f"Measured on {found.on}{intervals}."))
     return Verdict(tuple(lines), step)
 
@@ -100,7 +100,10 @@ def _say_scores(found: Findings) -> Iterator[Sentence]:
 def _say_base(gained: Difference) -> Sentence:
     base = f"The base model scores {percent(gained.a)} %"
     if gained.is_within_noise:
-        text = f"{base}; what merging changed about that ({_format_change(gained)}) is within noise."
+        verb = "loses" if gained.difference < 0 else "gains"
+        size = percent(abs(gained.difference))
+        span = f"{points(gained.low)} to {points(gained.high)}"
+        text = f"Merging {verb} {size} points against the base ({percent(gained.a)} %), within noise ({span})."
     elif gained.difference > 0:
         text = f"{base}, so merging has brought something ({_format_change(gained)})."
     else:
@@ -113,59 +116,69 @@ def _say_worst(lost: Comparison) -> Sentence:
     if one.difference >= 0:
         text = "No task scores less than its expert."
     elif one.is_within_noise:
-        text = f"No task loses more than noise; {task} loses most ({_format_change(one)})."
+        text = f"No task loses more than noise; '{task}' loses most ({_format_change(one)})."
     else:
-        text = f"{task} suffers most: {percent(one.b)} %, its expert {percent(one.a)} % ({_format_change(one)})."
+        text = f"Worst task: '{task}', {percent(one.b)} %, its expert {percent(one.a)} % ({_format_change(one)})."
     return Sentence("worst", text, _numbers(one, "expert", "model") | {"task": task})
 
 
 def _say_layers(found: Findings) -> Iterator[Sentence]:
-    """Say how far the final features are off, which layer caused most of that, and whether it is its own fault."""
+    """Say how far the final features are off, which layer caused most of that, and whether it inherits its drift."""
     if found.final is None:
         return
     if found.final <= _CONFIRMED:
         yield Sentence("drift", "The final features are those of the experts: nothing drifts.", {"final": found.final})
         return
-    off = f"The final features miss the experts' by {found.final:.2f} of their length"
+    off = f"Final features differ from the experts' by {100 * found.final:.0f} % of the expert feature's norm"
     off += " (no features at all would be nearer)" if found.final > 1 else ""
+    yield Sentence("drift", f"{off}.", {"final": found.final})
     ranked = sorted(found.layers, key=lambda one: -one.share)
     if not ranked:
-        yield Sentence("drift", f"{off}.", {"final": found.final})
         return
     first, then = ranked[0], ranked[1:2]
-    text = f"{off}; {first.layer} causes the largest part of that, {100 * first.share:.0f} %"
-    text += f", then {then[0].layer} with {100 * then[0].share:.0f} %." if then else "."
-    yield Sentence("drift", text, {"final": found.final, "layer": first.layer, "share": first.share})
-    numbers: Numbers = {"layer": first.layer, "mismatch": first.mismatch, "propagation": first.propagation}
-    yield Sentence("cause", _say_cause(first), numbers)
+    text = f"{_begin(first.layer)} causes the largest part of it, {100 * first.share:.0f} %"
+    text += f", then {then[0].layer} with {100 * then[0].share:.0f} %" if then else ""
+    numbers: Numbers = {"layer": first.layer, "share": first.share}
+    numbers |= {"mismatch": first.mismatch, "propagation": first.propagation}
+    yield Sentence("cause", f"{text}; {_say_inherited(first)}.", numbers)
 
 
-def _say_cause(one: LayerFinding) -> str:
+def _say_inherited(one: LayerFinding) -> str:
+    """Say how much of the drift after a layer comes from earlier ones."""
     own, inherited = f"{one.mismatch:.2f}", f"{one.propagation:.2f}"
     if one.propagation <= _CONFIRMED:
-        return f"{one.layer} inherits nothing: all the drift behind it ({own}) is its own mismatch."
-    parts = f"{own} is its own mismatch, {inherited} comes in from the layers before it"
+        return f"all the drift after {one.layer} ({own}) is its own mismatch, since nothing comes in"
     if one.mismatch > _ALIKE * one.propagation:
-        return f"Of the drift behind {one.layer}, more is its own fault than inherited: {parts}."
+        return (
+            f"most of the drift after {one.layer} is its own mismatch: {own}, against {inherited} from earlier layers"
+        )
     if one.propagation > _ALIKE * one.mismatch:
-        return f"Of the drift behind {one.layer}, more is inherited than its own fault: {parts}."
-    return f"The drift behind {one.layer} is inherited as much as its own fault: {parts}."
+        return (
+            f"most of the drift after {one.layer} is inherited: {inherited} from earlier layers, {own} its own mismatch"
+        )
+    return f"the drift after {one.layer} is as much inherited ({inherited}) as its own mismatch ({own})"
+
+
+def _begin(words: str) -> str:
+    """Return words as a sentence begins."""
+    return words[:1].upper() + words[1:]
 
 
 def _say_repair(found: Findings) -> Iterator[Sentence]:
     """Say what calibration brings to scores and to the final drift."""
     if found.no_repair:
         yield Sentence("repair", f"What calibration would bring is not measured: {found.no_repair}")
-    how = f"Calibration on {found.repair_samples} samples per task" if found.repair_samples else "Calibration"
+    how = f"Calibrating with {found.repair_samples} samples per task" if found.repair_samples else "Calibrating"
+    scores = f"the average {found.metric}"
     if found.repaired is not None:
         one = found.repaired.average
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
-            text = f"{how} brings it to {percent(one.b)} % ({_format_change(one)}), which is within noise."
+            text = f"{how} brings {scores} to {percent(one.b)} % ({_format_change(one)}), which is within noise."
         elif one.difference < 0:
-            text = f"{how} does harm: it brings it to {percent(one.b)} % ({_format_change(one)})."
+            text = f"{how} does harm: it lowers {scores} to {percent(one.b)} % ({_format_change(one)})."
         else:
-            text = f"{how} brings it to {percent(one.b)} % ({_format_change(one)})"
+            text = f"{how} raises {scores} to {percent(one.b)} % ({_format_change(one)})"
             gap = 0.0 if found.lost is None else found.lost.average.a - one.a
             text += f", which closes {100 * one.difference / gap:.0f} % of the gap to the experts." if gap > 0 else "."
             numbers |= {"closed": one.difference / gap} if gap > 0 else {}
