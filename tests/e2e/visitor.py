@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 
 ERRORS = '[data-testid="stException"], [data-testid="stAlertContentError"]'
 TRACES = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._fullData.map(
-  trace => [trace.name, Array.from((trace.customdata && typeof trace.y[0] === 'number' ? trace.x : trace.y) || [])]))"""
+  trace => [trace.name, Array.from(trace.y || [])]))"""
 CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
   .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
