@@ -143,6 +143,8 @@ def score_dots(
         cliponaxis=False,
     )
     figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide])
+    if "%" in unit:  # there is no more than all of it, though the values stand beyond
+        figure.update_xaxes(tickvals=[*range(0, 101, 20 if wide > 50 else 10)])
     task_rows(figure, order["task"], places)
     return finish(figure, 110 + 28 * len(order))
 

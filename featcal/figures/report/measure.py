@@ -135,8 +135,9 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
     split = f"{how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
-    chart = charts.score_dots(frame, list(scores), f"{metric}, %")
     known = ["base"] if asked.session.family.is_base_known else []
+    pair = (first, others[0]) if others else ("base", first) if known and first != "base" else None
+    chart = charts.score_dots(frame, list(scores), f"{metric}, %", pair)
     ends = "Base and experts are the floor and the ceiling" if known else "Experts are the ceiling"
     yield Part(
         "Scores",
