@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = '<script>alert(1)</script>"><img src=x>'
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
-LABELS = ("merged", "calibrated λ 0.1 ρ 1.5 α 0.3")
+LABELS = ("merged", "calibrated, paper")
 """What charts call them."""
 
 
@@ -348,12 +348,14 @@ def test_a_language_model(tmp_path: Path) -> None:
 
 def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Path) -> None:
     three = [f"calibrated:lam={lam}" for lam in (0.1, 0.2, 0.3)]
-    with pytest.raises(InputError, match=r"λ 0\.1 .*, .*λ 0\.2 .*, .*λ 0\.3 .* would look alike"):
+    with pytest.raises(InputError, match=r"calibrated:lam=0\.1, calibrated:lam=0\.2, calibrated:lam=0\.3 would"):
         write_report(session, "tiny", tmp_path / "report.html", models=three)
     (whole,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3"], session)
-    assert whole == "calibrated λ 0.0001 ρ 2.37 α 0.3"
+    assert whole == "calibrated, paper"
     (other,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3@ties"], session)
-    assert other == "calibrated ties λ 0.0001 ρ 2.37 α 0…"
+    assert other == "calibrated, paper, of ties"
+    both = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3", "calibrated:lam=0.1,rho=1,alpha=0.3"], session)
+    assert list(both) == ["calibrated, paper", "calibrated, paper, λ 0.1 ρ 1 α 0.3"]
     two = name_models(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),

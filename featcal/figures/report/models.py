@@ -34,7 +34,7 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
     roles = [shown.role for shown in found if isinstance(shown, Shown)]
     for role in roles:
         if roles.count(role) > MOST:
-            like = ", ".join(shown for shown, one in zip(found, roles, strict=True) if one == role)
+            like = ", ".join(name for name, one in zip(dict.fromkeys(names), roles, strict=True) if one == role)
             raise InputError(f"{like} would look alike: charts tell {MOST} models of a role apart; write two reports")
     return {shown: model.name for shown, model in found.items()}
 
