@@ -38,7 +38,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a merge and of the model beside it; None is not measured.
+    """Hold the measurements of a merge and of the model that it is compared with; what is None is not measured.
 
     Args:
         metric, split: in words.

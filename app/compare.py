@@ -42,14 +42,14 @@ class Compared:
         return next(iter(self.models))
 
     @property
-    def beside(self) -> str | None:
+    def other_model(self) -> str | None:
         """Return the model that it is compared with; None where it is looked at alone."""
         return next(iter([*self.models][1:]), None)
 
     @property
     def pair(self) -> tuple[str, str] | None:
         """Return both models, where there are two."""
-        return None if self.beside is None else (self.merge, self.beside)
+        return None if self.other_model is None else (self.merge, self.other_model)
 
     @property
     def calibration(self) -> ModelRef | None:

@@ -42,7 +42,7 @@ class _Headline:
         return state.stamp(), tuple(model.key for model in self.models.values()), self.scored_on
 
     @property
-    def how(self) -> str:
+    def score_kind(self) -> str:
         """Return what scores are made of."""
         whole = self.scored_on.samples is None
         return "answers" if whole else state.kind_of_scores(self.session, self.scored_on)
@@ -50,7 +50,7 @@ class _Headline:
     def find_scores(self, model: ModelRef) -> Scores | None:
         """Return the scores of a model where they cost nothing."""
         measure = self.session.measure
-        if self.how == "answers":
+        if self.score_kind == "answers":
             return measure.scores(model, self.scored_on) if measure.has_scores(model, self.scored_on) else None
         has = measure.has_features(model, self.scored_on) and measure.has_quick_scores(model, self.scored_on)
         return measure.quick_scores(model, self.scored_on) if has else None

@@ -293,8 +293,8 @@ def title(order: Order) -> str:
     recipe = options.get("recipe")
     symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol and recipe in (None, *one.recipes)}
     numbers = {"recipe": "", **symbols, "augment": "copies", "model": "model", "split": "split"}
-    told = {name: options[name] for name in numbers if options.get(name) not in (None, *([0] * (name == "augment")))}
-    settings = [f"{numbers[name]} {_format_value(value)}".strip() for name, value in told.items()]
+    values = {name: options[name] for name in numbers if options.get(name) not in (None, *([0] * (name == "augment")))}
+    settings = [f"{numbers[name]} {_format_value(value)}".strip() for name, value in values.items()]
     return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *settings]))
 
 
