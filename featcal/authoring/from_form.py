@@ -11,7 +11,7 @@ import yaml
 
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe
-from featcal.suite.schema import SPLITS, Suite, suite_from_dict
+from featcal.suite.schema import SPLITS, Suite, load_suite, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
 from featcal.system.yaml_files import parse_yaml, read_yaml
@@ -118,6 +118,6 @@ def write_draft(text: str, out: Path) -> Suite:
     Raises:
         InputError: not YAML, not a valid suite file, or `out` is there already or cannot be written.
     """
-    suite = read_draft(text, out)
+    read_draft(text, out)
     write_new(out, text)
-    return suite
+    return load_suite(out)

@@ -83,8 +83,8 @@ class Aimed(Sample):
 
 
 @dataclass(frozen=True)
-class Scoring:
-    """How models score the samples of each task."""
+class Scorer:
+    """Heads by which models score the samples of each task."""
 
     run: Run
     heads: Mapping[str, Head | None]
@@ -130,7 +130,7 @@ def take_step(given: Given, options: MarginStep) -> Made:
     except NoScores as error:
         raise InputError(f"margin-step: {error}") from error
     with walking(adapter), run.seconds(options.kind):
-        scoring = Scoring(run, heads, find_answers(run, given.experts, heads))
+        scoring = Scorer(run, heads, find_answers(run, given.experts, heads))
         samples = _aim(scoring, given.experts, options.rows)
         tensors = run.compute.place(model.read(adapter.tower))
         step = _Step(scoring, model, tensors, samples)
@@ -148,7 +148,7 @@ def take_step(given: Given, options: MarginStep) -> Made:
 
 
 @torch.no_grad()
-def _aim(scoring: Scoring, experts: Mapping[str, ExpertPass], rows: int) -> list[Aimed]:
+def _aim(scoring: Scorer, experts: Mapping[str, ExpertPass], rows: int) -> list[Aimed]:
     """Return samples of all tasks, as many of each as there are `rows` for, with their experts' scores."""
     run, found = scoring.run, list[Aimed]()
     for task, one in experts.items():
@@ -163,7 +163,7 @@ class _Step:
     """The linearised margins of one model on samples; every pass over them is a forward and a backward pass."""
 
     def __init__(
-        self, scoring: Scoring, model: Weights, tensors: Mapping[str, Tensor], samples: Sequence[Aimed]
+        self, scoring: Scorer, model: Weights, tensors: Mapping[str, Tensor], samples: Sequence[Aimed]
     ) -> None:
         self._scoring, self._model, self._tensors, self._samples = scoring, model, tensors, samples
         moments: dict[str, dict[str, Tensor]] = {}

@@ -142,9 +142,8 @@ def score_dots(
         hoverinfo="skip",
         cliponaxis=False,
     )
-    figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide])
-    if "%" in unit:  # there is no more than all of it, though the values stand beyond
-        figure.update_xaxes(tickvals=[*range(0, 101, 20 if wide > 50 else 10)])
+    ticks = [*range(0, 101, 20 if wide > 50 else 10)] if "%" in unit else None  # values at the end stand beyond 100
+    figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide], tickvals=ticks)
     task_rows(figure, order["task"], places)
     return finish(figure, 110 + 28 * len(order))
 

@@ -44,7 +44,7 @@ def frames(app: AppTest) -> dict[str, Any]:
     found = {}
     for one in app.dataframe:
         columns = {*one.value.columns}
-        if "method" not in columns:  # of runs
+        if "method" not in columns or "recipe" in columns:  # of runs
             continue
         kind = "methods" if "CPU s" in columns else "paper" if "misprint or oddity" in columns else "suites"
         found[kind] = one.value

@@ -325,7 +325,7 @@ MEANT = {
     "a model of too much": "cosines",
     "places that are none": "drift",
     "picked nowhere": "accuracy",
-    "files as models": "suite",
+    "files as models": "models",
     "a map that is none": "features",
     "sweeps": "runs",
 }

@@ -22,11 +22,11 @@ VERBS = (
 )
 GROUPS = ("suite", "study", "history")
 MEASURING = {"drift", "evaluate", "compare", "report", "diagnose", *(f"study {one}" for one in (
-    "sweep", "budget", "corrupt", "schedule", "ablate", "tasks", "features"
+    "sweep", "budget", "corrupt", "schedule", "ablate", "tasks", "features", "paper"
 ))}  # fmt: skip
 """Commands that draw samples to measure or to score on."""
 CALIBRATING = {"calibrate", "select", "compare", *(f"study {one}" for one in (
-    "sweep", "corrupt", "schedule", "ablate", "tasks"
+    "sweep", "corrupt", "schedule", "ablate", "tasks", "paper"
 ))}  # fmt: skip
 """Commands that draw samples to calibrate on."""
 

@@ -336,7 +336,7 @@ def opened(base: Path, folder: Path, cut: bool = False) -> Weights:
     """The adapter over a base as an expert of a suite is opened: checked against the base's architecture."""
     found = locate(f"{base}+{folder}", folder, "expert 'x'")
     adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
-    suite: Any = SimpleNamespace(vocabulary="base" if cut else "equal", tasks={})
+    suite: Any = SimpleNamespace(vocabulary="base" if cut else "equal", tasks={}, origin_words="the base")
     return open_checked(found, adapter, torch.device("cpu"), suite)
 
 
