@@ -185,6 +185,7 @@ def test_first_tokens_stand_in_where_answers_take_long(sentences: Path, monkeypa
     assert any("can be right where the answer is wrong" in one.value for one in app.caption)
 
 
+@pytest.mark.slow
 def test_text_flips_show_both_answers(sentences: Path) -> None:
     app = opened(sentences, "accuracy", b="calibrated", lam="0.06")  # a model that no other test has scored
     button(app, "test split").click().run()

@@ -29,6 +29,7 @@ def test_an_empty_form_says_what_to_fill_in() -> None:
     assert app.error[0].value.startswith("No task has a name")
 
 
+@pytest.mark.slow
 def test_lines_of_tasks_outlive_a_visit_to_another_page() -> None:
     app = opened("clip-mini", "bring")
     line = {**dict.fromkeys(bring.FIELDS, ""), "task": "cars", "expert": "some/expert"}

@@ -81,6 +81,7 @@ def test_a_checkpoint_is_found_again_in_a_new_visit(a: str, tiny_suite_file: Pat
         assert plain(str(tmp_path / "mine")) in app.success[0].value
 
 
+@pytest.mark.slow
 def test_a_second_click_says_that_it_is_written_already(tiny_suite_file: Path, tmp_path: Path) -> None:
     app = write(opened(tiny_suite_file, "calibrate", **FEW), tmp_path / "mine")
     said, code = app.success[0].value, [one.value for one in app.code]

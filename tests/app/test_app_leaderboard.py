@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import streamlit as st
 from app_pages import assert_shown_as_text, button, charts, control, healthy, hostile, opened
+from lanes import rows
 from streamlit.testing.v1 import AppTest
 
 from app import jobs
@@ -55,7 +56,7 @@ def study_of_tiny(tiny: Family, *methods: str) -> Study:
     return compare_methods(Session(tiny), Plan(methods, (42,), 8))
 
 
-@pytest.mark.parametrize("suite", SHIPPED)
+@pytest.mark.parametrize("suite", rows(SHIPPED, quick=["clip-mini"], slow=["lm-mini", "t5-mini"]))
 def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None:
     app = opened(suite, "methods")
     assert healthy(app)
@@ -197,6 +198,7 @@ def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: 
     assert "tiny" not in frames(app)["suites"]  # of method tables alone
 
 
+@pytest.mark.slow
 def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     clean = read_study(data_path("clip-mini", "compare.json"))
     rows = [

@@ -172,6 +172,7 @@ def test_errors_of_leaving_one_out_are_those_of_leaving_it_out() -> None:
     assert (found.ridge, found.r2) == (which, pytest.approx(best, rel=1e-9))
 
 
+@pytest.mark.slow
 def test_merge_writes_it_and_says_whether_it_was_taken(
     tiny: Family, tiny_suite_file: Path, run: Run, tmp_path: Path
 ) -> None:

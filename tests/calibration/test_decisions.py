@@ -384,6 +384,7 @@ def test_a_mixture_is_refused(tmp_path: Path) -> None:
         calibrate(fresh("mixtral", tmp_path).family, CalibrationConfig(**ON, samples=4))
 
 
+@pytest.mark.slow
 def test_a_limit_of_memory_changes_nothing(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, one_expert = clip_config(**ON, samples=4), tape_bytes(tiny.adapter.stages, 17)
     calibrate_to_folder(tiny, config, tmp_path / "free")

@@ -69,14 +69,22 @@ def _measure(suite: Path, device: str, **options: object) -> dict[str, torch.Ten
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("card", ["cuda:0", "mps"])
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("card", "kind", "options"),
     [
-        ("clip", {"recipe": "paper"}),
-        ("clip", {"recipe": "informed", "weigh_tokens": True}),
-        ("t5", {"recipe": "refined"}),
-        ("llama", {"recipe": "informed"}),
+        ("cuda:0", "clip", {"recipe": "informed", "weigh_tokens": True}),
+        ("mps", "llama", {"recipe": "informed"}),
+        *(
+            pytest.param(card, kind, options, marks=pytest.mark.slow)
+            for card, kind, options in [
+                ("mps", "clip", {"recipe": "informed", "weigh_tokens": True}),
+                ("cuda:0", "llama", {"recipe": "informed"}),
+                ("cuda:0", "clip", {"recipe": "paper"}),
+                ("mps", "clip", {"recipe": "paper"}),
+                ("cuda:0", "t5", {"recipe": "refined"}),
+                ("mps", "t5", {"recipe": "refined"}),
+            ]
+        ),
     ],
 )
 def test_a_card_gives_what_the_cpu_gives(
