@@ -18,6 +18,8 @@ from lanes import rows
 from featcal.system.resources import ready_suites
 
 SUITES = list(ready_suites())
+OF_EVERY_KIND = ("clip-vit-base-patch32-ta8", "flan-t5-base-glue", "gpt2-glue", "mergebench-llama-3.2-3b")
+"""Suites that have their turn on commits; one takes minutes, so the others wait for the night."""
 
 
 def commands(suite: str) -> dict[str, list[str]]:
@@ -50,7 +52,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in weights)).hexdigest()
 
 
-@pytest.mark.parametrize("suite", rows(SUITES, quick=[], slow=SUITES))
+@pytest.mark.parametrize("suite", rows(SUITES, quick=[], slow=OF_EVERY_KIND))
 def test_a_suite_runs_cold_warm_and_offline(suite: str, box: Box, tmp_path: Path) -> None:
     box.stock(suite)
     visits = {"cold": {}, "warm": {}, "offline": {"HF_HUB_OFFLINE": "1", "FEATCAL_CACHE": str(tmp_path / "another")}}
