@@ -149,7 +149,7 @@ def show_notes(written: WrittenModel) -> None:
             st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     for note in record["notes"]:
         st.caption(f"Note: {plain(without_places(note))}.")
-    st.code(without_places(written.loading))
+    st.code(without_places(written.loading), wrap_lines=True)
 
 
 def show_card(folder: Path, session: Session | None, model: ModelRef | None = None) -> None:

@@ -16,7 +16,7 @@ if runtime.exists():
 elif __name__ == "__main__":
     options = [
         "--server.port",
-        sys.argv[3],
+        sys.argv[sys.argv.index("--port") + 1],
         "--server.address",
         "127.0.0.1",
         "--server.headless",

@@ -114,7 +114,9 @@ def test_what_is_drawn_around_is_seen_on_every_page(visitor: Visitor) -> None:
         assert bar.inner_text() == said, page
         assert bar.bounding_box()["y"] < 900, page  # in the window, however long the page is
         if page == "drift":
-            visitor.page.get_by_role("tab", name="Decisions").click()
+            visitor.page.get_by_role("tab", name="More views").click()
+            visitor.settle()
+            visitor.page.get_by_role("radio", name="Decisions").click()
             visitor.settle()
         if chart is not None:
             assert set(map(tuple, lit(visitor, chart).values())) == {tuple(ids)}, page
