@@ -16,7 +16,8 @@ TRACES = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._
   trace => [trace.name, Array.from(trace.y || [])]))"""
 CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
   .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
-  .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
+  .filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+  .filter(e => getComputedStyle(e).overflowX !== 'visible')
   .map(e => e.innerText)"""
 SIZE = """place => [Math.ceil(place.scrollHeight), [...place.querySelectorAll(
   ['Slider', 'Selectbox', 'MultiSelect', 'ButtonGroup', 'Checkbox', 'TextInput', 'NumberInput', 'TextArea']
