@@ -21,7 +21,7 @@ from featcal.figures.verdict.measure import is_repairable
 from featcal.session.model_ref import EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import FeatcalError
+from featcal.system.errors import InputError
 
 _NOW, _MISSING = "headline", "headline: why there are no scores"
 
@@ -131,7 +131,7 @@ def _make_cards(now: _Headline) -> list[Card]:
 
 def _compare(scores: Sequence[Scores]) -> Comparison | None:
     """Compare two models; None for one alone, or where both were not scored on the same samples in the same way."""
-    with suppress(FeatcalError):
+    with suppress(InputError):
         return compare_scores(scores[0], scores[1]) if len(scores) == 2 else None
     return None
 

@@ -14,11 +14,11 @@ from featcal.system.errors import InputError
 from featcal.system.sandbox import require_in_roots
 
 ROUTE = "checkpoint"
-"""Where downloads lie beside the pages; the id of a checkpoint follows."""
+"""Address of downloads beside the pages; the id of a checkpoint follows."""
 PIECE = 2**20
 """Bytes that are read, and so held in memory, at a time."""
 is_served = False
-"""Whether this process serves `ROUTE` (`app.server`)."""
+"""True in a process that serves `ROUTE` (`app.server`)."""
 
 
 def visible(known: Iterable[WrittenModel]) -> list[WrittenModel]:

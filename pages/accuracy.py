@@ -64,8 +64,8 @@ if left is not None and pair is not None and between is not None:
         flips.differences(between, pair, metric, origin)
 with right:
     st.header(f"{metric.capitalize()} of every task")
-    base = next((shown for shown, model in known.items() if model.name == "base" != compared.merge), None)
-    merging = (base, compared.merge) if base is not None and compared.merge in scores else None
+    base = next((shown for shown, model in known.items() if model.name == "base"), None)
+    merging = (base, compared.merge) if base not in (None, compared.merge) and compared.merge in scores else None
     dots = charts.score_dots(frame, list(scores), f"{metric}, %", pair or merging)
     summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
     alt = f"{metric.capitalize()} on the test split per task and model: {summary}"

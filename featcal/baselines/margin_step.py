@@ -36,13 +36,20 @@ from featcal.calibration.closed_form import divide_by_factor
 from featcal.calibration.decisions import find_answers
 from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.models.adapter import Adapter, Batch, walking
+from featcal.models.adapter import Batch, walking
 from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.linear_maps import LinearMap, orient_weight
+from featcal.models.linear_maps import orient_weight
 from featcal.models.model import Head, map_features
-from featcal.models.whole_forward import Sample, batch_by_shape, final, samples_of, samples_together
+from featcal.models.whole_forward import (
+    Sample,
+    batch_by_shape,
+    batch_for_gradients,
+    final,
+    name_maps,
+    samples_of,
+)
 from featcal.suite.methods import PROPOSED, SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import InputError, NoScores, NumericalError
@@ -51,7 +58,7 @@ from featcal.system.fingerprints import seed_from_text
 RIDGES = (0.03, 0.1, 0.3, 1.0)
 """Ridges that are tried, beside the mean of the kernel's diagonal."""
 FLOOR = 0.03
-"""What is added to the metric of a map, whose diagonal has the mean 1."""
+"""Multiple of the identity in the metric of a map, whose diagonal has the mean 1 without it."""
 SKETCHED = 32
 """Directions of a map's inputs, and of its outputs, that the kernel is estimated from; 0 forms it exactly."""
 
@@ -139,7 +146,7 @@ def take_step(given: Given, options: MarginStep) -> Made:
         if solved.r2 <= options.guard:
             return model, record | {"taken": False}
         changes = step.changes(solved.coefficients / step.scales)
-    stored, maps = model.read(f"{name}.weight" for name in changes), _maps(adapter)
+    stored, maps = model.read(f"{name}.weight" for name in changes), name_maps(adapter)
     moved = {}
     for name, change in changes.items():
         weight = stored[f"{name}.weight"]
@@ -223,15 +230,11 @@ class _Step:
     def _batches(self) -> Iterator[tuple[str, Batched]]:
         """Yield all samples, by task, with their margins and the gradients of these."""
         adapter, place = self._scoring.run.adapter, {id(one): place for place, one in enumerate(self._samples)}
-
-        def count_together(batch: Batch) -> int:
-            return samples_together(adapter.stages, adapter.tokens(batch))
-
         for task in dict.fromkeys(one.task for one in self._samples):
             own = [one for one in self._samples if one.task == task]
-            for batch, some in batch_by_shape(own, count_together):
+            for batch, some in batch_for_gradients(adapter, own):
                 wanted = torch.stack([one.wanted for one in some])
-                with torch.enable_grad(), watch_outputs(_maps(adapter)) as (inputs, shifts):
+                with torch.enable_grad(), watch_outputs(name_maps(adapter)) as (inputs, shifts):
                     scores = self._scoring.score(self._model, self._tensors, task, batch)
                     best = wanted.argmax(1, keepdim=True)
                     rival = scores.detach().scatter(1, best, -torch.inf).argmax(1, keepdim=True)
@@ -289,7 +292,7 @@ class Solved:
     """a."""
     ridge: float
     r2: float
-    """Of leaving one sample out."""
+    """Share of the margins that samples explain which were left out one by one."""
 
 
 def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> Solved:
@@ -309,11 +312,6 @@ def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> S
         return Solved(coefficients, ridge, 1 - float(errors.square().sum() / wanted.square().sum()))
 
     return max(map(solve, RIDGES), key=lambda one: one.r2)
-
-
-def _maps(adapter: Adapter) -> dict[str, LinearMap]:
-    """Return the linear maps of all blocks by the name that files give to them."""
-    return {block.stored_name(name): one for block in adapter.blocks() for name, one in block.linears.items()}
 
 
 def _directions(name: str, like: Float[Tensor, "b t w"]) -> Float[Tensor, "w s"]:

@@ -45,7 +45,7 @@ from featcal.models.compute import cast
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
-from featcal.models.whole_forward import batch_by_shape, final, samples_of, samples_together
+from featcal.models.whole_forward import batch_by_shape, batch_for_gradients, final, name_maps, samples_of
 from featcal.system.errors import InputError, NoScores, NumericalError
 
 KEPT = 0.99
@@ -126,11 +126,7 @@ def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
     places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
-
-    def count_together(batch: Batch) -> int:
-        return samples_together(adapter.stages, adapter.tokens(batch))
-
-    for batch, some in batch_by_shape(samples_of(one), count_together):
+    for batch, some in batch_for_gradients(adapter, samples_of(one)):
         with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
             scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
@@ -177,8 +173,7 @@ def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]
 
         return hook
 
-    maps = {block.stored_name(name): linear for block in adapter.blocks() for name, linear in block.linears.items()}
-    handles = [linear.register_forward_hook(shift(name)) for name, linear in maps.items()]
+    handles = [linear.register_forward_hook(shift(name)) for name, linear in name_maps(adapter).items()]
     try:
         yield shifts
     finally:
@@ -295,7 +290,7 @@ class _System:
     before: Float[Tensor, "k k"]
     """Inverse of the mean of the metrics."""
     factor: Float[Tensor, "d d"]
-    """Of the plain system."""
+    """L of the plain system."""
 
     def apply(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         stacked = torch.cat(self.factors, dim=1)

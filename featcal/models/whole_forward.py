@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.models.adapter import Batch, Call, Stage
+from featcal.models.adapter import Adapter, Batch, Call, Stage
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
+from featcal.models.linear_maps import LinearMap
 
 TOGETHER = 64
 """Largest number of samples that go through a model together."""
@@ -63,6 +64,16 @@ def batch_by_shape(
         for start in range(0, len(own), most):
             some = own[start : start + most]
             yield {name: torch.cat([one.inputs[name] for one in some]) for name in some[0].inputs}, some
+
+
+def batch_for_gradients(adapter: Adapter, samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
+    """Yield batches as `batch_by_shape` does, of so many samples that their gradients by outputs of maps fit `TAPE`."""
+    return batch_by_shape(samples, lambda batch: samples_together(adapter.stages, adapter.tokens(batch)))
+
+
+def name_maps(adapter: Adapter) -> dict[str, LinearMap]:
+    """Return the linear maps of all blocks by the name that files give to them."""
+    return {block.stored_name(name): linear for block in adapter.blocks() for name, linear in block.linears.items()}
 
 
 def samples_together(stages: Iterable[Stage], tokens: int) -> int:

@@ -115,9 +115,9 @@ class _File:
     paper: str
     reading: str
     models: Mapping[str, str]
-    """What rows are called here, by their words."""
+    """Names of the models that rows are of, as `--model` takes them, by the rows' words."""
     differences: Mapping[str, str]
-    """How making a model here is not as the paper describes it, by the same words."""
+    """Sentences on where a model is made otherwise here than in the paper, by the same words."""
     tables: tuple[PaperTable, ...]
 
 
