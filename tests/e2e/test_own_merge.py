@@ -68,7 +68,7 @@ def test_a_folder_of_mergekit_needs_no_suite_file(visitor: Visitor, app: App) ->
     said = check(visitor, plant(root, ""))
     assert "healthy is healthy: nothing is wrong with its weights" in said
     assert "0.50 of 'left' and 0.25 of 'right', as its recipe says" in said
-    (blamed,) = re.findall(r"(Block \d|Embeddings|Head) causes the largest part of it", said)
+    (blamed,) = re.findall(r"(Block \d|Embeddings|Head) causes? the largest part of it", said)
     visitor.click(f"see {blamed.lower()}")
     assert (visitor.place, visitor.value("layer")) == ("drift", blamed.lower())
     visitor.go("calibrate")

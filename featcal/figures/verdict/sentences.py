@@ -136,7 +136,8 @@ def _say_layers(found: Findings) -> Iterator[Sentence]:
     if not ranked:
         return
     first, then = ranked[0], ranked[1:2]
-    text = f"{_begin(first.layer)} causes the largest part of it, {100 * first.share:.0f} %"
+    causes = "cause" if first.layer.endswith("embeddings") else "causes"
+    text = f"{_begin(first.layer)} {causes} the largest part of it, {100 * first.share:.0f} %"
     text += f", then {then[0].layer} with {100 * then[0].share:.0f} %" if then else ""
     numbers: Numbers = {"layer": first.layer, "share": first.share}
     numbers |= {"mismatch": first.mismatch, "propagation": first.propagation}
