@@ -35,7 +35,7 @@ def models(suite: Suite) -> pd.DataFrame:
     """Return role and place of every model."""
     merged = suite.merged
     if isinstance(merged, MergeRecipe):
-        given = merged.model_dump(exclude_none=True)
+        given = merged.model_dump()
         merged = f"merged here: {', '.join([given.pop('method'), *(f'{name} {given[name]}' for name in given)])}"
     rows = [("base", suite.base or "not known"), ("merged", merged)]
     rows += [(f"expert, {task}", spec.expert) for task, spec in suite.tasks.items()]

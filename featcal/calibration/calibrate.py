@@ -328,7 +328,7 @@ def _record(
     """Return the record of a finished calibration, without the entries that its caller adds."""
     merged, layers = family.suite.merged, family.adapter.block_names()
     file = "a model in memory" if is_held(merged) else "checkpoint"
-    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else file
+    own = merged.model_dump() if isinstance(merged, MergeRecipe) else file
     return {
         "command": "calibrate",
         "suite": family.suite.name,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
 from featcal.cli.terminal import bar, print_json, print_models_json, print_table, say
 from featcal.system.progress import Progress, keep_memory
@@ -23,7 +22,7 @@ EACH = "each"
 """The choice of `--tokens` that shows the drift of every token of a sample."""
 
 
-@click.command(cls=Command, old=OF_MEASUREMENTS)
+@click.command()
 @SUITE
 @models_option("Measure this model; may be repeated:", ["merged"])
 @MEASURED
@@ -191,7 +190,7 @@ def _measure_drift(
     return document | sources
 
 
-@click.command(cls=Command, old=OF_MEASUREMENTS)
+@click.command()
 @SUITE
 @models_option("Show this model beside the expert; may be repeated:", ["merged"])
 @click.option("--task", "tasks", multiple=True, help="Show this task; may be repeated.  [all]")

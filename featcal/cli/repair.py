@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import OF_STUDIES, Command, name_models
 from featcal.cli.hand_over import say_where_to
 from featcal.cli.options import (
     DEVICE,
@@ -166,7 +165,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
 
 
-@click.command(cls=Command, old={"--n": OF_STUDIES["--n"]})
+@click.command()
 @SUITE
 @MODEL
 @click.option("--lam", "lams", help="Ridge strengths between commas, such as 0.01,0.05.  [the suite's own]")
@@ -222,7 +221,7 @@ def sweep(
     show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
-@click.command(cls=Command, old={"--starts": name_models})
+@click.command()
 @SUITE
 @JSON_FILE
 @model_option(help="The merge that all recipes are tried on: ", flag="--of")

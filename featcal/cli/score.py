@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model
-from featcal.cli.groups import OF_MEASUREMENTS, OF_STUDIES, Command, name_models, say_new_flag
 from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
 from featcal.cli.terminal import bar, print_models_json, print_table, say, say_notes, say_problems, show
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from featcal.suite.views import EvaluationSamples
 
 
-@click.command(cls=Command, old=OF_MEASUREMENTS)
+@click.command()
 @SUITE
 @models_option("Score this model; may be repeated:", ["merged"])
 @SCORED
@@ -154,7 +153,7 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 """Options of `featcal compare` that ask for a table, beside --table."""
 
 
-@click.command(cls=Command, old={**OF_STUDIES, "--methods": lambda text: ["--table", *name_models(text)]})
+@click.command()
 @SUITE
 @models_option("Compare this model; to be repeated:", or_all=True)
 @click.option("--table", is_flag=True, help="Compare two models in a table as well.")
@@ -188,12 +187,10 @@ def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) ->
             raise click.UsageError("--seed means nothing to a table; its calibration seeds are --seeds")
         _compare_in_table(suite, models, **options)
         return
-    if "samples" in given:  # what this comparison scored was called so
-        if options["eval_samples"] is None:
-            say_new_flag(context, "--samples", "--eval-samples (those of a table, --table, are calibration samples)")
-            options["eval_samples"] = options["samples"]
-        else:
-            raise click.UsageError("--samples are the calibration samples of a table; add --table or leave them out")
+    if "samples" in given:
+        raise click.UsageError(
+            "--samples are the calibration samples of a table; add --table, or say --eval-samples for what is scored"
+        )
     _compare_two(
         suite, models, **{name: options[name] for name in ("split", "eval_samples", "seed", "device", "as_json")}
     )

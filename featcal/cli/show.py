@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, MEASURED, SUITE, Size, file_to_write, models_option
 from featcal.cli.terminal import bar, say_notes, show
 from featcal.system.extras import require_packages
@@ -16,7 +15,7 @@ from featcal.system.progress import half_of_available_bytes, keep_memory
 from featcal.system.resources import bundle_root
 
 
-@click.command(cls=Command, old=OF_MEASUREMENTS)
+@click.command()
 @SUITE
 @models_option(
     "Show this model, the first as the reference; may be repeated:", left_out="the merged model and the calibrated one"

@@ -10,7 +10,6 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_suite
-from featcal.cli.groups import OF_MEASUREMENTS, Command
 from featcal.cli.options import DRAWN, JSON, MEASURED, NewPath, Option, block, file_to_write, models_option
 from featcal.cli.terminal import bar, print_models_json, say, show
 from featcal.system.progress import keep_memory
@@ -101,7 +100,7 @@ def init(
     return 1 if begun.missing or found.problems else 0
 
 
-@click.command(cls=Command, old=OF_MEASUREMENTS)
+@click.command()
 @click.argument("model", metavar="SUITE|FOLDER", shell_complete=complete_suite)
 @_models_and_samples(required=False)
 @models_option("Judge this model of the suite, or show it beside FOLDER; may be repeated:", left_out="the merged one")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcal.cli import opening
-from featcal.cli.groups import OF_STUDIES, Command
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, NewPath, block, models_option
 from featcal.cli.terminal import bar, print_json, print_table, require_new_file, say, write_new
 from featcal.system.errors import InputError
@@ -118,7 +117,7 @@ def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, words)))
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Calibration samples per task, between commas.  [8,16,32,64,128,256,512]")
 @_MODELS
@@ -136,7 +135,7 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     run_study(lambda session, plan: of.budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @click.option("--kinds", help="gaussian-noise, motion-blur and fog, some of them between commas.  [all]")
 @click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
@@ -154,7 +153,7 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
     run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, of.METHODS, options)
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @_STUDY
 def schedule(suite: str, **options: Any) -> None:
@@ -168,7 +167,7 @@ def schedule(suite: str, **options: Any) -> None:
     run_study(of.schedule, suite, of.METHODS, options)
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @_STUDY
 def ablate(suite: str, **options: Any) -> None:
@@ -181,7 +180,7 @@ def ablate(suite: str, **options: Any) -> None:
     run_study(of.ablate, suite, ("merged",), options)
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Numbers of tasks between commas.  [2, doubled up to all]")
 @_STUDY
@@ -196,7 +195,7 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
     run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)
 
 
-@click.command(cls=Command, old=OF_STUDIES, epilog=_KEPT)
+@click.command(epilog=_KEPT)
 @SUITE
 @models_option("Measure this row of the table; may be repeated:", left_out="all rows that there is a model of")
 @_SEEDS

@@ -70,7 +70,7 @@ def write_merge(
     place = compute_for(device).device
     require_float64(place, f"a merge by {recipe.method}")
     merged = replace(family.merge(recipe), device=place)
-    settings = {**recipe.model_dump(exclude_none=True)}
+    settings = recipe.model_dump()
     if hasattr(merged.merger, "scale"):
         settings.setdefault("scale", merged.merger.scale)
     licences = read_licences(family)
@@ -80,7 +80,7 @@ def write_merge(
         "suite": family.suite.name,
         "suite_file": suite_facts(family.suite),
         **settings,
-        "recipe": recipe.model_dump(mode="json", exclude_none=True),
+        "recipe": recipe.model_dump(mode="json"),
         "inputs": input_hashes(family),
         "licences": licences,
         "versions": all_versions(),
@@ -138,7 +138,7 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
             raise InputError(f"{name} is given twice, in the method's name and as --{name}; leave one out")
         options |= named_options
     takes_own = own is not None and method in (None, own.method)
-    start = own.model_dump(exclude_none=True) if own is not None and takes_own else {"method": method}
+    start = own.model_dump() if own is not None and takes_own else {"method": method}
     try:
         return MergeRecipe.model_validate({**start, **options})
     except ValidationError as error:

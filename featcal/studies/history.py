@@ -317,7 +317,7 @@ def suite_hash(suite: Suite, commits: tuple[Commit, ...] | None = None) -> str:
     # Content, so that a copy elsewhere has the same history; of gigabytes the state must do.
     small = sum(size for _, size, _, _ in stamps) <= WHOLE
     files = [(_relative_path(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
-    document = suite.model_dump_json(exclude={"description", "calibration"})
+    document = suite.model_dump_json(exclude={"description", "calibration"}, exclude_none=True)
     hub = [*(stamp.commits if commits is None else commits), *stamp.data]
     return hashlib.sha256(json.dumps([document, files, *hub]).encode()).hexdigest()[:16]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from featcal.suite.methods import EXPERT, PROPOSED, Method, baseline_names, is_method, merger_names, method
 from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
-from featcal.system.errors import InputError
 
 OF_SAMPLES = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", *PROPOSED)
 """Methods that studies of the calibration samples, of their number or corruption, compare unless others are named."""
@@ -32,28 +31,6 @@ def everything(anchor: float) -> list[str]:
 
 def _models_of(kind: type[Method]) -> tuple[str, ...]:
     return kind.about.compared or (kind.kind,)
-
-
-def parse_methods(text: str) -> list[str]:
-    """Return the names in a list with commas between, which stand between options as well.
-
-    Raises:
-        InputError: no name at all.
-
-    >>> parse_methods("ties:scale=1,density=0.2, calibrated, polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2")
-    ['ties:scale=1,density=0.2', 'calibrated', 'polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2']
-    """
-    names: list[str] = []
-    for part in (one.strip() for one in text.split(",")):
-        before, equals, _ = part.partition("=")
-        # A part such as density=0.2 goes on with the name before; a new name has one of these signs before its first =.
-        if names and equals and not {":", "@", "/"} & {*before}:
-            names[-1] += f",{part}"
-        elif part:
-            names.append(part)
-    if not names:
-        raise InputError("methods: name at least one model, or all")
-    return list(dict.fromkeys(names))
 
 
 def with_samples(model: str, samples: int, seed: int) -> str:

@@ -119,7 +119,7 @@ def model_before(session: Session, folder: Path) -> str | None:
 def _require_same_merge(record: Mapping[str, Any], session: Session, folder: Path) -> None:
     """Raise InputError where the suite's merged model is by another recipe than the one that was calibrated."""
     merged = session.family.suite.merged
-    now = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else None
+    now = merged.model_dump() if isinstance(merged, MergeRecipe) else None
     then = record.get("merged")
     if record["model"] == "merged" and (now if now is not None else then) != then:
         raise InputError(

@@ -74,7 +74,6 @@ class Option(OptionFacts):
         steps: values that a slider offers.
         of_recipe: whether the recipe brings a good value of its own.
         idle: whether it changes nothing but time, memory and the order of sums.
-        later: whether it came after suites were first hashed: a suite that does not say it keeps its hash.
     """
 
     kind: type
@@ -86,7 +85,6 @@ class Option(OptionFacts):
     steps: tuple[float, ...] = ()
     of_recipe: bool = False
     idle: bool = False
-    later: bool = False
 
     def check(self, name: str, value: Any) -> Any:
         """Return a value of the option called `name`, a number as Python's own.
@@ -180,7 +178,7 @@ class CalibrationConfig:
     )
     routers: bool = _option(
         False, "Calibrate the routers of mixtures of experts too, linear maps from a token's state to the experts' "
-        "scores: featcal's extension.", label="Calibrate routers", later=True,
+        "scores: featcal's extension.", label="Calibrate routers",
     )
     completion_only: bool = _option(
         False, "Decoder-only models: count the positions that predict the answer alone, not the prompt; a "
@@ -193,7 +191,6 @@ class CalibrationConfig:
     )
     image_weight: float = _option(
         1.0, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", above=0, most=1,
-        later=True,
     )
     eps: float = _option(1e-8, "Numerical stabiliser of Eqs. (14), (17) and (59).", least=0)
     recipe: str = _option(
@@ -208,29 +205,28 @@ class CalibrationConfig:
     mu: float = _number(
         "mu", "Weight of the prior, what the experts' weights say of the inputs that they were trained on, against the "
         "samples of one task; 0 is refined.", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
-        later=True, steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
+        steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
     )
     weigh_tokens: bool = _option(
         False, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
-        "dearer.", label="Weigh tokens", recipes=_OWN, later=True,
+        "dearer.", label="Weigh tokens", recipes=_OWN,
     )
     decisions: float = _option(
         0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
         "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and half "
-        "as long again.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN, later=True,
+        "as long again.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN,
     )
     augment: int = _option(
         0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
-        label="Copies", least=0, later=True,
+        label="Copies", least=0,
     )
     quantize: str = _option(
         "off", "Round the solved linear maps to whole numbers of 8 or 4 bits, column by column so that the calibrated "
         "outputs change least, and write them packed; int8-nearest and int4-nearest round every weight for itself, for "
-        "comparison.", choices=QUANTIZED, later=True,
+        "comparison.", choices=QUANTIZED,
     )
     group_size: int = _option(
         128, "With quantize: input columns of a row that share a scale; 0 gives every row one scale.", least=0,
-        later=True,
     )
     batch_size: int = _option(
         64, "Samples per forward pass; changes time and memory, and numbers within rounding.", least=1, idle=True,

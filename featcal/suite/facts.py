@@ -32,7 +32,7 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
     No folder is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
     not of its layout: comments and the order of options change nothing.
     """
-    content = suite.model_dump(mode="json")
+    content = suite.model_dump(mode="json", exclude_none=True)
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
     hashes = {name: json_digest(part) for name, part in parts.items()}

@@ -137,7 +137,7 @@ def _describe_merged(
                 f"{WHERE}: merged: it was merged of other experts ({', '.join(of)}), or they were named otherwise; "
                 "give its to_model(), or the recipe alone"
             )
-        return recipe.model_dump(exclude_none=True)
+        return recipe.model_dump()
     if isinstance(given, Mapping):
         return dict(given)
     kind = given.partition(":")[0] if isinstance(given, str) else ""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import (
     ConfigDict,
-    SerializationInfo,
     ValidationError,
     create_model,
     field_validator,
@@ -25,11 +24,6 @@ from featcal.system.formatting import did_you_mean, shorten
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE = "dtype"
 """The option of every merger: storage dtype of the merged model; the base's own when left out."""
-_FIRST = ("scale", "weights", "density", "drop", "seed", "beta", "gamma", "common", "eps", "steps", "time", "share")
-_WRITTEN = ("method", *_FIRST, "normalize", DTYPE)
-_YOUNGER = ("eps", "time", "share")
-"""Options in the order in which hashes of suites have them, by which histories and measurements go: whatever the method
-is all are written, as null where they are left out, but for those that came later."""
 
 
 class MergeRecipe(Strict):
@@ -51,7 +45,7 @@ class MergeRecipe(Strict):
     def _options_are_the_methods(self) -> MergeRecipe:
         try:
             kind = method(self.method)
-            given = {k: v for k, v in (self.model_extra or {}).items() if v is not None or k not in _WRITTEN}
+            given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
             _require_known(given, kind)
             read = _content_of(kind).model_validate(given).model_dump(exclude_unset=True, exclude_none=True)
             # The model is frozen; values as the method's types read them take the place of those of YAML.
@@ -62,11 +56,9 @@ class MergeRecipe(Strict):
         return self
 
     @model_serializer
-    def _write(self, info: SerializationInfo) -> dict[str, Any]:
-        document = {name: None for name in _WRITTEN if name not in _YOUNGER} | {"method": self.method} | self.settings
-        # The order is part of the hash of a suite, by which histories find what was measured.
-        order = [name for name in (*_WRITTEN, *self.settings) if name in document]
-        return {name: document[name] for name in order if document[name] is not None or not info.exclude_none}
+    def _write(self) -> dict[str, Any]:
+        # Sorted, so that a suite's hash does not depend on the order in which options are typed.
+        return {"method": self.method, **dict(sorted(self.settings.items()))}
 
     @property
     def settings(self) -> dict[str, Any]:

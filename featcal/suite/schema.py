@@ -15,10 +15,8 @@ from pydantic import (
     BaseModel,
     Field,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
     ValidationError,
     create_model,
-    model_serializer,
     model_validator,
 )
 
@@ -46,13 +44,6 @@ SPLITS = ("calibration", "validation", "test")
 
 class _Recommended(Strict):
     """Options that a suite recommends for its calibration; `CalibrationConfig` checks their range."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an option that is not given and came later."""
-        document: dict[str, Any] = write(self)
-        # A suite keeps the hash that it had before there was the option.
-        return {name: value for name, value in document.items() if value is not None or not OPTIONS[name].later}
 
     def explicit_options(self) -> dict[str, Any]:
         """Return the options that the suite sets, by name."""
@@ -251,13 +242,6 @@ class Suite(Strict):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_default(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an option that has its default and came later."""
-        document: dict[str, Any] = write(self)
-        # A suite keeps the hash that it had before there was the option.
-        return {name: value for name, value in document.items() if name != "text_tower" or value != "base"}
 
     @property
     def root(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from featcal.suite.strict import Strict
 from featcal.suite.template import template_fields
@@ -29,8 +29,6 @@ ENDINGS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".npz
 """Kinds of source by how their files end."""
 TURNS = ("messages", "conversations", "conversation")
 """Columns that usually hold the turns of a conversation."""
-_LATER = ("corruption", "pair", "self_generated", "rows", "conversation")
-"""Options that suite files did not have at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
 CORRUPTIONS: tuple[str, ...] = get_args(Kind)
@@ -201,13 +199,6 @@ class Source(Strict):
         if self.corruption is not None and not self.pictures:
             raise ValueError("'corruption' is for pictures as people see them, not for text or preprocessed tensors")
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out options that are not given and came later."""
-        document: dict[str, Any] = write(self)
-        # A suite keeps the hash that it had before there were these options.
-        return {name: value for name, value in document.items() if value is not None or name not in _LATER}
 
     @property
     def pictures(self) -> bool:

@@ -1,8 +1,7 @@
-"""What commands and options are called: the help, old names, one meaning of every word, and what a shell completes."""
+"""What commands and options are called: the help, one meaning of every word, and what a shell completes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from command_line import Run, document
 
 from featcal.cli import commands
-from featcal.cli.groups import _GONE, _MOVED
 from featcal.suite.calibration_options import RECIPES
 
 VERBS = (
@@ -94,70 +92,6 @@ def test_samples_are_calibrated_on_and_eval_samples_are_measured() -> None:
         assert one.help
         assert one.help.startswith("Samples per task")
         assert "alibrat" not in one.help.replace("every calibration is measured on", "")
-    assert not {"--n", "--methods", "--starts"} & {flag for one in COMMANDS.values() for flag in options(one)}
-
-
-@pytest.mark.parametrize("old", _MOVED)
-def test_an_old_command_runs_and_says_the_new_one(old: str, run: Run) -> None:
-    code, out, err = run(*old.split(), "--help")
-    assert (code, out) == run(*_MOVED[old].split(), "--help")[:2]
-    assert err == f"featcal {old} is now featcal {_MOVED[old]}\n"
-    assert _MOVED[old] in COMMANDS
-
-
-def test_an_old_command_leaves_stdout_and_the_status_alone(run: Run, tmp_path: Path) -> None:
-    assert run("suites", "--json")[:2] == run("suite", "list", "--json")[:2]
-    assert run("runs", "--suite", "none", "--json")[1] == json.dumps({"runs": []}, indent=2) + "\n"
-    for line in (("runs", "delete", "nothing"), ("convert", str(tmp_path), "--out", str(tmp_path / "o"))):
-        code, out, err = run(*line)
-        assert (code, out) == (1, "")
-        assert err.startswith(f"featcal {'runs delete' if line[0] == 'runs' else 'convert'} is now featcal ")
-        assert err.count("\n") == 2
-
-
-def test_what_another_command_took_in_is_refused_with_that_command(run: Run) -> None:
-    code, out, err = run("polish", "clip-mini", "--model", "merged", "--out", "o")
-    assert (code, out) == (2, "")
-    assert _GONE["polish"] in err
-
-
-@pytest.mark.parametrize(
-    ("line", "old", "new"),
-    [
-        ("drift SUITE --samples 4 --json", "--samples", "--eval-samples"),
-        ("evaluate SUITE --samples=4 --json", "--samples", "--eval-samples"),
-        ("study features SUITE --samples 4 --json", "--samples", "--eval-samples"),
-        ("study budget SUITE --counts 4 --seeds 42 --model merged --n 4 --json", "--n", "--eval-samples"),
-        ("compare SUITE --model base --model merged --samples 4 --json", "--samples", "--eval-samples"),
-    ],
-)
-def test_an_old_option_means_the_new_one_and_says_it(
-    line: str, old: str, new: str, run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
-    words = line.replace("SUITE", str(tiny_suite_file)).split()
-    code, out, err = run(*words)
-    assert code == 0, err
-    command = " ".join(words[: words.index(str(tiny_suite_file))])
-    assert [one for one in err.splitlines() if one.startswith(f"featcal {command} {old} is now {new}")], err
-    again = run(*(one.replace(old, new) for one in words))
-    assert json.loads(again[1]) == json.loads(out)
-    assert "is now" not in again[2]
-
-
-@pytest.mark.slow
-def test_a_list_of_methods_is_a_table_of_models(
-    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two as well, though two models are otherwise compared sample by sample."""
-    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
-    code, out, err = run("compare", tiny_suite_file, "--methods", "base,ties:scale=1,density=0.5", "--json")
-    assert code == 0, err
-    assert "featcal compare --methods is now --model, once for every model" in err
-    named = ("--model", "base", "--model", "ties:scale=1,density=0.5", "--model", "base")
-    assert run("compare", tiny_suite_file, "--table", *named, "--json")[1] == out
-    assert [one["method"] for one in json.loads(out)["methods"]] == ["expert", "base", "ties:scale=1,density=0.5"]
-    assert "difference" in document(run("compare", tiny_suite_file, *named, "--json"))["average"]
 
 
 def test_several_models_are_one_document_each_once(run: Run, tiny_suite_file: Path) -> None:
@@ -192,9 +126,7 @@ def test_a_shell_completes_models_recipes_and_commands(capsys: pytest.CaptureFix
     assert completions("merge", "clip-mini", "--method", "reg") == ["regmean", "regmean++"]
     assert completions("calibrate", "clip-mini", "--recipe", "") == [*RECIPES]
     assert completions("study", "sw") == ["sweep"]
-    assert completions("sweep", "clip-m") == ["clip-mini"]  # by the old name too, without a word about it
     assert completions("compare", "clip-mini", "--model", "al") == ["all"]
     assert completions("evaluate", "clip-mini", "--model", "al") == []
-    assert "--model" in completions("study", "ablate", "clip-mini", "--methods", "", "--mo")
-    assert completions("compare", "clip-mini", "--methods", "")
+    assert "--model" in completions("study", "ablate", "clip-mini", "--mo")
     assert capsys.readouterr().err == ""

@@ -32,7 +32,7 @@ from featcal.studies import maker, runner
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
 from featcal.studies.maker import measure_cost
-from featcal.studies.method_lists import parse_methods, with_samples
+from featcal.studies.method_lists import with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
@@ -315,26 +315,12 @@ def test_every_method_has_a_name_that_is_one(own: Session) -> None:
     assert len(names) == len({*names})
     for name in names:
         assert own.resolve(with_samples(name, 8, 42))
-        assert parse_methods(name) == [name]
-    assert parse_methods(",".join(names)) == names
     assert [len(points_of(name, 8, (1, 2))) for name in ("merged", "dare", "svc@calibrated", "svc@dare:seed=3")] == [
         1,
         2,
         2,
         1,
     ]
-
-
-@pytest.mark.parametrize(("given", "message"), [("", "at least one"), (" , ", "at least one")])
-def test_no_methods_are_refused(given: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_methods(given)
-
-
-def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
-    """What stands behind a comma may be an option of the model in front, which has none before it."""
-    with pytest.raises(InputError, match=r"options stand behind a colon, as in calibrated:lam=0.1 \("):
-        table(own, parse_methods("merged, calibrated, lam=0.1"))
 
 
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])

@@ -27,7 +27,7 @@ def settings(
     """
     suite = session.family.suite
     merged = suite.merged
-    recipe = merged.model_dump_json(exclude_none=True) if isinstance(merged, MergeRecipe) else merged
+    recipe = merged.model_dump_json() if isinstance(merged, MergeRecipe) else merged
     models = [("base", suite.base or "not known"), ("merged model of the suite", recipe)]
     models += [(f"expert, {task}", spec.expert) for task, spec in suite.tasks.items()]
     shown = [(f"shown as {one}", name) for one, name in names.items()]

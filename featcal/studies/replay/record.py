@@ -143,8 +143,6 @@ def _refuse_others(content: Mapping[str, Any], file: Path) -> None:
         what = f"a record of '{printable(str(command), 80)}'"
     elif "options" in content and "model" in content:
         what = f"a record of the baseline '{printable(str(content['model']), 80)}'"
-    elif "config" in content:
-        what = "a record of a version of featcal that did not write down all that a replay needs"
     else:
         what = "not a record of a run"
     raise InputError(f"{file} is {what}; what {known} of this version wrote can be replayed")

@@ -167,7 +167,7 @@ class Selection(Drawable):
             reference = reference_in(self.start)
             if reference is None and not is_merger(model_name(self.start).kind):
                 return None
-            recipe = reference or recipe_for(family.suite, self.start).model_dump(exclude_none=True)
+            recipe = reference or recipe_for(family.suite, self.start).model_dump()
             sections["merged"] = recipe
         if self.config is not None:
             alone = config_of(family.adapter, family.suite.tasks, {"recipe": self.config.recipe})
