@@ -214,10 +214,10 @@ def test_a_suite_that_featcal_brings_is_known_by_its_name(own_suite_file: Path, 
             "its suite is a file suite.yaml of its own, and not the suite 'lm-mini' that comes": [
                 lambda record: record.update(suite="lm-mini")
             ],
-            "'tiny' does not come with featcal; name its file with --suite": [  # as older records say it
+            "'tiny' does not come with featcal; name its file with --suite": [
                 lambda record: record["suite_file"].pop("name")
             ],
-            "version of featcal that did not write down": lambda record: record.pop("command"),
+            "is not a record of a run": lambda record: record.pop("command"),
             "a record of 'evaluate'": lambda record: record.update(command="evaluate"),
             "tensors: ": [lambda record: record.pop("tensors"), lambda record: record.update(tensors={})],
             "machine: ": lambda record: record.update(machine=3),
