@@ -12,7 +12,9 @@ from suite_edits import Edit
 from tiny_clip import clip_inputs
 
 from featcal.samples.sources import draw
+from featcal.studies.history import suite_hash
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.facts import suite_facts
 from featcal.suite.methods import merger_names
 from featcal.suite.schema import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.system.errors import InputError
