@@ -63,9 +63,9 @@ class NormSums:
 class NormGroup:
     """One norm, scale * z (+ bias): moments of the current model's own z, expert features play no part (Eq. 57).
 
-    A LayerNorm has a bias; an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z are left at 0. A norm
-    over each head's part of a token has one scale for all heads: every head is a row, and all rows of a token weigh
-    what it weighs.
+    Most LayerNorms have a bias; one without, or an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z
+    are left at 0. A norm over each head's part of a token has one scale for all heads: every head is a row, and all
+    rows of a token weigh what it weighs.
 
     Args:
         offset: the scale is the stored weight plus this: 1 in Gemma, whose norms are (1 + weight) * z.
@@ -75,7 +75,7 @@ class NormGroup:
         self.names = (name,)
         self.weighting = weighting
         self._offset = 0.0 if isinstance(module, nn.LayerNorm) else offset
-        self._module, self._shifted = module, isinstance(module, nn.LayerNorm)
+        self._module, self._shifted = module, isinstance(module, nn.LayerNorm) and module.bias is not None
         width = module.get_parameter("weight").shape
         # Moments of z are near 1 and 0: their sums over many tokens lose digits in float32.
         self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=find_place(device, torch.float64))
@@ -121,7 +121,7 @@ class NormGroup:
         self._task.merge(part)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Solve the scale and, of a LayerNorm, the shift, in float64, by name inside the block.
+        """Solve the scale and, where there is one, the shift, in float64, by name inside the block.
 
         Args:
             merged, base: tensors of the block, by name inside it, that the anchor is made of.
@@ -202,22 +202,23 @@ def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
     Raises:
         InputError: another function of its parameters, such as a scale with another offset, or other parameters.
     """
-    shifted = isinstance(module, nn.LayerNorm)
+    centred = isinstance(module, nn.LayerNorm)
+    kinds = {"weight", "bias"} if centred and module.bias is not None else {"weight"}
     shapes = {parameter: tuple(p.shape) for parameter, p in module.named_parameters()}
     width = shapes.get("weight", ())
-    if shapes.keys() == ({"weight", "bias"} if shifted else {"weight"}) and len(width) == 1:
+    if shapes.keys() == kinds and len(width) == 1:
         generator = torch.Generator().manual_seed(0)
         # Tried on numbers: a class may compute anything under the name of a norm.
         x = _LARGE * torch.randn(3, *width, generator=generator)
         own = {n: torch.randn(width, generator=generator) for n in shapes}
-        z = x - x.mean(1, keepdim=True) if shifted else x
-        scale = own["weight"] + (0.0 if shifted else offset)
+        z = x - x.mean(1, keepdim=True) if centred else x
+        scale = own["weight"] + (0.0 if centred else offset)
         expected = scale * z * z.square().mean(1, keepdim=True).rsqrt() + own.get("bias", torch.zeros(()))
         found: Tensor = functional_call(module, own, (x,), strict=True)
         if bool(((found - expected).norm(dim=1) <= _SAME * expected.norm(dim=1)).all()):
             return
     scaled = f"({offset:g} + weight) * x / rms(x)" if offset else "weight * x / rms(x)"
-    kind, option = ("weight * z + bias", "--no-layernorms") if shifted else (scaled, "--no-rmsnorms")
+    kind, option = ("weight * z + bias", "--no-layernorms") if centred else (scaled, "--no-rmsnorms")
     raise InputError(f"{name}: {type(module).__name__} is not {kind}; featcal cannot calibrate it, give {option}")
 
 

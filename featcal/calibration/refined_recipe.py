@@ -52,7 +52,7 @@ class Pieces:
         self, streams: Streams, config: CalibrationConfig, watch: Watch, also: Sequence[CalibrationConfig] = ()
     ) -> None:
         self._streams, self._configs, self._watch = streams, (config, *also), watch
-        self._parts: dict[tuple[str, ...], list[Part]] = {}
+        self._parts: dict[tuple[object, ...], list[Part]] = {}
 
     def calibrate(self, stage: Stage, index: int) -> Solved:
         """Run every expert through a block; then, piece by piece, count the student on what the pieces before give it
@@ -97,7 +97,8 @@ class Pieces:
         Raises:
             InputError: parts that together are not the block.
         """
-        key = stage.name, *(name for name, _ in block.module.named_modules())
+        # With their classes: a norm may be an Identity in some blocks.
+        key = stage.name, *((name, type(module)) for name, module in block.module.named_modules())
         if key not in self._parts:
             lane = next(iter(self._streams.experts.values()))
             placed = self._streams.run.compute.place(lane.tensors(block))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from featcal.formats.weights import Weights
+from featcal.models.adapter import Adapter
 from featcal.models.families.language import cap_scores
 from featcal.models.model import Head
 from featcal.system.errors import InputError
@@ -128,8 +131,68 @@ class PooledHead:
         return largest * self.head.lipschitz(expert, model)
 
 
-def stored_head(model: Weights, maps: Sequence[str], classes: tuple[str, ...]) -> Head | None:
-    """Return the head that lies beside a model's weights; None where it lacks one of its maps.
+@dataclass(frozen=True)
+class ModuleHead:
+    """A classifier that is a module of the library, which is more than linear maps with tanh between them."""
+
+    module: nn.Module
+    tensors: Mapping[str, Tensor]
+    """By name in the module."""
+    classes: tuple[str, ...]
+
+    def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
+        own = {name: tensor.to(features) for name, tensor in self.tensors.items()}
+        found: Tensor = functional_call(self.module, own, (features,), strict=True)
+        return found
+
+    def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+        """Return the product of the bounds of all parts, equal for every sample; loose where a norm is among them."""
+        return expert.new_full((len(expert),), math.prod(self._slopes()))
+
+    def _slopes(self) -> Iterator[float]:
+        """Yield a Lipschitz constant of every part of the module."""
+        for name, part in self.module.named_modules():
+            weight = self.tensors.get(f"{name}.weight")
+            if isinstance(part, nn.Linear) and weight is not None:
+                yield float(torch.linalg.matrix_norm(weight.double(), ord=2))
+            elif isinstance(part, nn.LayerNorm) and weight is not None:
+                # The norm of its derivative is at most max |weight| over the standard deviation, which eps bounds.
+                yield float(weight.double().abs().max()) / math.sqrt(part.eps)
+            elif not [*part.children()]:
+                yield _largest_slope(part)
+
+
+def _largest_slope(function: nn.Module) -> float:
+    """Return the largest |derivative| of a function of single numbers, such as an activation, on a fine grid."""
+    at = torch.linspace(-20, 20, 40_001, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        (slopes,) = torch.autograd.grad(function(at).sum(), at)
+    return float(slopes.abs().max())
+
+
+def stored_head(adapter: Adapter, model: Weights, classes: tuple[str, ...]) -> Head | None:
+    """Return the head that lies beside a model's weights; None where it lacks a part of it.
+
+    Args:
+        classes: their names, where known.
+
+    Raises:
+        InputError: shapes that do not belong together.
+    """
+    found = adapter.head_module()
+    if found is None:
+        return linear_head(model, adapter.classifier, classes)
+    module, names = found
+    if any(name not in model.info for name in names.values()):
+        return None
+    stored = model.read(names.values())
+    rows = len(stored[f"{adapter.classifier[-1]}.weight"])
+    named = classes if len(classes) == rows else tuple(map(str, range(rows)))
+    return ModuleHead(module, {inside: stored[name] for inside, name in names.items()}, named)
+
+
+def linear_head(model: Weights, maps: Sequence[str], classes: tuple[str, ...]) -> Head | None:
+    """Return the head of linear maps that lies beside a model's weights; None where it lacks one of them.
 
     Args:
         maps: names of its linear maps, one or two (`Adapter.classifier`).

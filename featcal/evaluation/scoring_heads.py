@@ -104,7 +104,7 @@ def experts_head(family: Family, task: str) -> Head | None:
     own = own_head(expert, task)
     if own is not None or not maps:
         return own
-    stored = stored_head(expert, maps, family.head_classes(task))
+    stored = stored_head(family.adapter, expert, family.head_classes(task))
     if stored is not None and len(stored.classes or ()) < 2:
         raise NoScores(f"task '{task}': the expert's {maps[-1]} has one output, a regression, which is not scored")
     return stored

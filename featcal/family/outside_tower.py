@@ -40,8 +40,7 @@ def _find_unselected(expert: Weights) -> Iterator[str]:
 
 def _find_outside(family: Family, expert: Weights) -> Iterator[str]:
     """Yield what an expert changed outside the tower."""
-    maps = family.adapter.classifier
-    known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
+    known = (*family.adapter.tower, *family.adapter.head_tensors)
     names = changed_names(family.base, expert, known)
     if names:
         count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"

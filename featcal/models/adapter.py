@@ -303,7 +303,7 @@ class Adapter(ABC):
     """Names of tensors with one row per token of the vocabulary."""
     classifier: tuple[str, ...] = ()
     """Names of the linear maps, with tanh between them, that form every expert's own head from final features to
-    scores, if `scores_with` is "own"."""
+    scores, if `scores_with` is "own"; of a head that is more than that (`head_module`), the last of them."""
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor → the tensor; both must hold the same values."""
     image_processor = ""
@@ -335,6 +335,19 @@ class Adapter(ABC):
     def embeds(self) -> bool:
         """Say whether final features are embeddings of texts, whose cosines measure how alike two texts are."""
         return self.sentence_text is not None
+
+    def head_module(self) -> tuple[nn.Module, Mapping[str, str]] | None:
+        """Return the library's own module from final features to scores, on meta, and the name in files of each of its
+        tensors; None where linear maps with tanh between them are the head (`classifier`)."""
+        return None
+
+    @property
+    def head_tensors(self) -> tuple[str, ...]:
+        """Return the names in files of every expert's own head, if `scores_with` is "own", biases included."""
+        found = self.head_module()
+        if found is not None:
+            return tuple(found[1].values())
+        return tuple(f"{name}.{kind}" for name in self.classifier for kind in ("weight", "bias"))
 
     @property
     def answers(self) -> Answers:

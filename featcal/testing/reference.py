@@ -374,7 +374,7 @@ def normalise(x: Tensor, module: Any) -> Tensor:
     """Return the factors of a norm's scale and, if there is one, of its shift: `[n, d, 1 or 2]`."""
     if isinstance(module, nn.LayerNorm):
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
-        return torch.stack([z, torch.ones_like(z)], dim=2)
+        return z[..., None] if module.bias is None else torch.stack([z, torch.ones_like(z)], dim=2)
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     scaled: Tensor = x / (x.square().mean(1, keepdim=True) + eps).sqrt()
     return scaled[..., None]

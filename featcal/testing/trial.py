@@ -128,7 +128,7 @@ class Trial:
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
         if isinstance(self.facts, EncoderFacts) or self.facts.classifier:
-            head = stored_head(model, adapter.classifier, ()) if adapter.classifier else None
+            head = stored_head(adapter, model, ()) if adapter.classifier else None
             return features if head is None else head.scores(features)
         return adapter.output(compute.place(model.read(adapter.scoring)), features)
 
@@ -184,7 +184,9 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
     """
     inside = tuple(f"{block}.{own}." for own in (part.module, part.joined) if own)
     within = [name for name in called if name.startswith(inside)]
-    pieces: list[Piece] = [([f"{block}.{part.norm}"], None)] if part.norm else []
+    # The norm of ModernBERT's first part is none: the state was normed by the embeddings.
+    norm = next((name for name in called if part.norm and name == f"{block}.{part.norm}"), None)
+    pieces: list[Piece] = [([norm], None)] if norm else []
     together: set[str] = set()
     for name in within[:-1]:
         shared = next((names for names in facts.shared if name.removeprefix(f"{block}.") in names), None)
@@ -195,7 +197,7 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
     experts = _mixture_facts(facts)
     if experts is not None and within[-1] == f"{block}.{experts.module}":
         return [*pieces, *(([f"{within[-1]}.{kind}"], None) for kind in STACKED)]
-    stream = f"{block}.{part.norm}" if part.norm else within[0]
+    stream = norm or within[0]
     pieces.append((within[-1:], None if part.post_norm or part.joined else stream))
     return [*pieces, *([([f"{block}.{part.post_norm}"], None)] if part.post_norm else [])]
 

@@ -4,6 +4,7 @@ classes, pairs of texts, files of the Hub."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from featcal.baselines.common.fit import fit
 from featcal.baselines.react import React
 from featcal.calibration.block_statistics import likely_groups
 from featcal.evaluation.evaluate import likeness, task_features
-from featcal.evaluation.heads import ClassificationHead, PooledHead
+from featcal.evaluation.heads import ClassificationHead, ModuleHead, PooledHead
 from featcal.evaluation.scoring_heads import head_of
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
@@ -109,7 +110,7 @@ def test_every_model_is_scored_by_the_head_of_the_tasks_expert(classified: Trial
     scores = evaluate(classified.family, "merged", split="test")
     for task in TASKS:
         library = classified.library("merged", torch.float32)
-        for name in classified.family.adapter.classifier:
+        for name in getattr(classified.facts, "head", ()) or classified.family.adapter.classifier:
             library.get_submodule(name).load_state_dict(
                 classified.library(f"experts/{task}").get_submodule(name).state_dict()
             )
@@ -117,6 +118,23 @@ def test_every_model_is_scored_by_the_head_of_the_tasks_expert(classified: Trial
         assert scores.tasks[task].metric == "accuracy"
         assert scores.tasks[task].predictions.equal(said)
         assert scores.tasks[task].value == float((said == torch.arange(5) % 2).double().mean())
+
+
+def test_no_score_of_a_head_of_modules_moves_faster_than_its_bound() -> None:
+    torch.manual_seed(0)
+    library = tiny_encoder(ROWS["modernbert"]).double().eval()
+    module = torch.nn.Sequential(library.head, library.classifier)
+    tensors = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    head = ModuleHead(module, tensors, ("a", "b", "c"))
+    first, second = torch.randn(2, 50, 16, dtype=torch.float64)
+    torch.testing.assert_close(head.scores(first), library.classifier(library.head(first)), rtol=1e-12, atol=0)
+    parts = (library.head.dense.weight, library.classifier.weight)
+    maps = math.prod(float(torch.linalg.matrix_norm(one.detach(), ord=2)) for one in parts)
+    largest = 1.128904145  # of |gelu'|, at the square root of two
+    expected = maps * largest * float(library.head.norm.weight.detach().abs().max()) / math.sqrt(library.head.norm.eps)
+    assert head.lipschitz(first, second).tolist() == pytest.approx([expected] * 50, rel=1e-6)
+    moved = (head.scores(second) - head.scores(first)).norm(dim=1) / (second - first).norm(dim=1)
+    assert float(moved.max()) < expected
 
 
 def test_propositions_of_scores_hold_with_heads_of_ones_own(classified: Trial) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from featcal.baselines.react import AffineMap
 from featcal.evaluation.evaluate import scoring_heads
-from featcal.evaluation.heads import ClassificationHead, CosineHead, PooledHead, stored_head
+from featcal.evaluation.heads import ClassificationHead, CosineHead, PooledHead, linear_head
 from featcal.evaluation.scoring_heads import head_of
 from featcal.family.opening import Family
 from featcal.formats.checkpoint import SINGLE_FILE
@@ -212,7 +212,7 @@ def with_heads(family: Family, model: Weights, located: Located) -> Weights:
             continue
         names = family.adapter.classifier or _TABLE
         tensors = _read(folder / HEADS / f"{file_name(task)}.safetensors", [f"{name}.weight" for name in names])
-        found = stored_head(InMemory(str(folder), tensors), names, tuple(map(str, listed[task] or ())))
+        found = linear_head(InMemory(str(folder), tensors), names, tuple(map(str, listed[task] or ())))
         assert found is not None
         heads[task] = found
     return Model(model, maps, heads)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
@@ -77,6 +77,10 @@ class EncoderStage(PartedStage):
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name: outer[stored] for stored, name in self._outer.items()}
         read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
+        if self._facts.modality == "text" and not self._facts.positions:
+            # Rows of the table may be narrower than the norm that reads them first, which takes one dtype alone.
+            rows = nn.functional.embedding(read.pop("input_ids"), own[f"{self._facts.table}.weight"])
+            read["inputs_embeds"] = rows.to(max((one.dtype for one in own.values()), key=lambda dtype: dtype.itemsize))
         if self._facts.modality == "pixels":
             read = {self._facts.reads: inputs["pixel_values"].to(next(iter(own.values())).dtype)}
         return require_no_cache(capture_calls(self._stack, self.blocks, own, **read))
@@ -111,8 +115,11 @@ class Encoder(Adapter):
         facts = self.facts = _pooling(self.facts, config.get(POOLING))
         own = {name: value for name, value in config.items() if name not in (POOLING, TEXT)}
         self.model, checked = self.build(own, device)
+        if facts.pooling_option:
+            facts = self.facts = _choose_pooling(facts, str(getattr(checked, facts.pooling_option)))
         self.settings = {**forward_options(checked, (*SETTINGS, *facts.settings)), "pooling": facts.pooling}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
+        self._most_positions = getattr(checked, "max_position_embeddings", 0)
         if facts.pooler and not hasattr(self.model.get_submodule(facts.stack), facts.pooler):
             raise InputError(
                 f"'{facts.pooler}', which pools the states, is missing (vision_use_head: false); give a model with it"
@@ -223,6 +230,13 @@ class Encoder(Adapter):
 
         return encode, float(model.logit_scale.exp())
 
+    def head_module(self) -> tuple[nn.Module, Mapping[str, str]] | None:
+        if not self.facts.head or not self.classifier:
+            return None
+        module = nn.Sequential(*map(self.model.get_submodule, self.facts.head)).eval()
+        places = (name.partition(".") for name, _ in module.named_parameters())
+        return module, {f"{i}.{rest}": f"{self.facts.head[int(i)]}.{rest}" for i, _, rest in places}
+
     def loader(self, config: Mapping[str, Any]) -> str:
         """Return the class that the folder names, whatever its head is; "AutoModel" for the stack alone."""
         return named_class(config)
@@ -257,7 +271,8 @@ class Encoder(Adapter):
         problem = unreadable(inputs, self._rows(self.facts.table))
         if problem is not None:
             return problem
-        longest, positions = inputs["input_ids"].shape[1], self._rows(self.facts.positions) - self._first_position
+        table, longest = self.facts.positions, inputs["input_ids"].shape[1]
+        positions = self._rows(table) - self._first_position if table else self._most_positions
         if longest > positions:
             return f"texts of {longest} tokens, the model has {positions} positions; set 'max_length'"
         types = inputs.get("token_type_ids")
@@ -337,6 +352,18 @@ def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
             "included"
         )
     return replace(facts, pooling="mean" if stated == "mean" else "first", classifier=())
+
+
+def _choose_pooling(facts: EncoderFacts, stated: str) -> EncoderFacts:
+    """Return the facts with the pooling that a configuration states, "cls" or "mean".
+
+    Raises:
+        InputError: another word.
+    """
+    known: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
+    if stated not in known:
+        raise InputError(f"config.json pools by {facts.pooling_option}: {stated}; featcal knows {' and '.join(known)}")
+    return replace(facts, pooling=known[stated])
 
 
 def _sides(stated: int | Sequence[int]) -> tuple[int, int]:

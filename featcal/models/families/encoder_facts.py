@@ -43,7 +43,10 @@ class EncoderFacts:
     token alone, the last block's other modules count that token (`patch_weight`)."""
     classifier: tuple[str, ...] = ()
     """Linear maps of the head from the pooled state to the scores, by name in the whole model, with tanh between them.
-    Empty if class prompts score (`pooler`)."""
+    Empty if class prompts score (`pooler`). Of a `head` the last map alone, whose rows are the classes."""
+    head: tuple[str, ...] = ()
+    """Modules of the whole model that make the scores of the pooled state, one on what the other gives, where a head is
+    more than linear maps with tanh between them (ModernBERT: a map, an activation, a norm, then the classifier)."""
     pooler: str = ""
     """Module behind the last norm, inside the stack, that computes final features from all tokens; it is merged, too,
     and class prompts score the features."""
@@ -56,10 +59,12 @@ class EncoderFacts:
     norm: str = ""
     """The last norm inside the stack; empty if every block ends with one."""
     pooling: Pooling = "first"
+    pooling_option: str = ""
+    """Option of the configuration that says how the state is pooled, "cls" or "mean"; empty if that is `pooling`."""
     table: str = ""
     """The token embedding inside the stack, of text."""
     positions: str = ""
-    """Table of learned positions inside the stack; no text may be longer than it."""
+    """Table of learned positions inside the stack; no text may be longer than it. Empty for rotary positions."""
     first_position: str = ""
     """Option of the configuration after which positions begin (RoBERTa: the id of padding); empty for a start at 0."""
     types: str = ""
@@ -145,6 +150,25 @@ ENCODERS = (
         types="embeddings.token_type_embeddings",
         heads=("classifier.", "roberta.pooler.", "lm_head."),
         repeated={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    ),
+    EncoderFacts(
+        model_type="modernbert",
+        config="ModernBertConfig",
+        model="ModernBertForSequenceClassification",
+        modality="text",
+        stack="model",
+        blocks="layers",
+        parts=(DecoderPart("attention", "attn", "attn_norm"), DecoderPart("mlp", "mlp", "mlp_norm")),
+        shared=(),
+        keys=("attn.Wqkv",),
+        classifier=("classifier",),
+        head=("head", "classifier"),
+        norm="final_norm",
+        pooling_option="classifier_pooling",
+        table="embeddings.tok_embeddings",
+        heads=("head.", "classifier.", "decoder."),
+        repeated={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        settings=("layer_types", "local_attention", "rope_parameters", "norm_eps", "hidden_activation"),
     ),
     EncoderFacts(
         model_type="vit",

@@ -115,7 +115,7 @@ def folder_of(contest: Contest) -> Path | None:
     if any(brings(one) for one in models):
         return None
     adapter = family.adapter
-    own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
+    own = adapter.head_tensors
     starts = {tried.start for tried in contest.plan}
     models += [session.fit.family_with(name).merged for name in sorted(starts) if reference_in(name) is not None]
     prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
