@@ -126,7 +126,7 @@ def test_a_merger_of_ones_own_is_measured_written_and_read_strictly(
     assert (written["method"], written["way"]) == ("halfway", 1.0)
     again = session.fit.weights(str(tmp_path / "m")).read(tower)
     assert all(torch.allclose(again[name], whole[name], atol=1e-6) for name in tower)
-    drift = document(run("drift", tiny_suite_file, "--model", "halfway:way=0.25", "--samples", 2, "--json"))
+    drift = document(run("drift", tiny_suite_file, "--model", "halfway:way=0.25", "--eval-samples", 2, "--json"))
     assert "halfway:way=0.25" in str(drift["model"])
     for asked, said in {"wy=1": "Did you mean 'way'?", "way=2": "halfway: way is 2; it lies in [0, 1]"}.items():
         code, _, err = run("merge", tiny_suite_file, "--method", f"halfway:{asked}", "--out", tmp_path / "n")
