@@ -33,7 +33,7 @@ from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
-from featcal.studies.history import History
+from featcal.studies import library
 from featcal.suite.views import EvaluationSamples
 
 SLIDERS, METHODS = "Sliders", "Sweep and methods"
@@ -41,15 +41,17 @@ TABS = (SLIDERS, METHODS)
 
 
 def draw_methods(session: Session, compared: Compared, on: EvaluationSamples) -> None:
-    """Draw what was swept, and what other methods give."""
+    """Draw every run and every method as points of one plot, and the tables of methods below it."""
     compare.make(session, compared)
     with state.progress() as report:
         for model in compared.models.values():
             session.measure.features(model, on, report)
     runs.keep(session, compared.models, on)
-    sweep.section(session, on, History(), compared.models)
+    studies = leaderboard.find_studies()
+    table = next((study for study in studies if study.kind == library.TABLE), None)
+    sweep.section(session, on, compared.models, table)
     st.header("Methods: accuracy and cost")
-    leaderboard.show()
+    leaderboard.show(studies)
 
 
 def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) -> None:
@@ -74,7 +76,7 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     # Once the exact run is done, the preview is held against it.
     repair.confirm(previewed, session, model, features[b], more, words)
     scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
-    runs.keep(session, compared.models, on)
+    runs.keep_calibrated(session, compared.models, on)
     measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
     undo.chips(trail, session, model, measured_on, cockpit.score_of(features[b], scores.get(b)))
     more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, model.require_calibration()[0])}")

@@ -34,11 +34,14 @@ _COLUMNS = (
 )
 
 
+def keep_calibrated(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+    """Put the calibrated models that a page shows into the history."""
+    keep(session, {name: model for name, model in models.items() if model.config is not None}, on)
+
+
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
+    """Put models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        if model.config is None:
-            continue
         if problem := record(session, model, on, History(), state.kind_of_scores(session, on)):
             view.say_problems([problem])
 
