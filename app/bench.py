@@ -67,14 +67,13 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     trail.button("Defaults", on_click=options.reset, icon=":material/restart_alt:", type="tertiary")
     drift_place.header("Drift per layer")
     words = window.container(key="block-preview")
-    previewed = repair.preview(session, on, more, drift_place, words)
+    previewed = repair.preview(session, on, drift_place, words)
     compare.make(session, compared)
     (a, before_model), (b, model) = compared.models.items()
     with state.progress() as report:
         features = {a: session.measure.features(before_model, on, report)}
         features[b] = session.measure.features(model, on, report)
-    # Once the exact run is done, the preview is held against it.
-    repair.confirm(previewed, session, model, features[b], more, words)
+    repair.confirm(previewed, session, model, words)
     scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
     runs.keep_calibrated(session, compared.models, on)
     measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
@@ -110,7 +109,7 @@ def _draw_drift(
     model = [*compared.models.values()][1]
     cockpit.drift_chart(previewed.chart or place, on, model, drifts, numbers)
     with place:
-        view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
+        view.tools(numbers, f"{text.CALIBRATE}\n*The preview of the first block.*\n{text.PREVIEW}")
 
 
 def _draw_scores(

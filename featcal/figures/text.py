@@ -283,16 +283,15 @@ expert too.
 """
 
 PREVIEW = r"""
-**What this shows.** One block, solved anew with the options as they are now, while every block in front of it stays as
-the last exact run left it; the exact run follows and replaces it.
+**What this shows.** The first calibrated block, solved anew with the options as they are now; the exact run of all
+blocks follows and takes its place.
 
 **Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
 $\alpha$ (and in $\beta$, where the recipe has one), so sums at the ends give them for every value; $\lambda$, $\rho$
 and $\mu$ enter the solve alone.
 
-**When it misleads.** With the new options the blocks in front change too, and this block would see other features:
-the preview is the exact result for the first calibrated block alone, and for recipes that go piece by piece only for
-its first pieces, since those behind keep what the exact run gave them. Nothing behind the block is computed.
+**When it misleads.** It is the exact result of this block, but for recipes that go piece by piece only for the first
+pieces, since those behind keep what the exact run before gave them. Nothing behind the block is computed.
 """
 
 WHERE_IT_HELPS = r"""
