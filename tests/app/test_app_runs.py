@@ -30,6 +30,7 @@ from featcal.studies.sweep import Grid, baselines, run_sweep, sweep_json
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import model_name
 from featcal.suite.views import EvaluationSamples
+from featcal.system.resources import bundle_root
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,7 +106,10 @@ def test_a_sweep_is_a_job_and_is_that_of_the_library(tiny_suite_file: Path, tiny
         assert [one.state for one in Queue().jobs()] == [QUEUED]
         # Another visit, with other values in its fields.
         assert button(opened(tiny_suite_file, "methods", **FEW), "Cancel")
-        go(app, "methods")
+        app.session_state["jobs"] = True  # its card stands in the list of jobs too
+        app.switch_page(str(bundle_root() / "pages" / "calibrate.py")).run()
+        assert healthy(app)
+        assert len([one for one in app.button if one.label == "Cancel"]) == 2
         assert button(app, "Run the sweep").disabled
     drain(Queue())
     app.run()
