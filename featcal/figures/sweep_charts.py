@@ -80,8 +80,10 @@ def runs_as_points(
     numeric = pd.api.types.is_numeric_dtype(having[across])
     log = numeric and len(drawn) and drawn.min() > 0 and drawn.max() / drawn.min() >= _LOG
     values = having[across].drop_duplicates() if numeric and across in OPTION_COLUMNS else []
-    ticks = {"tickvals": [*values], "ticktext": [value_words(one) for one in values]} if 0 < len(values) <= 12 else {}
-    ticks |= {"dtick": 1} if log and not ticks else {}  # the powers of ten, without the digits between them
+    # Of an option its values; else of a logarithm the powers of ten, without the digits between them.
+    ticks: dict[str, Any] = {"dtick": 1} if log else {}
+    if 0 < len(values) <= 12:
+        ticks = {"tickvals": [*values], "ticktext": [value_words(one) for one in values]}
     title = NUMBERS_ACROSS.get(across, across).format(metric)
     figure.update_xaxes(title=label(title), type="log" if log else None if numeric else "category", **ticks)
     figure.update_yaxes(title=SCORES["mean"].format(metric))
