@@ -147,7 +147,7 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
     row = st.container(horizontal=True, vertical_alignment="bottom")
     by = view.one_of(groups, state.selection().runs_group)
     state.control(row.selectbox, "runs_group", by, groups[0], "Group by", groups, width=180)
-    words = f"{len(frame)} of {len(everything)} rows" if len(frame) < len(everything) else f"{len(frame)} rows"
+    words = f"{len(frame)} of {len(everything)} rows" if len(frame) < len(everything) else f"Rows: {len(frame)}"
     row.caption(f"{words}. Click a heading to sort, a row to choose it.")
     formats = {
         "mean": st.column_config.NumberColumn("mean, %", format="%.1f"),

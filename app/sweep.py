@@ -187,8 +187,8 @@ def draw_lines(session: Session, on: EvaluationSamples, points: Sequence[SweepPo
     frame = run_tables.select_runs(everything, runs.choose_filter(everything, row))
     lines = int((frame["kind"] == "calibrated").sum())
     if lines < 2:
-        words = "Two calibrated runs make lines across their options; the filter leaves"
-        st.info(f"{words} {lines} of these samples{say_whole(session)}.", icon=":material/filter_alt_off:")
+        words = f"Lines across options need two calibrated runs on these samples{say_whole(session)}"
+        st.info(f"{words}; the filter leaves {lines or 'none'}.", icon=":material/filter_alt_off:")
         return
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
     measured = numbers_of(session, on, frame, metric)

@@ -69,6 +69,7 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
             page.get_by_text("What calibrated gains over merged").wait_for(timeout=240_000)
         if name == "features":
             page.get_by_text("Trustworthiness of this map").wait_for(timeout=90_000)
+            page.get_by_text("Showing PCA while").wait_for(state="hidden", timeout=240_000)
         browser.settle(page, steady=STEADY)
         photograph(page, out / f"{name}-{theme}.png")
 
