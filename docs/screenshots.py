@@ -26,7 +26,7 @@ THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1250, "accuracy": 740}
+SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1225, "accuracy": 740}
 """Page → pixels from its top that the README shows."""
 
 
