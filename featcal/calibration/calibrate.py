@@ -159,12 +159,12 @@ def calibrate(
     run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
     passes = add_directions(family, run, passes) if config.decisions else passes
     account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
-    seconds = {**_spent(started, busy), "samples": loaded, **run.seconds}
+    seconds = {**_seconds_since(started, busy), "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
     return CalibrationResult(family, config, calibrated_weights(family.merged, config, blocks.tensors), record)
 
 
-def _spent(started: float, busy: float) -> dict[str, float]:
+def _seconds_since(started: float, busy: float) -> dict[str, float]:
     """Return seconds of the clock, and of all processors that this process had, since both were read."""
     return {"total": time.perf_counter() - started, "processor": time.process_time() - busy}
 
@@ -223,7 +223,7 @@ def calibrate_to_folder(
 
         def seconds() -> dict[str, float]:
             own = {"samples": loaded, **run.seconds, "writing": time.perf_counter() - solved}
-            return {**_spent(started, busy), **own}
+            return {**_seconds_since(started, busy), **own}
 
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)
