@@ -15,6 +15,7 @@ from app import (
     downloads,
     export,
     good_options,
+    jobs,
     leaderboard,
     options,
     repair,
@@ -42,14 +43,18 @@ TABS = (SLIDERS, METHODS)
 
 def draw_methods(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Draw every run and every method as points of one plot, and the tables of methods below it."""
-    compare.make(session, compared)
+    # A repair that takes a job is not made by looking here: it is left to the sliders, or to the sweep.
+    quick = {
+        name: one for name, one in compared.models.items() if not one.config or jobs.is_quick_or_done(session, one)
+    }
+    compare.make(session, Compared(quick))
     with state.progress() as report:
-        for model in compared.models.values():
+        for model in quick.values():
             session.measure.features(model, on, report)
-    runs.keep(session, compared.models, on)
+    runs.keep(session, quick, on)
     studies = leaderboard.find_studies()
     table = next((study for study in studies if study.kind == library.TABLE), None)
-    sweep.section(session, on, compared.models, table)
+    sweep.section(session, on, quick, table)
     st.header("Methods: accuracy and cost")
     leaderboard.show(studies)
 
