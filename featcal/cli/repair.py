@@ -111,8 +111,6 @@ def calibrate(
         return
     _list_checkpoint(session, config, model, out)
     _show_drift(document, as_json)
-    if not as_json:
-        _say_written(document)
     if _is_doubtful(document, require_canary):
         raise SystemExit(1)
 
@@ -129,10 +127,12 @@ def _list_checkpoint(session: Session, config: CalibrationConfig, model: str, ou
 
 
 def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
-    """Print warnings and notes on stderr, and the document, or its drift behind every block."""
+    """Print warnings and notes on stderr, and the document, or its drift behind every block and where it lies."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
+    if not as_json:
+        _say_written(document)
 
 
 def _is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
