@@ -15,6 +15,7 @@ from app import (
     downloads,
     export,
     good_options,
+    jobs,
     leaderboard,
     options,
     repair,
@@ -33,7 +34,7 @@ from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_ref import EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
-from featcal.studies.history import History
+from featcal.studies import library
 from featcal.suite.views import EvaluationSamples
 
 SLIDERS, METHODS = "Sliders", "Sweep and methods"
@@ -41,15 +42,21 @@ TABS = (SLIDERS, METHODS)
 
 
 def draw_methods(session: Session, compared: Compared, on: EvaluationSamples) -> None:
-    """Draw what was swept, and what other methods give."""
-    compare.make(session, compared)
+    """Draw every run and every method as points of one plot, and the tables of methods below it."""
+    # A repair that takes a job is not made by looking here: it is left to the sliders, or to the sweep.
+    quick = {
+        name: one for name, one in compared.models.items() if not one.config or jobs.is_quick_or_done(session, one)
+    }
+    compare.make(session, Compared(quick))
     with state.progress() as report:
-        for model in compared.models.values():
+        for model in quick.values():
             session.measure.features(model, on, report)
-    runs.keep(session, compared.models, on)
-    sweep.section(session, on, History(), compared.models)
+    runs.keep(session, quick, on)
+    studies = leaderboard.find_studies()
+    table = next((study for study in studies if study.kind == library.TABLE), None)
+    sweep.section(session, on, quick, table)
     st.header("Methods: accuracy and cost")
-    leaderboard.show()
+    leaderboard.show(studies)
 
 
 def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) -> None:
@@ -65,16 +72,15 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     trail.button("Defaults", on_click=options.reset, icon=":material/restart_alt:", type="tertiary")
     drift_place.header("Drift per layer")
     words = window.container(key="block-preview")
-    previewed = repair.preview(session, on, more, drift_place, words)
+    previewed = repair.preview(session, on, drift_place, words)
     compare.make(session, compared)
     (a, before_model), (b, model) = compared.models.items()
     with state.progress() as report:
         features = {a: session.measure.features(before_model, on, report)}
         features[b] = session.measure.features(model, on, report)
-    # Once the exact run is done, the preview is held against it.
-    repair.confirm(previewed, session, model, features[b], more, words)
+    repair.confirm(previewed, session, model, words)
     scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
-    runs.keep(session, compared.models, on)
+    runs.keep_calibrated(session, compared.models, on)
     measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
     undo.chips(trail, session, model, measured_on, cockpit.score_of(features[b], scores.get(b)))
     more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, model.require_calibration()[0])}")
@@ -108,7 +114,7 @@ def _draw_drift(
     model = [*compared.models.values()][1]
     cockpit.drift_chart(previewed.chart or place, on, model, drifts, numbers)
     with place:
-        view.tools(numbers, f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
+        view.tools(numbers, f"{text.CALIBRATE}\n*The preview of the first block.*\n{text.PREVIEW}")
 
 
 def _draw_scores(

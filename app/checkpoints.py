@@ -32,7 +32,7 @@ def section(session: Session, on: EvaluationSamples) -> None:
     view.say_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
     if not kept:
         st.info(
-            "No checkpoint yet. Whatever is written on the page Calibrate is listed here, in later visits too.",
+            "No checkpoint yet. Whatever is written on the page Calibrate or by `featcal calibrate` is listed here.",
             icon=":material/save:",
         )
         return

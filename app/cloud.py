@@ -85,7 +85,7 @@ def layer_slider(session: Session) -> str:
     alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
     layer = next(alike, layers[0] if chosen in session.family.adapter.layers() else LAST_LAYER)
     state.control(
-        st.select_slider,
+        partial(st.select_slider, width=480),
         "layer",
         layer,
         None,

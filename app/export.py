@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import streamlit as st
+import torch
 from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, opening, state, view, zips
@@ -87,7 +88,9 @@ def section(session: Session, model: ModelRef) -> None:
     _folder_name(session, model)
     left, right = st.columns([2, 3])
     name = left.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
-    right.caption("The same from the command line:")
+    # Sums depend on the threads in their last bits, and for tiny models the app leaves a core to the browser.
+    threads = f"OMP_NUM_THREADS={torch.get_num_threads()}"
+    right.caption(f"The same from the command line, to the last bit with `{threads}`:")
     line = calibrate_command(state.reference(), config, opening.defaults(session), name, of.name)
     right.code(line, language="bash", wrap_lines=True)
     for written in _find_written(session, model)[:1]:

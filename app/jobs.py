@@ -254,16 +254,20 @@ def _follow(identity: int, pieces: int | None = None) -> None:
     _card(queue, job)
 
 
-def _card(queue: Queue, job: Job) -> None:
-    """Draw what a job is, how far, how long still, a button that ends it, and its log."""
-    with st.container(border=True, key=f"job-{job.id}"):
+def _card(queue: Queue, job: Job, place: str = "") -> None:
+    """Draw what a job is, how far, how long still, a button that ends it, and its log.
+
+    Args:
+        place: tells a card from that of the same job elsewhere on the page.
+    """
+    with st.container(border=True, key=f"{place}job-{job.id}"):
         st.markdown(f"**{title(job.order)}**")
         share = job.done / job.total if job.total else 0.0
         st.progress(share, text=progress_line(job, time.time(), queue))
         left, right = st.columns([1, 4], vertical_alignment="top")
         if server_rules() is None or job.visitor == visitor():
             left.button(
-                "Cancel", key=f"cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,)
+                "Cancel", key=f"{place}cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,)
             )
         with right:
             _log(job)
@@ -370,7 +374,7 @@ def _listing(busy: bool) -> None:
         st.rerun()
     for job in jobs:
         if not job.is_over:
-            _card(queue, job)
+            _card(queue, job, "listed-")
     if not busy:
         st.info("Nothing is running or in line.", icon=":material/bedtime:")
     ended = [job for job in jobs if job.is_over]

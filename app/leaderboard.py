@@ -22,7 +22,6 @@ from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
 from featcal.suite.methods import EXPERT, NEEDS
-from featcal.system.errors import FeatcalError
 from featcal.system.formatting import duration
 
 MOST_TASKS = 6
@@ -37,33 +36,25 @@ HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
 
-def show() -> None:
-    """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
+def find_studies() -> list[Study]:
+    """Return the studies of the selected suite, tables of methods first; say which files hold none, and why."""
     own, problems = library.own()
     view.say_problems(problems)
-    try:
-        suite, _ = state.opened_files()
-        here = suite_hash(suite)
-    except FeatcalError as error:
-        view.problem(error)
-        view.offer_home()
-        here = ""
-    of_suite = library.studies_of_suite(state.reference(), here, own)
-    study = _choose(of_suite) if of_suite else None
-    methods, chart, suites, printed = st.tabs(["Methods", "Chart", "Every suite", "The paper's tables"])
+    return library.studies_of_suite(state.reference(), suite_hash(state.opened_files()[0]), own)
+
+
+def show(of_suite: Sequence[Study]) -> None:
+    """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
+    methods, suites, printed = st.tabs(["Methods", "Every suite", "The paper's tables"])
     with methods:
-        if study is not None:
-            _table(study)
-        elif here:
+        if of_suite:
+            _table(_choose(of_suite))
+        else:
             what = "Nothing of this suite was measured yet; the button below measures it."
             st.info(what, icon=":material/leaderboard:")
-        if here:
-            _measure(of_suite)
-    with chart:
-        if study is not None:
-            _picture(study)
+        _measure(of_suite)
     with suites:
-        _suites([study for study in [*own, *library.shipped_studies()] if study.kind == TABLE])
+        _suites([study for study in [*library.own()[0], *library.shipped_studies()] if study.kind == TABLE])
     with printed:
         _paper()
 
@@ -71,6 +62,7 @@ def show() -> None:
 def _choose(studies: Sequence[Study]) -> Study:
     """Let one of several studies of a suite be chosen, tables of methods first and the newest first."""
     if len(studies) == 1:
+        st.caption(plain(_describe(studies[0])))
         return studies[0]
     names = [
         f"{number + 1}: {library.KINDS.get(one.kind, one.kind)}, {_describe(one)}" for number, one in enumerate(studies)
@@ -83,9 +75,9 @@ def _table(study: Study) -> None:
     """Show the table of one study; a click on a row looks at its model."""
     summaries = study.summaries()
     frame = study_tables.method_table(summaries)
-    st.caption(plain(_describe(study)))
     if study.kind == "corrupt":
         _show_corrupted(study)
+    _draw_places(study, frame)
     ranked = _rank(frame)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
@@ -127,18 +119,12 @@ def _numbers(study: Study, frame: pd.DataFrame) -> Numbers:
     return Numbers(study.kind, frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
 
 
-def _picture(study: Study) -> None:
-    """Draw methods by their score; in other studies than the table of methods, at every place."""
-    frame = study_tables.method_table(study.summaries())
-    ranked = _rank(frame)
-    if not len(ranked):
-        st.info("No method has a score.", icon=":material/leaderboard:")
-        return
-    best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
-    alt = f"Average score of {len(ranked)} rows, the highest: {best}"
-    places = list(dict.fromkeys(name for row in study.rows for name in row.point.at))
-    figure = study_charts.place_lines(frame, places) if places else study_charts.leaderboard(frame)
-    view.picture(figure, "leaderboard", alt, _numbers(study, frame).name)
+def _draw_places(study: Study, frame: pd.DataFrame) -> None:
+    """Draw the methods of a study at every place of it; nothing of a table of methods, which has one."""
+    if places := list(dict.fromkeys(name for row in study.rows for name in row.point.at)):
+        alt = f"Average score of {len(frame)} rows over {', '.join(places)}"
+        name = _numbers(study, frame).name
+        view.picture(study_charts.place_lines(frame, places), "leaderboard", alt, name)
 
 
 def _show_corrupted(study: Study) -> None:

@@ -13,7 +13,6 @@ from streamlit.delta_generator import DeltaGenerator
 from app import cockpit, downloads, jobs, on_table, state, view
 from app.compare import Compared
 from app.downloads import Numbers
-from featcal.calibration.block_preview import BlockPreview
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, text
 from featcal.figures.names import plain
@@ -41,29 +40,24 @@ class Previewed:
     chart: DeltaGenerator | None = None
     """The chart that it was drawn into."""
     words: DeltaGenerator | None = None
-    found: BlockPreview | None = None
-    last: float = 0.0
-    """Relative drift after the block in the last exact run, mean over tasks."""
 
 
-def preview(
-    session: Session, on: EvaluationSamples, more: DeltaGenerator, chart: DeltaGenerator, words: DeltaGenerator
-) -> Previewed:
-    """Show a preview of the chosen block with the options as they are now, after blocks of the last exact run.
+def preview(session: Session, on: EvaluationSamples, chart: DeltaGenerator, words: DeltaGenerator) -> Previewed:
+    """Show a preview of the first block that is calibrated with the options as they are now.
+
+    No calibrated block stands in front of it, so of recipes that solve a block at once it is what the exact run gives.
+    Of the last block of clip-mini, whose inputs change too, it was a fifth of the change, or of the wrong sign.
 
     Args:
-        more: where the block is chosen.
         chart: where the last result is drawn, with the preview as a point.
         words: where the preview is said.
     """
-    blocks = session.family.adapter.block_layers()
-    layer = view.one_of(blocks, state.selection().layer, -1)
-    state.control(more.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, model = Previewed(layer), on_table.find_calibration(session)
+    model = on_table.find_calibration(session)
     config, of = model.require_calibration()
-    suite, last = st.session_state.get(_EXACT, ("", model))
+    layer = next(one for one in session.family.adapter.block_layers() if config.blocks is None or one in config.blocks)
+    shown, (suite, last) = Previewed(layer), st.session_state.get(_EXACT, ("", model))
     exact, start = last.require_calibration()
-    # Blocks in front are those of the last exact run, which says nothing of another merge.
+    # What was kept says nothing of another merge.
     if suite != state.reference() or exact == config or start.key != of.key:
         return shown
     try:
@@ -76,38 +70,20 @@ def preview(
     before, now = _mean(held.reached), _mean(found.drift)
     place = cockpit.preview_chart(chart, on, last, layer, now)
     caption = words.caption(
-        f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → {now:.4f}. The exact run "
-        "is on its way."
+        f"{plain(layer)}: relative drift {before:.4f} → {now:.4f}. The other blocks are on their way."
     )
-    return Previewed(layer, place, caption, found, before)
+    return Previewed(layer, place, caption)
 
 
-def confirm(
-    shown: Previewed,
-    session: Session,
-    model: ModelRef,
-    after: Features,
-    more: DeltaGenerator,
-    words: DeltaGenerator,
-) -> None:
-    """Say that the preview has given way to the exact run, and behind *More* how far it was off."""
-    config, _ = model.require_calibration()
-    if config.decisions:
+def confirm(shown: Previewed, session: Session, model: ModelRef, words: DeltaGenerator) -> None:
+    """Say that the preview has given way to the exact run."""
+    if model.require_calibration()[0].decisions:
         how = "With δ above 0 there is no preview before the exact run."
     elif not _is_quick(session, model):
         how = f"An exact run of more than {QUICK:g} s has no preview before it."
     else:
-        how = f"While the exact run computes, a preview of {plain(shown.layer)} appears in the chart."
+        how = f"While the exact run computes, {plain(shown.layer)} comes first, as a point in the chart."
     (shown.words or words).caption(how)
-    if shown.found is None:
-        return
-    drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
-    reached = sum(one.relative_drift for one in drifts) / len(drifts)
-    off = shown.found.relative_error(session.fit.calibrate(model).weights)
-    more.caption(
-        f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
-        f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %."
-    )
 
 
 def rest(

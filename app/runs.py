@@ -34,11 +34,14 @@ _COLUMNS = (
 )
 
 
+def keep_calibrated(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+    """Put the calibrated models that a page shows into the history."""
+    keep(session, {name: model for name, model in models.items() if model.config is not None}, on)
+
+
 def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
+    """Put models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        if model.config is None:
-            continue
         if problem := record(session, model, on, History(), state.kind_of_scores(session, on)):
             view.say_problems([problem])
 
@@ -144,7 +147,7 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
     row = st.container(horizontal=True, vertical_alignment="bottom")
     by = view.one_of(groups, state.selection().runs_group)
     state.control(row.selectbox, "runs_group", by, groups[0], "Group by", groups, width=180)
-    words = f"{len(frame)} of {len(everything)} rows" if len(frame) < len(everything) else f"{len(frame)} rows"
+    words = f"{len(frame)} of {len(everything)} rows" if len(frame) < len(everything) else f"Rows: {len(frame)}"
     row.caption(f"{words}. Click a heading to sort, a row to choose it.")
     formats = {
         "mean": st.column_config.NumberColumn("mean, %", format="%.1f"),

@@ -96,11 +96,11 @@ class Selection(_Chosen):  # type: ignore[misc]
     """A run of the history, by its id."""
     against: str | None = None
     """The run that it is held against."""
-    runs_chart: str | None = None
-    """The chart of the Runs page."""
-    runs_option: str | None = None
-    runs_score: str | None = None
+    across: str | None = None
+    """The number or option that runs and methods are drawn over on the Calibrate page."""
     runs_colour: str | None = None
+    runs_score: str | None = None
+    """The score that colours runs on the Runs page."""
     runs_only: tuple[str, ...] = ()
     """Values of columns that runs are filtered by (`featcal.figures.run_tables.filters`)."""
     runs_group: str | None = None

@@ -1,9 +1,10 @@
-"""Order many calibrations at once as a job, and show every run of the suite as mean against worst task."""
+"""Order many calibrations at once as a job, and show every run and method of the suite as points of one plot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,15 +13,16 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, jobs, on_table, options, runs, state, view
 from app.downloads import Numbers
-from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.figures import run_tables, study_tables, sweep_charts, tables, text
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import plain
 from featcal.server.kinds import options_of
 from featcal.server.lengths import seconds_to_calibrate
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.studies.history import History, HistoryEntry
+from featcal.studies.history import History, HistoryEntry, is_run_id
 from featcal.studies.recording import hash_of, run_of
+from featcal.studies.study import Study
 from featcal.studies.sweep import (
     Grid,
     SweepPoint,
@@ -32,14 +34,13 @@ from featcal.studies.sweep import (
     numbers,
 )
 from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.methods import EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import duration, exactly
 
 _CHART = "sweep-chart"
-WORST, OPTION, PARALLEL = CHARTS = ("Mean and worst task", "Score and option", "All options")
-KIND, SCORES = "kind", tuple(sweep_charts.SCORES)
-_CLICK = "Click a point to compare the merge with that run on every page."
+KIND = "kind"
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
 
 
@@ -59,30 +60,30 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
-def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelRef]) -> None:
-    """Draw values to try, a button that orders a job to try them, and the chart of everything that was tried on the
+def section(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], table: Study | None) -> None:
+    """Draw values to try, a button that orders a job to try them, and one plot of everything that was tried on the
     same samples, a point as soon as it is measured.
 
     Args:
         models: what the other pages look at; found again in the chart.
+        table: methods that stand beside the runs.
     """
-    known = history.runs(hash_of(session))
-    row = st.container(horizontal=True, vertical_alignment="center")
+    known = History().runs(hash_of(session))
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    axes = row.container(horizontal=True, vertical_alignment="bottom", width="content")
     if (grid := _grid(session, row)) is not None:
         _start(session, grid, on, known, row)
     points = comparable_points(session, on, known)
+    methods = study_tables.method_points(table.summaries()) if table else None
     if points:
-        _charts(session, on, points, models)
+        _plot(session, on, points, models, methods, axes)
     else:
-        whole = ", with whole answers" if session.is_text else ""
-        st.info(
-            f"Nothing was tried on these samples yet{whole}: run a sweep, or calibrate once.", icon=":material/grid_on:"
-        )
-    st.caption(
-        f"Measured on {session.split} samples, which calibration does not see. Choose options here, not on test."
-        if session.split == "validation"
-        else f"This suite has no validation split: measured on {session.split} samples, so it flatters."
-    )
+        st.info(f"Nothing was tried on these samples yet{say_whole(session)}: run a sweep.", icon=":material/grid_on:")
+
+
+def say_whole(session: Session) -> str:
+    """Say what scores of runs are of, where that could be something else."""
+    return ", with whole answers" if session.is_text else ""
 
 
 def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
@@ -145,68 +146,78 @@ def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
     return {**values, "options": options, **named, "n": on.samples}
 
 
-def _charts(
-    session: Session, on: EvaluationSamples, points: Sequence[SweepPoint], models: Mapping[str, ModelRef]
+def _plot(
+    session: Session,
+    on: EvaluationSamples,
+    points: Sequence[SweepPoint],
+    models: Mapping[str, ModelRef],
+    methods: pd.DataFrame | None,
+    axes: DeltaGenerator,
 ) -> None:
-    """Draw the runs that the filter leaves, as the chart that is chosen."""
-    everything = run_tables.sweep_table(points, front(points))
-    row = st.container(horizontal=True, vertical_alignment="bottom")
-    chart = view.choice("Chart", CHARTS, "runs_chart", row)
-    option, score = _axes(everything, chart, row)
-    colours = [KIND, *(name for name in run_tables.OPTION_COLUMNS if everything[name].nunique() > 1), *SCORES]
-    by = KIND if chart == PARALLEL else _select(row, "Colour", "runs_colour", colours)
-    only = runs.choose_filter(everything, row)
-    frame = run_tables.select_runs(everything, only)
-    if frame.empty:
-        st.info("No run on these samples passes the filter.", icon=":material/filter_alt_off:")
-        return
+    """Draw runs and methods as points of one plot."""
+    frame = run_tables.sweep_table(points, front(points))
+    varying = [name for name in run_tables.OPTION_COLUMNS if frame[name].nunique() > 1]
+    across = _select(axes, "Across", "across", [*sweep_charts.NUMBERS_ACROSS, *varying])
+    by = _select(axes, "Colour", "runs_colour", [KIND, *varying, *sweep_charts.SCORES])
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
     shown = {run_of(session, model).id: name for name, model in models.items()}
-    by = "" if by == KIND else by
-    if chart == PARALLEL:
-        figure = sweep_charts.all_options(frame, score, metric)
-    elif chart == OPTION:
-        figure = sweep_charts.score_against(frame, option, score, metric, shown, by)
-    else:
-        figure = sweep_charts.mean_against_worst(frame, metric, shown, by)
-    units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
-    origin = replace(downloads.sample_origin(session, on, {}), models={name: name for name in frame["model"]})
-    measured = Numbers("sweep", frame, units, origin, kind="sweep")
+    measured = numbers_of(session, on, frame, metric)
+    beside = f", and {len(methods)} methods of the table" if methods is not None else ""
     best = frame.loc[(frame["kind"] == "calibrated").astype(float).add(frame["mean"] / 1000).idxmax()]
     st.plotly_chart(
-        figure,
+        sweep_charts.runs_as_points(frame, across, metric, shown, "" if by == KIND else by, methods),
         key=_CHART,
-        on_select=_choose if chart != PARALLEL else "ignore",
+        on_select=_choose,
         selection_mode="points",
         config=view.plotly(measured.name),
-        alt=f"{chart} of {len(frame)} runs, {metric}; {int(frame['front'].sum())} are on the Pareto front. "
-        f"Best mean: {best['name'] or best['model']}, {best['mean']:.1f} %, worst task {best['worst']:.1f} %",
+        alt=f"{metric} over {across} of {len(frame)} runs{beside}; {int(frame['front'].sum())} are on the Pareto "
+        f"front. Best mean: {best['name'] or best['model']}, {best['mean']:.1f} %, worst task {best['worst']:.1f} %",
     )
-    how = "Draw a range on an axis to keep the runs that pass it." if chart == PARALLEL else _CLICK
-    st.caption(how)
+    flat = "" if session.split == "validation" else ", so it flatters: this suite has no validation split"
+    note = "" if methods is None else " Hollow points are of the table below, on its test split: not to choose by."
+    st.caption(f"Runs are measured on {session.split} samples{flat}.{note} Click a point to show it on every page.")
     view.tools(measured, text.SWEEP)
 
 
-def _axes(frame: pd.DataFrame, chart: str, row: DeltaGenerator) -> tuple[str, str]:
-    """Let the option and the score of a chart be chosen where it has them; return both."""
-    varying = [name for name in run_tables.OPTION_COLUMNS if frame[name].nunique() > 1] or ["method"]
-    option = view.one_of(varying, state.selection().runs_option)
-    if chart == OPTION:
-        option = _select(row, "Option", "runs_option", varying)
-    score = _select(row, "Score", "runs_score", list(SCORES)) if chart != WORST else SCORES[0]
-    return option, score
+def draw_lines(session: Session, on: EvaluationSamples, points: Sequence[SweepPoint]) -> None:
+    """Draw the calibrated runs that the filter leaves as lines across their options and scores."""
+    everything = run_tables.sweep_table(points, front(points))
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    score = _select(row, "Score", "runs_score", list(sweep_charts.SCORES))
+    frame = run_tables.select_runs(everything, runs.choose_filter(everything, row))
+    lines = int((frame["kind"] == "calibrated").sum())
+    if lines < 2:
+        words = f"Lines across options need two calibrated runs on these samples{say_whole(session)}"
+        st.info(f"{words}; the filter leaves {lines or 'none'}.", icon=":material/filter_alt_off:")
+        return
+    metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
+    measured = numbers_of(session, on, frame, metric)
+    alt = f"{lines} runs as lines across options and scores"
+    view.picture(sweep_charts.all_options(frame, score, metric), "run-lines", alt, measured.name)
+    st.caption("Draw a range on an axis to keep the runs that pass it.")
+    view.tools(measured)
+
+
+def numbers_of(session: Session, on: EvaluationSamples, frame: pd.DataFrame, metric: str) -> Numbers:
+    """Return the table of runs that a chart draws, with its origin."""
+    units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's; cost: seconds of the processor"
+    origin = replace(downloads.sample_origin(session, on, {}), models={name: name for name in frame["model"]})
+    return Numbers("sweep", frame, units, origin, kind="sweep")
 
 
 def _select(row: DeltaGenerator, label: str, field: str, values: Sequence[str]) -> str:
     """Let one of several values be chosen from a list, the first by default."""
     chosen = view.one_of(values, getattr(state.selection(), field))
-    state.control(row.selectbox, field, chosen, values[0], label, values, width=140)
+    draw = partial(row.selectbox, width=150, format_func=lambda value: "worst task" if value == "worst" else value)
+    state.control(draw, field, chosen, values[0], label, values)
     return chosen
 
 
 def _choose() -> None:
-    """Select the run of a clicked point, and a calibrated one for every page."""
+    """Show what a clicked point stands for on every page: a run, or a method of the table."""
     points = st.session_state[_CHART].selection.points
     ids = [str(point["customdata"]) for point in points if "customdata" in point]
-    if ids:
+    if ids and is_run_id(ids[0]):
         runs.choose(ids[0])
+    elif ids and ids[0] != EXPERT:  # every page has them beside its models already
+        state.select(**on_table.fields_beside_merge(ids[0]))

@@ -123,7 +123,7 @@ def _measure(
         kept = _tables(session, compared, on, verdict, report)
     with below:
         _draw_charts(session, compared, on, kept)
-    runs.keep(session, measured, on)
+    runs.keep_calibrated(session, measured, on)
     if _is_home(on):
         first_page.keep(replace(kept, cards=headline.shown_cards()))
     return verdict

@@ -26,7 +26,7 @@ THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1250, "accuracy": 740}
+SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1225, "accuracy": 740}
 """Page → pixels from its top that the README shows."""
 
 
@@ -69,6 +69,7 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
             page.get_by_text("What calibrated gains over merged").wait_for(timeout=240_000)
         if name == "features":
             page.get_by_text("Trustworthiness of this map").wait_for(timeout=90_000)
+            page.get_by_text("Showing PCA while").wait_for(state="hidden", timeout=240_000)
         browser.settle(page, steady=STEADY)
         photograph(page, out / f"{name}-{theme}.png")
 

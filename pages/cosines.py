@@ -21,7 +21,7 @@ features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found
 vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.answer_scores(session, compared.models, on) if compared.pair else ({}, "")
-runs.keep(session, compared.models, on)
+runs.keep_calibrated(session, compared.models, on)
 
 origin = downloads.sample_origin(session, on, compared.models)
 of_tasks = {

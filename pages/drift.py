@@ -38,7 +38,7 @@ models, attributes = compared.models, replace(attribution_options(on), sublayers
 with state.progress() as report:
     ledgers = {shown: session.measure.drift(model, DriftOptions(on.samples), report) for shown, model in models.items()}
     booked = session.measure.drift(models[compared.merge], attributes, report)
-runs.keep(session, models, on)
+runs.keep_calibrated(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 attributed = ledger_tables.attribution(booked, over)
 layers = list(dict.fromkeys(drift[compared.merge]["layer"]))

@@ -1,12 +1,15 @@
-"""List what was tried, by hand and by sweeps: mean against worst task, every run, and what was written."""
+"""List what was tried, by hand and by sweeps, as lines across options and as a table, and what was written."""
 
 from app import checkpoints, compare, runs, sweep, view
 from featcal.studies.history import History
+from featcal.studies.recording import hash_of
+from featcal.studies.sweep import comparable_points
 
 session = view.open_or_explain()
 on = view.sample_selector(session)
-compared = compare.choose(session)
+compare.choose(session)
 history = History()
-sweep.section(session, on, history, compared.models)
+if points := comparable_points(session, on, history.runs(hash_of(session))):
+    sweep.draw_lines(session, on, points)
 runs.section(session, history)
 checkpoints.section(session, on)

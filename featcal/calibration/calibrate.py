@@ -152,16 +152,21 @@ def calibrate(
     opened = ensure_family(suite, device)
     config = _resolve(config, opened)
     family = ensure_family(opened, device, config.precision)
-    started, again = time.perf_counter(), experts is not None
+    started, busy, again = time.perf_counter(), time.process_time(), experts is not None
     passes = expert_passes(family, config) if experts is None else select_tasks(config, experts)
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
     passes = add_directions(family, run, passes) if config.decisions else passes
     account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
-    seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
+    seconds = {**_seconds_since(started, busy), "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
     return CalibrationResult(family, config, calibrated_weights(family.merged, config, blocks.tensors), record)
+
+
+def _seconds_since(started: float, busy: float) -> dict[str, float]:
+    """Return seconds of the clock, and of all processors that this process had, since both were read."""
+    return {"total": time.perf_counter() - started, "processor": time.process_time() - busy}
 
 
 def calibrate_to_folder(
@@ -191,7 +196,7 @@ def calibrate_to_folder(
         NumericalError: there is no trustworthy solution, or the folder does not load back to the same model.
         UncheckedError: the folder is written, but something of it could not be checked; it has the document.
     """
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
     config = _resolve(config, family)
     require_weights_alone(family.merged)
@@ -218,7 +223,7 @@ def calibrate_to_folder(
 
         def seconds() -> dict[str, float]:
             own = {"samples": loaded, **run.seconds, "writing": time.perf_counter() - solved}
-            return {"total": time.perf_counter() - started, **own}
+            return {**_seconds_since(started, busy), **own}
 
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)

@@ -33,6 +33,7 @@ from featcal.system.progress import keep_memory, silent
 
 if TYPE_CHECKING:
     from featcal.family.opening import Family
+    from featcal.session.session import Session
     from featcal.suite.calibration_options import CalibrationConfig
 
 
@@ -92,7 +93,8 @@ def calibrate(
                 f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
                 "one to a folder first, and name that"
             )
-        family = opening.session(suite, device).fit.family_with(model)
+        session = opening.session(suite, device)
+        family = session.fit.family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         # Notes and a progress bar once for all processes.
@@ -106,18 +108,30 @@ def calibrate(
             document = error.document  # its warnings say what was not checked
     if not document:  # of several processes rank 0 alone prints
         return
+    _list_checkpoint(session, config, model, out)
     _show_drift(document, as_json)
-    if not as_json:
-        _say_written(document)
     if _is_doubtful(document, require_canary):
         raise SystemExit(1)
 
 
+def _list_checkpoint(session: Session, config: CalibrationConfig, model: str, out: Path) -> None:
+    """Put the folder on the list of checkpoints that the app shows."""
+    from featcal.studies.checkpoints import Checkpoints
+    from featcal.studies.recording import run_of
+
+    family, known = session.family, Checkpoints()
+    run = run_of(session, session.resolve(config, model))
+    known.add(out, run, family.adapter.loading(out, family.container.config))
+    say_problems(known)
+
+
 def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
-    """Print warnings and notes on stderr, and the document, or its drift behind every block."""
+    """Print warnings and notes on stderr, and the document, or its drift behind every block and where it lies."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
+    if not as_json:
+        _say_written(document)
 
 
 def _is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:

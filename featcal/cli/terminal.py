@@ -15,7 +15,7 @@ from featcal.system.formatting import message, printable
 from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
-    from featcal.studies.history import History
+    from featcal.studies.records import Records
 
 _LARGE = 1e6
 """Number from which a cell has digits and a power of ten."""
@@ -91,9 +91,9 @@ def say_notes(document: Mapping[str, Any]) -> None:
             say(f"{kind}: {one}", err=True, colour=colour)
 
 
-def say_problems(history: History) -> None:
-    """Print the problems of the history on stderr."""
-    for problem in history.problems:
+def say_problems(records: Records) -> None:
+    """Print on stderr what is wrong with the history or another list."""
+    for problem in records.problems:
         say(f"warning: {problem}", err=True)
 
 

@@ -66,7 +66,8 @@ def describe_options(run: HistoryEntry) -> dict[str, Any]:
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
     """Return one row per point: what it is (`OPTION_COLUMNS`), mean over tasks and lowest score of a task in percent,
-    which task that is, relative final drift, and whether the point is on the Pareto front of the two scores."""
+    which task that is, relative final drift, processor seconds of its calibration (NaN where they are not known), and
+    whether the point is on the Pareto front of the two scores."""
     best = {one.run.id for one in front}
     rows = [
         {
@@ -79,12 +80,13 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
             "worst task": one.found.worst_task,
             "worst": 100 * one.found.worst,
             "drift": one.found.mean_drift,
+            "cost": float("nan") if one.found.cpu is None else one.found.cpu,
             "front": one.run.id in best,
         }
         for one in points
     ]
-    columns = ["run", "kind", "model", "name", *OPTION_COLUMNS, "mean", "worst task", "worst", "drift", "front"]
-    return pd.DataFrame(rows, columns=columns)
+    scores = ["mean", "worst task", "worst", "drift", "cost", "front"]
+    return pd.DataFrame(rows, columns=["run", "kind", "model", "name", *OPTION_COLUMNS, *scores])
 
 
 def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:

@@ -17,39 +17,6 @@ if TYPE_CHECKING:  # charts are there before torch is
     from featcal.studies.selection.outcome import Candidate, Selection
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
-_GROUPS = (
-    ("the task at inference, modules per task", COLOUR["expert"], SYMBOL["expert"]),
-    ("samples and training", COLOUR["merged"], SYMBOL["merged"]),
-    ("samples", COLOUR["calibrated"], SYMBOL["calibrated"]),
-    ("the models alone", COLOUR["base"], SYMBOL["base"]),
-)
-"""Groups of methods by what they need, with colour and symbol; a method is in the first that holds."""
-
-
-def leaderboard(frame: pd.DataFrame) -> go.Figure:
-    """Draw one line per method of `study_tables.method_table` that has scores, the best on top: average with its 95 %
-    interval over seeds, coloured by what the method needs."""
-    scored = frame[frame["average"].notna()].sort_values("average", kind="stable")
-    figure = go.Figure()
-    names = [label(str(one)) for one in scored["method"]]
-    for place, (name, shade, symbol) in enumerate(_GROUPS):
-        mine = [number for number, row in enumerate(scored.to_dict("records")) if _group(row) == place]
-        if not mine:
-            continue
-        rows = scored.iloc[mine]
-        figure.add_scatter(
-            x=rows["average"],
-            y=[names[one] for one in mine],
-            error_x={"array": rows["interval"].fillna(0.0).tolist(), "color": shade, "thickness": 1.5},
-            name=f"needs {name}",
-            mode="markers",
-            marker={"color": shade, "symbol": symbol, "size": 10},
-            text=[_hover_text(row) for row in rows.to_dict("records")],
-            hovertemplate="%{y}<br>%{text}<extra></extra>",
-        )
-    figure.update_xaxes(title="average over tasks, %")
-    _name_lines(figure, [str(one) for one in scored["method"]])
-    return finish(figure, 160 + 22 * len(scored))
 
 
 def _name_lines(figure: go.Figure, models: Sequence[str]) -> None:
@@ -130,15 +97,3 @@ def _side(one: Candidate, margin: Margin) -> str:
     if margin.is_within_noise:
         return "within noise"
     return "calibrated" if one.config is not None else "the merge as it is"
-
-
-def _group(row: dict[str, object]) -> int:
-    return 0 if row["task"] else 1 if row["training"] and row["samples"] else 2 if row["samples"] else 3
-
-
-def _hover_text(row: dict[str, object]) -> str:
-    """Write what hovering says of a method."""
-    return (
-        f"average {row['average']:.1f} %, worst task {row['worst']:.1f} % ({label(str(row['worst task']))})"
-        f"<br>drift {row['drift']:.2f}, {row['CPU s']:.1f} s of the processor"
-    )

@@ -10,6 +10,7 @@ import pandas as pd
 from featcal.studies.paper import PaperTable
 from featcal.studies.study import Study
 from featcal.studies.summary import Spread, Summary
+from featcal.studies.sweep import kind_of
 from featcal.suite.methods import NEEDS
 from featcal.system.formatting import percent
 
@@ -47,6 +48,17 @@ def _cells(one: Summary) -> dict[str, Any]:
 
 def _needs_by_name(one: Summary) -> dict[str, bool]:
     return {name: name in one.needs for name in NEEDS}
+
+
+def method_points(found: Sequence[Summary]) -> pd.DataFrame:
+    """Return the methods that have scores as `run_tables.sweep_table` has runs, in place of a run's id the whole name
+    of the model; no options, and no cost of what nothing makes."""
+    models = [one.model for one in found]
+    table = method_table(found).rename(columns={"method": "name", "average": "mean", "CPU s": "cost"})
+    table = table.assign(
+        run=models, model=models, kind=[*map(kind_of, models)], cost=table["cost"].where(table["cost"] > 0)
+    )
+    return table[table["mean"].notna()]
 
 
 def across_suites(studies: Sequence[Study]) -> pd.DataFrame:

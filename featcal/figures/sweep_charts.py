@@ -1,4 +1,4 @@
-"""Draw runs as points: mean over tasks against the worst task, a score against any option, all options side by side."""
+"""Draw runs and methods as points of one plot, mean score over any number or option; or all options side by side."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ _LOOK = {
 FRONT = "no run beats these (Pareto)"
 SCORES = {"mean": "mean {} over tasks, %", "worst": "{} on the worst task, %", "drift": "relative final drift"}
 """Columns of numbers that runs are judged by, and what an axis calls them."""
+NUMBERS_ACROSS = {
+    "worst": SCORES["worst"],
+    "cost": "cost of making the model, seconds of the processor",
+    "drift": "relative final drift",
+}
+"""Columns of numbers that the mean is drawn over, and what the axis calls them."""
+METHODS = "table of methods, test split"
 _MOST_COLOURS = 10
 """Different values that get a colour and an entry in the legend each; more are a scale."""
 _LOG = 20.0
@@ -33,69 +40,95 @@ _LOG = 20.0
 _NO_VALUE = "none"
 
 
-def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str], by: str = "") -> go.Figure:
-    """Draw one point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right
-    is better. The Pareto front has thin rings and a dotted line.
+def runs_as_points(
+    frame: pd.DataFrame,
+    across: str,
+    metric: str,
+    shown: Mapping[str, str],
+    by: str = "",
+    methods: pd.DataFrame | None = None,
+) -> go.Figure:
+    """Draw the mean score over a number or an option: one point per row of `run_tables.sweep_table` that has it, which
+    carries its run's id as customdata. Merged model and experts are dashed lines where they have none.
+
+    Over the worst task the Pareto front has thin rings and a dotted line; over an option a thin line goes through runs
+    that are alike in all others.
 
     Args:
+        across: one of `NUMBERS_ACROSS`, or of `run_tables.OPTION_COLUMNS`.
         metric: what the scores are, such as "accuracy".
         shown: id → what charts call it, of the models that other pages look at; they get a thick ring.
         by: column that decides the colour; "" is the kind of model.
+        methods: rows of `study_tables.method_points`, drawn hollow with their intervals: other samples.
     """
-    figure = go.Figure()
+    having, figure = frame[frame[across].notna()].sort_values(across), go.Figure()
+    for kind in ("merged", "expert"):
+        for value in frame[(frame["kind"] == kind) & frame[across].isna()]["mean"]:
+            name, shade, _ = _LOOK[kind]
+            figure.add_hline(value, line={"color": shade, "dash": "dash", "width": 1.5}, annotation_text=name)
+    if across == "worst":
+        _front(figure, frame)
+    elif across in OPTION_COLUMNS and having[across].nunique() > 1:
+        _join_alike(figure, having, across)
+    _rings(figure, having, shown, across)
+    for name, rows, marker in _groups(having, by):
+        figure.add_scatter(mode="markers", name=name, marker=marker, **_points(rows, across))
+    drawn = having[across]
+    if methods is not None and across in methods:
+        _draw_methods(figure, methods[methods[across].notna()], across)
+        drawn = pd.concat([drawn, methods[across].dropna()])
+    numeric = pd.api.types.is_numeric_dtype(having[across])
+    log = numeric and len(drawn) and drawn.min() > 0 and drawn.max() / drawn.min() >= _LOG
+    values = having[across].drop_duplicates() if numeric and across in OPTION_COLUMNS else []
+    # Of an option its values; else of a logarithm the powers of ten, without the digits between them.
+    ticks: dict[str, Any] = {"dtick": 1} if log else {}
+    if 0 < len(values) <= 12:
+        ticks = {"tickvals": [*values], "ticktext": [value_words(one) for one in values]}
+    title = NUMBERS_ACROSS.get(across, across).format(metric)
+    figure.update_xaxes(title=label(title), type="log" if log else None if numeric else "category", **ticks)
+    figure.update_yaxes(title=SCORES["mean"].format(metric))
+    return finish(figure, 400)
+
+
+def _front(figure: go.Figure, frame: pd.DataFrame) -> None:
+    """Draw thin rings and a dotted line around the runs that no other beats."""
     front = frame[frame["front"]].sort_values(["mean", "worst"], ascending=[True, False])
     figure.add_scatter(
-        x=front["mean"],
-        y=front["worst"],
+        x=front["worst"],
+        y=front["mean"],
         name=FRONT,
         mode="lines+markers",
         line={"color": COLOUR["calibrated"], "dash": "dot", "width": 2},
         marker={"symbol": "circle-open", "size": 17, "color": COLOUR["calibrated"], "line": {"width": 1}},
         hoverinfo="skip",
     )
-    _rings(figure, frame, shown, "mean", "worst")
-    for name, rows, marker in _groups(frame, by):
-        figure.add_scatter(mode="markers", name=name, marker=marker, **_points(rows, "mean", "worst"))
-    figure.update_xaxes(title=SCORES["mean"].format(metric))
-    figure.update_yaxes(title=SCORES["worst"].format(metric))
-    return finish(figure, 350)
 
 
-def score_against(
-    frame: pd.DataFrame, option: str, score: str, metric: str, shown: Mapping[str, str], by: str = ""
-) -> go.Figure:
-    """Draw a score against an option: one point per row of `run_tables.sweep_table` that has it, with a thin line
-    through those that are alike in all other options. Merged model and experts, which have none, are dashed lines.
-
-    Args:
-        option: one of `run_tables.OPTION_COLUMNS`.
-        score: one of `SCORES`.
-        metric, shown, by: as in `mean_against_worst`.
-    """
-    having = frame[frame[option].notna()].sort_values(option)
-    figure = go.Figure()
-    for kind in ("merged", "expert"):
-        for value in frame[(frame["kind"] == kind) & frame[option].isna()][score].dropna():
-            name, shade, _ = _LOOK[kind]
-            figure.add_hline(value, line={"color": shade, "dash": "dash", "width": 1.5}, annotation_text=name)
+def _join_alike(figure: go.Figure, having: pd.DataFrame, option: str) -> None:
+    """Draw a thin line through the runs that are alike in all options but one."""
     others = [name for name in OPTION_COLUMNS if name != option]
-    if having[option].nunique() > 1:
-        for _, alike in having.groupby(others, dropna=False, sort=False):
-            if alike[option].nunique() > 1:
-                line = {"color": COLOUR["base"], "width": 1}
-                figure.add_scatter(
-                    x=alike[option], y=alike[score], mode="lines", line=line, hoverinfo="skip", showlegend=False
-                )
-    _rings(figure, having, shown, option, score)
-    for name, rows, marker in _groups(having, by):
-        figure.add_scatter(mode="markers", name=name, marker=marker, **_points(rows, option, score))
-    numeric = pd.api.types.is_numeric_dtype(having[option])
-    log = numeric and len(having) and having[option].min() > 0 and having[option].max() / having[option].min() >= _LOG
-    values = having[option].drop_duplicates() if numeric else []
-    ticks = {"tickvals": [*values], "ticktext": [value_words(one) for one in values]} if 0 < len(values) <= 12 else {}
-    figure.update_xaxes(title=label(option), type="log" if log else None if numeric else "category", **ticks)
-    figure.update_yaxes(title=SCORES[score].format(metric))
-    return finish(figure, 350)
+    for _, alike in having.groupby(others, dropna=False, sort=False):
+        if alike[option].nunique() > 1:
+            line = {"color": COLOUR["base"], "width": 1}
+            figure.add_scatter(
+                x=alike[option], y=alike["mean"], mode="lines", line=line, hoverinfo="skip", showlegend=False
+            )
+
+
+def _draw_methods(figure: go.Figure, rows: pd.DataFrame, across: str) -> None:
+    """Draw methods of a table hollow, in the colours of their kinds, with the interval over seeds."""
+    looks = [_LOOK[kind][1:] for kind in rows["kind"]]
+    figure.add_scatter(
+        error_y={"array": rows["interval"].fillna(0.0).tolist(), "color": COLOUR["base"], "thickness": 1},
+        mode="markers",
+        name=METHODS,
+        marker={
+            "symbol": [symbol if symbol.endswith("-open") else f"{symbol}-open" for _, symbol in looks],
+            "color": [shade for shade, _ in looks],
+            "size": 8,
+        },
+        **_points(rows, across),
+    )
 
 
 def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
@@ -103,7 +136,7 @@ def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
     the colour is the score. A range drawn on an axis keeps the lines that pass it.
 
     Args:
-        frame: as in `mean_against_worst`; rows of other kinds are left out.
+        frame: as in `runs_as_points`; rows of other kinds are left out.
         score: one of `SCORES`.
     """
     runs = frame[frame["kind"] == "calibrated"]
@@ -143,14 +176,14 @@ def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
     return axis
 
 
-def _rings(figure: go.Figure, frame: pd.DataFrame, shown: Mapping[str, str], x: str, y: str) -> None:
+def _rings(figure: go.Figure, frame: pd.DataFrame, shown: Mapping[str, str], across: str) -> None:
     """Draw a thick ring around the models that other pages look at."""
     for run, name in shown.items():
         rows = frame[frame["run"] == run]
         if len(rows):
             figure.add_scatter(
-                x=rows[x],
-                y=rows[y],
+                x=rows[across],
+                y=rows["mean"],
                 name=f"here: {label(str(name))}",
                 mode="markers",
                 marker={"symbol": "circle-open", "size": 24, "color": colour(name), "line": {"width": 3}},
@@ -190,11 +223,11 @@ def _colour_bar(title: str) -> dict[str, Any]:
     return {"title": {"text": label(title), "side": "right"}, "thickness": 12, "outlinewidth": 0}
 
 
-def _points(rows: pd.DataFrame, x: str, y: str) -> dict[str, Any]:
+def _points(rows: pd.DataFrame, across: str) -> dict[str, Any]:
     """Return the points of a trace, each with its run's id and what hovering says of it."""
     return {
-        "x": rows[x],
-        "y": rows[y],
+        "x": rows[across],
+        "y": rows["mean"],
         "customdata": rows["run"].tolist(),
         "text": [_hover_text(row) for _, row in rows.iterrows()],
         "hovertemplate": "%{text}<extra></extra>",
@@ -205,5 +238,6 @@ def _hover_text(row: pd.Series) -> str:
     """Write what hovering says of a point."""
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
+    cost = "" if pd.isna(row["cost"]) else f"<br>{row['cost']:.1f} s of the processor"
     worst = f"{row['worst']:.1f} % ({label(shorten(row['worst task'], 40))})"
-    return f"{label(shorten(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}"
+    return f"{label(shorten(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}{cost}"

@@ -265,31 +265,33 @@ Seconds of small models are mostly overhead. The interval knows other calibratio
 """
 
 SWEEP = r"""
-**What this shows.** Every run of the suite that was measured on these samples: the mean score over tasks to the right,
-the score of its worst task upwards. Right and up is better. Thin rings mark the Pareto front: no run is at least as
-good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs stand what costs
-no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that calibration is
-pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
+**What this shows.** Every run of the suite that was measured on these samples, and hollow every method of the table
+below: the mean score over tasks upwards, over the score of the worst task, the cost, the final drift or an option.
+Up is better, and over the worst task to the right too. Thin rings mark the Pareto front of mean and worst task: no run
+is at least as good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs
+stands what costs no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that
+calibration is pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
 
 **Formula.** Mean and minimum over tasks of the score on the same samples; the point of a run is the exact result of a
-single calibration with its options.
+single calibration with its options. Cost is the processor seconds that making the model took, where they are known.
 
 **When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
-looks better than it is: choose here, and look at the test split once. The worst task may be the one that is hardest
-for its own expert too.
+looks better than it is: choose here, and look at the test split once. The methods of the table are scored on that test
+split, so they show what else there is and are not to choose options by. A slider that was moved before uses the
+experts' passes again and costs less than the first run. The worst task may be the one that is hardest for its own
+expert too.
 """
 
 PREVIEW = r"""
-**What this shows.** One block, solved anew with the options as they are now, while every block in front of it stays as
-the last exact run left it; the exact run follows and replaces it.
+**What this shows.** The first calibrated block, solved anew with the options as they are now; the exact run of all
+blocks follows and takes its place.
 
 **Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
 $\alpha$ (and in $\beta$, where the recipe has one), so sums at the ends give them for every value; $\lambda$, $\rho$
 and $\mu$ enter the solve alone.
 
-**When it misleads.** With the new options the blocks in front change too, and this block would see other features:
-the preview is the exact result for the first calibrated block alone, and for recipes that go piece by piece only for
-its first pieces, since those behind keep what the exact run gave them. Nothing behind the block is computed.
+**When it misleads.** It is the exact result of this block, but for recipes that go piece by piece only for the first
+pieces, since those behind keep what the exact run before gave them. Nothing behind the block is computed.
 """
 
 WHERE_IT_HELPS = r"""

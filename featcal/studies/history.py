@@ -68,6 +68,8 @@ class Measured:
     """By task: mean norm of the final drift over that of the expert's features. Empty where it was not measured."""
     seconds: FiniteFloat | None = None
     """Duration of the calibration, where it was made for this measurement."""
+    cpu: FiniteFloat | None = None
+    """Seconds of all processors that it took, where they are known."""
 
     @property
     def samples_key(self) -> tuple[str, str, int | None, int]:
@@ -243,7 +245,7 @@ class History(Records):
             return []
 
     def _home(self, run_id: str) -> Path:
-        if _ID.fullmatch(run_id):
+        if is_run_id(run_id):
             for place in self._places():
                 if (place / f"{run_id}.json").is_file():
                     return place
@@ -254,7 +256,7 @@ class History(Records):
         beside: dict[str, list[str]] = {}
         for name in self._names(place):
             run_id, _, rest = name.partition(".")
-            if _ID.fullmatch(run_id) and run_id.startswith(prefix):
+            if is_run_id(run_id) and run_id.startswith(prefix):
                 beside.setdefault(run_id, []).append(rest)
         for run_id, parts in beside.items():
             run = self.read(f"{place}/{run_id}.json", HistoryEntry) if "json" in parts else None
@@ -271,6 +273,11 @@ class History(Records):
                 notes=_read_mark(f"{place}/{run_id}.notes") if "notes" in parts else "",
                 pinned="pinned" in parts,
             )
+
+
+def is_run_id(text: str) -> bool:
+    """Say whether a text is the id of a run."""
+    return _ID.fullmatch(text) is not None
 
 
 def new_run(

@@ -120,8 +120,7 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | 
                 f"task '{task}': the relative final drift of {one.label} is {value}: the mean norm of the "
                 "expert's final features is 0 or not finite; see its checkpoint and samples"
             )
-    seconds = None
-    if one.config is not None:
-        seconds = float(session.fit.calibrate(one).record["seconds"]["total"])
+    took = {} if one.config is None else session.fit.calibrate(one).record["seconds"]
+    seconds, cpu = took.get("total"), took.get("processor")  # folders of earlier versions do not say the second
     values = {task: TaskValue(**score) for task, score in scores.items()}
-    return Measured(how, on.split or session.split, on.samples, on.seed, values, drift, seconds)
+    return Measured(how, on.split or session.split, on.samples, on.seed, values, drift, seconds, cpu)

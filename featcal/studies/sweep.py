@@ -76,8 +76,13 @@ class SweepPoint:
     @property
     def kind(self) -> str:
         """Return one of `KINDS`."""
-        kind = model_name(self.run.model).kind
-        return kind if kind in KINDS else "merger"
+        return kind_of(self.run.model)
+
+
+def kind_of(model: str) -> str:
+    """Return which of `KINDS` a model is, by its name."""
+    kind = model_name(model).kind
+    return kind if kind in KINDS else "merger"
 
 
 def numbers(text: str, name: str) -> tuple[float, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import streamlit as st
-from app_pages import button, go, opened
+from app_pages import button, go, healthy, opened
 
 from app import bring
 
@@ -61,3 +62,17 @@ def test_what_is_wrong_with_an_uploaded_file_is_said_by_its_name(monkeypatch: py
     bring.upload()
     assert len(said) == 1
     assert said[0].startswith("mine.yaml: not valid YAML")
+
+
+def test_an_uploaded_suite_is_read_from_the_folder_that_its_paths_start_from(
+    tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = SimpleNamespace(name=tiny_suite_file.name, getvalue=tiny_suite_file.read_bytes)
+    monkeypatch.setattr(st, "file_uploader", lambda *_, **__: given)
+    app = opened("clip-mini", "bring")
+    button(app, "Use this file").click().run()
+    assert "no folder" in app.error[0].value  # they do not start from where the app was started
+    app.text_input(key="draft-root").set_value(str(tiny_suite_file.parent)).run()
+    button(app, "Use this file").click().run()
+    assert healthy(app)
+    assert button(app, "Write and open it")

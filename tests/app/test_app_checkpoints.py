@@ -55,7 +55,10 @@ def test_a_checkpoint_is_found_again_in_a_new_visit(a: str, tiny_suite_file: Pat
     st.cache_resource.clear()
     app = opened(tiny_suite_file, "runs", n="8")
     assert healthy(app) or all(one.value.startswith("Warning: ") for one in app.error)
-    (row,) = next(one.value for one in app.dataframe if "path" in one.value).to_dict("records")
+    command, row = next(one.value for one in app.dataframe if "path" in one.value).to_dict("records")
+    assert (command["path"], command["ρ"], command["measured on"]) == (str(tmp_path / "command"), 1.5, "")
+    (mine,) = (one.id for one in Checkpoints().read_all() if one.folder == row["path"])
+    app.selectbox(key="checkpoint").set_value(mine).run()
     session = open_session(tiny_suite_file, resident=True)
     model = session.resolve(f"calibrated:samples=8,rho=1.5@{a}")
     before, after = (recording.measure(session, one, ON) for one in (a, model))
@@ -78,7 +81,7 @@ def test_a_checkpoint_is_found_again_in_a_new_visit(a: str, tiny_suite_file: Pat
     control(app, "rho").set_value(1.5)
     control(app, "samples").set_value(8).run()
     if a == "merged":
-        assert plain(str(tmp_path / "mine")) in app.success[0].value
+        assert plain(str(tmp_path / "command")) in app.success[0].value
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from app_pages import (
 )
 from tiny_clip import BLOCKS, TASKS
 
+from app import cockpit
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.export.card_parts import load_card
 from featcal.figures import repair_charts, repair_tables, tables
@@ -138,39 +139,42 @@ def test_what_cannot_be_used_is_left_out_with_a_sentence(
 def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = opened(tiny_suite_file, "calibrate", layer="block 1")
+    previews: list[tuple[str, float]] = []
+    drawn = cockpit.preview_chart
+
+    def note(place: Any, on: Any, last: Any, layer: str, drift: float) -> Any:
+        previews.append((layer, drift))
+        return drawn(place, on, last, layer, drift)
+
+    monkeypatch.setattr(cockpit, "preview_chart", note)
+    app = opened(tiny_suite_file, "calibrate", layer="block 1")  # of the Drift page
     shown = trace(app, "calibrated")["y"]
-    assert not said(app, "The preview said")
+    assert previews == []
     control(app, "rho").set_value(1.2).run()
     assert healthy(app)
     session, other = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.2)
-
-    def drift(config: CalibrationConfig) -> float:
-        tasks = session.measure.features(config, ON).tasks.values()
-        return sum(task.layers[2].relative_drift for task in tasks) / len(TASKS)
-
-    found = session.fit.preview(CONFIG, "block 1", ON).solve(other)
-    (words,), value = said(app, "The preview said"), sum(found.drift.values()) / len(TASKS)
-    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}. The preview said {value:.4f}" in words
-    assert not said(app, "Preview of")
+    tasks = session.measure.features(other, ON).tasks.values()
+    exact = sum(task.layers[1].relative_drift for task in tasks) / len(TASKS)
+    assert previews == [("block 0", pytest.approx(exact, rel=1e-4))]  # and not a share of the change
+    assert not said(app, "on their way")
     assert trace(app, "preview") is None
     assert trace(app, "before")["y"] == shown
     control(app, "samples").set_value(32).run()  # other features: nothing can be said before
     assert healthy(app)
-    assert not said(app, "The preview said")
+    assert len(previews) == 1
 
     def fail(*_: object, **__: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
     monkeypatch.setattr("featcal.session.fits.calibrate", fail)
-    held, last = session.fit.preview(replace(other, samples=32), "block 1", ON), trace(app, "calibrated")["y"]
+    held, last = session.fit.preview(replace(other, samples=32), "block 0", ON), trace(app, "calibrated")["y"]
     control(app, "rho").set_value(0.4).run()
     assert not app.exception
     now = held.solve(replace(CONFIG, samples=32, rho=0.4)).drift.values()
-    assert trace(app, "preview")["x"] == ["block 0", "block 1"]
-    assert trace(app, "preview")["y"] == pytest.approx([last[1], sum(now) / len(TASKS)])
+    assert trace(app, "preview")["x"][-1] == "block 0"
+    assert trace(app, "preview")["y"] == pytest.approx([last[0], sum(now) / len(TASKS)])
     assert trace(app, "calibrated")["y"] == last
-    assert len(said(app, "Preview of block 1, blocks in front as before")) == 1
+    assert len(said(app, "The other blocks are on their way")) == 1
     assert "not positive definite" in app.error[0].value
 
 

@@ -38,7 +38,10 @@ PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "features": ("features", {"layer": "block 1", "map": "PCA", "every": "true"}),
     "head": ("features", {"layer": "head", "map": "PCA", "picked": "1,4"}),
     "UMAP": ("features", {"layer": "block 1", "every": "true"}),
-    "runs": ("runs", {"sweep_lam": "0.05", "sweep_rho": "1.5, 2", "sweep_alpha": "0.3"}),
+    "methods": (
+        "calibrate",
+        {"bench": "Sweep and methods", "sweep_lam": "0.02", "sweep_rho": "1.5, 2", "sweep_alpha": "0.3"},
+    ),
 }
 """What is opened: a page, and how."""
 

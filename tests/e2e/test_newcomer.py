@@ -102,6 +102,10 @@ def test_tour_and_cockpit_go_by_keys_alone(visitor: Visitor, app: App) -> None:
     visitor.open("/")
     for step, place in enumerate(["verdict", "drift", "calibrate", "features", "accuracy"], 1):
         assert visitor.place == place
+        box, bar = (visitor.page.locator(one).bounding_box() for one in (".st-key-tour", '[data-testid="stHeader"]'))
+        assert box is not None
+        assert bar is not None
+        assert box["y"] >= bar["y"] + bar["height"]  # the header would hide its upper edge
         assert f"First visit, {step} of 5" in visitor.page.locator(".st-key-tour").inner_text()
         if place != "accuracy":
             visitor.tab_to(".st-key-tour-next")

@@ -10,15 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from featcal.figures import run_tables, sweep_charts
+from featcal.figures import run_tables, study_tables, sweep_charts
 from featcal.studies.checkpoints import WrittenModel
 from featcal.studies.history import Measured, TaskValue, new_run
+from featcal.studies.study import read_study
 from featcal.studies.sweep import SweepPoint, front
+from featcal.system.resources import data_path
 
 
 def a_point(model: str, mean: float, **options: Any) -> SweepPoint:
     scores = {"a": TaskValue("accuracy", mean - 0.1, 10), "b": TaskValue("accuracy", mean + 0.1, 10)}
-    found = Measured("features", "validation", 8, 42, scores, {"a": 1 - mean})
+    cpu = 3.0 if options.get("lam") == 0.005 and options["rho"] == 1.5 else None
+    found = Measured("features", "validation", 8, 42, scores, {"a": 1 - mean}, None, cpu)
     return SweepPoint(new_run(("s", "0" * 16), model, options, {}), found)
 
 
@@ -59,7 +62,7 @@ def test_every_option_has_a_column_where_its_recipe_has_it(frame: pd.DataFrame) 
 def test_a_score_stands_against_an_option_and_lines_join_what_is_alike_but_for_it(
     frame: pd.DataFrame, points: list[SweepPoint]
 ) -> None:
-    figure = sweep_charts.score_against(frame, "λ", "mean", "accuracy", {}, "ρ")
+    figure = sweep_charts.runs_as_points(frame, "λ", "accuracy", {}, "ρ")
     calibrated = [one for one in points if one.run.options]
     assert drawn(figure) == {one.run.id: (one.run.options["lam"], 100 * one.found.mean) for one in calibrated}
     lines = [(list(one.x), [round(y, 6) for y in one.y]) for one in figure.data if one.mode == "lines"]
@@ -67,9 +70,34 @@ def test_a_score_stands_against_an_option_and_lines_join_what_is_alike_but_for_i
     assert [one.name for one in figure.data if one.customdata] == ["ρ 1.5", "ρ 2"]
     assert figure.layout.xaxis.type == "log"
     assert [round(one.y0, 6) for one in figure.layout.shapes] == [40.0, 90.0]
-    linear = sweep_charts.score_against(frame, "ρ", "drift", "accuracy", {}).layout.xaxis
+    linear = sweep_charts.runs_as_points(frame, "ρ", "accuracy", {}).layout.xaxis
     assert (linear.type, list(linear.tickvals)) == (None, [1.5, 2.0])
-    assert sweep_charts.score_against(frame, "recipe", "worst", "accuracy", {}).layout.xaxis.type == "category"
+    assert sweep_charts.runs_as_points(frame, "recipe", "accuracy", {}).layout.xaxis.type == "category"
+
+
+def test_runs_and_methods_are_points_of_one_plot(frame: pd.DataFrame, points: list[SweepPoint]) -> None:
+    methods = study_tables.method_points(read_study(data_path("clip-mini", "compare.json")).summaries())
+    assert [*methods["kind"][:4]] == ["expert", "base", "merged", "merger"]
+    here = points[3].run.id
+    figure = sweep_charts.runs_as_points(frame, "worst", "accuracy", {here: "calibrated"}, "", methods)
+    named = {one.name: one for one in figure.data}
+    every = drawn(figure)
+    assert {one.run.id: every[one.run.id] for one in points} == {
+        one.run.id: (100 * one.found.worst, 100 * one.found.mean) for one in points
+    }
+    assert (named["here: calibrated"].x[0], named["here: calibrated"].y[0]) == every[here]
+    hollow = named[sweep_charts.METHODS]
+    assert [*hollow.customdata] == [*methods["model"]]
+    assert all(symbol.endswith("-open") for symbol in hollow.marker.symbol)
+    assert hollow.error_y.array[0] == 0  # of a single row no interval is known
+    best = methods.set_index("name").loc["calibrated:recipe=informed"]
+    assert every[best["model"]] == (best["worst"], best["mean"])
+    figure = sweep_charts.runs_as_points(frame, "cost", "accuracy", {}, "", methods)
+    # Nothing makes the experts, and of other runs the cost is not known.
+    assert drawn(figure).keys() == {*methods["model"][1:], points[2].run.id}
+    assert drawn(figure)[points[2].run.id] == (3.0, 100 * points[2].found.mean)
+    assert [round(one.y0, 6) for one in figure.layout.shapes] == [40.0, 90.0]  # merged and experts cost nothing here
+    assert figure.layout.xaxis.type == "log"
 
 
 def test_all_options_are_axes_of_calibrated_runs(frame: pd.DataFrame) -> None:
@@ -87,7 +115,9 @@ def test_all_options_are_axes_of_calibrated_runs(frame: pd.DataFrame) -> None:
 def test_many_values_of_a_number_are_a_scale() -> None:
     points = [of_paper(0.01 * 1.5**step, 2.0, 0.5 + step / 100) for step in range(12)]
     frame = run_tables.sweep_table(points, front(points))
-    (coloured,) = [one for one in sweep_charts.mean_against_worst(frame, "accuracy", {}, "λ").data if one.customdata]
+    (coloured,) = [
+        one for one in sweep_charts.runs_as_points(frame, "worst", "accuracy", {}, "λ").data if one.customdata
+    ]
     assert list(coloured.marker.color) == list(frame["λ"])
     lam = sweep_charts.all_options(frame, "mean", "accuracy").data[0].dimensions[0]
     assert np.allclose(lam["values"], np.log10(frame["λ"]))

@@ -325,11 +325,11 @@ def test_the_chart_carries_every_run_and_rings_the_front(own: Session, tmp_path:
     points = run_sweep(own, GRID, on=FEW, history=History(tmp_path))
     frame = run_tables.sweep_table(points, front(points))
     shown = points[-1].run.id
-    figure = sweep_charts.mean_against_worst(frame, "accuracy", {shown: "calibrated"})
+    figure = sweep_charts.runs_as_points(frame, "worst", "accuracy", {shown: "calibrated"})
     drawn = {run: (x, y) for t in figure.data if t.customdata for run, x, y in zip(t.customdata, t.x, t.y, strict=True)}
-    assert drawn == {p.run.id: (100 * p.found.mean, 100 * p.found.worst) for p in points}
+    assert drawn == {p.run.id: (100 * p.found.worst, 100 * p.found.mean) for p in points}
     rings = next(trace for trace in figure.data if trace.name == sweep_charts.FRONT)
-    assert list(rings.x) == [100 * point.found.mean for point in front(points)]
+    assert list(rings.y) == [100 * point.found.mean for point in front(points)]
     (here,) = (trace for trace in figure.data if trace.name.startswith("here: "))
     assert (here.x[0], here.y[0]) == drawn[shown]
     assert {"base", "merged", "calibrated", "anchor only"} <= {trace.name for trace in figure.data}
@@ -339,7 +339,7 @@ def test_the_chart_carries_every_run_and_rings_the_front(own: Session, tmp_path:
 def test_names_of_runs_are_text_in_the_chart() -> None:
     point = a_point("calibrated:lam=1", 0.5, 0.5)
     point = replace(point, run=replace(point.run, name="<b>x</b>"))
-    figure = sweep_charts.mean_against_worst(run_tables.sweep_table([point], [point]), "accuracy", {})
+    figure = sweep_charts.runs_as_points(run_tables.sweep_table([point], [point]), "worst", "accuracy", {})
     (said,) = figure.data[-1].text
     assert "&lt;b&gt;x&lt;/b&gt;" in said
     assert "<b>" not in said
