@@ -38,9 +38,11 @@ def read(name: str, split: str, tmp_path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["me/pictures", "me/bare"])
 def test_a_split_alone_is_fetched_and_is_that_of_the_whole(
-    name: str, log: Log, tmp_path: Path, monkeypatch: Any
+    name: str, log: Log, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     found = read(name, "test", tmp_path)
+    assert capsys.readouterr().err == ""  # no bars of `datasets`, nor of what takes less than a moment
+    assert not datasets.are_progress_bars_disabled()
     assert fetched(log()) == {f"test-0000{shard}-of-00002.parquet" for shard in range(2)}
     assert found.class_names("label") == tuple(CLASSES)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
