@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -51,15 +51,19 @@ class Repository:
     texts: Mapping[str, str]
     """Content of the files that say how others are read, as far as it is known."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.commit))
+
     @property
     def ref(self) -> str:
         return f"{self.name}@{self.commit}"
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         """Return the folder beside the cache of `datasets` for what is kept of this commit."""
         return _commit_folder(self.name, self.commit)
 
+    @lru_cache(maxsize=256)  # noqa: B019  # it is asked for at every look at a source, and a card takes long to read
     def lay_out(self, config: str | None) -> Layout | None:
         """Return how `datasets` would read a configuration; None where that cannot be told from names.
 
