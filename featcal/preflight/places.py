@@ -27,7 +27,7 @@ from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_model
-from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, is_data_cached
+from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, describe_rows_here, is_data_cached
 from featcal.samples.sources import name_problems
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -55,6 +55,8 @@ class Places:
         """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
         """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+        self.parts_here: dict[str, str] = {}
+        """Words on what is here of what needs them, by its label."""
         self.troubles: dict[str, Trouble] = {}
         """Why, by id."""
         self.without_package: set[str] = set()
@@ -136,7 +138,9 @@ class Places:
         if self._is_here(source, label, rows):
             return is_installed("datasets")
         data = self._ask_data(source, label)
-        if data is not None:
+        if data is None:
+            self.parts_here[label] = describe_rows_here(source, rows)
+        else:
             with name_problems(label):
                 plan = data.plan(source, rows)
             self.downloads[plan.ref] = plan

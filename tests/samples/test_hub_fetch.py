@@ -40,6 +40,7 @@ def read(name: str, split: str, tmp_path: Path, **options: Any) -> Any:
 def test_a_split_alone_is_fetched_and_is_that_of_the_whole(
     name: str, log: Log, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
+    datasets.enable_progress_bars()
     found = read(name, "test", tmp_path)
     assert capsys.readouterr().err == ""  # no bars of `datasets`, nor of what takes less than a moment
     assert not datasets.are_progress_bars_disabled()
