@@ -75,6 +75,10 @@ class Places:
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(ask, questions))
+        # As they were asked, not as they were answered: what is said of them has the same order every time.
+        keys = [*parts, *(_name_data(one) for one in data.values())]
+        for answers in (self.downloads, self.unreachable, self.troubles):
+            _put_in_order(answers, keys)
 
     def locate(self, ref: str, label: str) -> Located | None:
         """Return the model behind a reference, as far as it is known; None where nothing is known before it is fetched.
@@ -161,8 +165,7 @@ class Places:
         return False
 
     def _ask_data(self, source: Source, label: str) -> RemoteData | None:
-        ref = f"{source.hub}@{source.revision}" if source.revision else str(source.hub)
-        found: RemoteData | None = self._find_once(f"data set {ref}", label, lambda: ask_data(source))
+        found: RemoteData | None = self._find_once(_name_data(source), label, lambda: ask_data(source))
         return found
 
     def _parts(self, ref: str) -> list[str]:
@@ -205,6 +208,16 @@ class Places:
         if key in self.unreachable and label:
             self.unreachable[key].append(label)
         return found
+
+
+def _put_in_order(answers: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if key in answers:
+            answers[key] = answers.pop(key)
+
+
+def _name_data(source: Source) -> str:
+    return f"data set {source.hub}@{source.revision}" if source.revision else f"data set {source.hub}"
 
 
 def cached_folder(model: HubModel) -> Path | None:
