@@ -82,7 +82,7 @@ def _fetch(name: str, config: str | None, split: str, revision: str | None, wher
     layout.splits_of(split)
     if layout.is_prepared_whole or not layout.parts:
         commit = layout.repository.commit if layout.is_prepared_whole else revision
-        with layout.fetched(split):
+        with layout.fetch_files(split):
             return read_dataset(load(revision=commit), where)
     if may_read_rows(layout, split) and not layout.is_prepared(split):
         return find_rows(layout, split, keep=True).table(where)

@@ -180,13 +180,13 @@ class Layout:
     def prepare(self, asked: str) -> Any:
         """Return a split as `datasets` opens it, after fetching and preparing what it needs and nothing else."""
         builder = self.part(asked)
-        with self.fetched(asked):
+        with self.fetch_files(asked):
             # What a card says of numbers and hashes is of all splits.
             builder.download_and_prepare(verification_mode="no_checks")
         return builder.as_dataset(asked)
 
     @contextmanager
-    def fetched(self, asked: str) -> Iterator[None]:
+    def fetch_files(self, asked: str) -> Iterator[None]:
         """Fetch the files of a split, unless it is prepared, for the body of the `with`, which lets `datasets` prepare
         them; one bar stands until it has."""
         from huggingface_hub import snapshot_download
