@@ -65,7 +65,7 @@ def _open(
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "") + f", split '{split}'"
     with explain_reading(f"{name}@{revision}" if revision else name, where):
         if folder.is_dir():
-            with hide_bars():
+            with hide_bars(name):
                 return read_dataset(datasets.load_dataset(str(folder), name=config, split=split), where)
         return _fetch(name, config, split, revision, where)
 
@@ -77,7 +77,7 @@ def _fetch(name: str, config: str | None, split: str, revision: str | None, wher
     layout = None if repository is None else repository.lay_out(config)
     load = partial(datasets.load_dataset, name, name=config, split=split)
     if layout is None:
-        with hide_bars():
+        with hide_bars(name):
             return read_dataset(load(revision=revision), where)
     layout.splits_of(split)
     if layout.is_prepared_whole or not layout.parts:

@@ -84,7 +84,7 @@ class Repository:
             top = Path(folder).resolve() / "data-set"
             try:
                 self._write_names(top)
-                with hide_bars():
+                with hide_bars(self.name):
                     return self._ask_datasets(top, config)
             except (OSError, ValueError, RuntimeError, zipfile.BadZipFile):  # names that the contents explain
                 return None
@@ -192,7 +192,7 @@ class Layout:
         from huggingface_hub import snapshot_download
 
         of = self.repository
-        with bar_of(f"{of.name} ({asked})") as bar, hide_bars():
+        with bar_of(f"{of.name} ({asked})") as bar, hide_bars(of.name):
             if not self.is_prepared(asked):
                 fetch = partial(snapshot_download, of.name, repo_type="dataset", revision=of.commit, tqdm_class=bar)
                 try_again(lambda: fetch(allow_patterns=[glob.escape(file) for file in self.files_of(asked)]))
@@ -232,10 +232,9 @@ def import_datasets(name: str) -> Any:
 
 
 @contextmanager
-def hide_bars() -> Iterator[None]:
-    """Let `datasets` show no progress bars of its own in the body of the `with`."""
-    import datasets
-
+def hide_bars(name: str) -> Iterator[None]:
+    """Let `datasets` show no progress bars of its own in the body of the `with`, which reads the data set `name`."""
+    datasets = import_datasets(name)
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
