@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.system.atomic_files import put
@@ -141,6 +141,22 @@ def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:
     return _write_suite(root, f"{tasks}x{samples}", entries)
 
 
+def whole_clip_suites(work: Path, shape: ClipShape, tasks: int, samples: int) -> dict[str, Path]:
+    """Suite files like that of `clip_suite`, on a base with its text tower, by how it is stored: as "safetensors",
+    or "pickled" as `pytorch_model.bin`."""
+    suite = clip_suite(work, shape, tasks, samples)
+    root = suite.parent
+    _once(root / "whole", lambda folder: _write_whole_clip(folder, shape, root / "base"))
+    content = yaml.safe_load(suite.read_text("utf-8"))
+    recipe = {"method": "task-arithmetic", "scale": SCALE}
+    found = {}
+    for stored in ("safetensors", "pickled"):
+        found[stored] = root / f"suite-{stored}-{tasks}x{samples}.yaml"
+        changed = {**content, "name": f"{content['name']}-{stored}", "base": f"whole/{stored}", "merged": recipe}
+        found[stored].write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
+    return found
+
+
 def llama_suite(work: Path, shape: LlamaShape, tasks: int, samples: int, length: int) -> Path:
     """Suite file of bf16 models in `SHARDS` shards, with `samples` rows of `length` random token ids for each task.
 
@@ -179,6 +195,26 @@ def _write_clip(root: Path, shape: ClipShape) -> None:
         model = CLIPVisionModelWithProjection(CLIPVisionConfig(**shape.config()))
     shapes = {n: p.shape for n, p in model.named_parameters() if n.startswith("vision_model.")}
     _write_models(root, shapes, shape.config(), torch.float32, _in_one_file)
+
+
+def _write_whole_clip(root: Path, shape: ClipShape, vision: Path) -> None:
+    from transformers import CLIPConfig, CLIPModel
+
+    config = CLIPConfig(vision_config=shape.config())
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in CLIPModel(config).named_parameters()}
+    noise = torch.Generator().manual_seed(0)
+    tensors = {name: _random(name, one, noise) for name, one in shapes.items() if one}
+    tensors["logit_scale"] = torch.tensor(math.log(100.0))
+    tensors |= load_file(vision / "model.safetensors")
+    for stored in ("safetensors", "pickled"):
+        folder = root / stored
+        folder.mkdir()
+        (folder / "config.json").write_text(
+            json.dumps({**config.to_dict(), "architectures": ["CLIPModel"]}), encoding="utf-8"
+        )
+    _in_one_file(root / "safetensors", tensors)
+    torch.save(tensors, root / "pickled" / "pytorch_model.bin")
 
 
 def _write_llama(root: Path, shape: LlamaShape) -> None:

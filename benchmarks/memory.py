@@ -3,13 +3,17 @@
 `python benchmarks/memory.py experts` compares runs with few and with many B/32 experts;
 `python benchmarks/memory.py budget` calibrates a Llama-shaped model in four shards that is larger than the limit it is
 given; `python benchmarks/memory.py drift --shape l14|llama` takes the drift of a large model apart, with attribution,
-within its limit; `python benchmarks/memory.py mergers` merges eight B/32 experts with every method. All print JSON. RSS
-counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
+within its limit; `python benchmarks/memory.py mergers` merges eight B/32 experts with every method; `python
+benchmarks/memory.py pickled --samples 8` calibrates a whole B/32 whose base is safetensors, and one whose base is a
+pickle, converted in the first run and found in the second. All print JSON. RSS counts the pages of mapped weight files
+until they are unmapped, `anonymous` does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +29,7 @@ from featcal.suite.methods import merger_names
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["experts", "budget", "drift", "mergers"])
+    parser.add_argument("what", choices=["experts", "budget", "drift", "mergers", "pickled"])
     parser.add_argument("--shape", choices=["l14", "llama"], default="l14", help="of the drift run")
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
     parser.add_argument("--methods", nargs="+", default=merger_names(), help="of the run of mergers")
@@ -42,6 +46,8 @@ def main() -> None:
         found = within_budget(
             options.work, families.LlamaShape(), options.max_memory, options.samples, options.length, options.threads
         )
+    elif options.what == "pickled":
+        found = against_safetensors(options.work, families.B32, 8, options.samples, options.threads)
     elif options.what == "mergers":
         shape = replace(families.B32, blocks=options.blocks)
         found = by_merger(options.work, shape, 8, options.methods, options.max_memory, options.threads)
@@ -140,6 +146,34 @@ def by_merger(
         measure.say(f"{method}: {found[method]}")
     models = {"model_bytes": families.weight_bytes(suite.parent / "base"), "blocks_bytes": (tasks + 1) * block}
     return {"shape": asdict(shape), "tasks": tasks, "max_memory": limit, "threads": threads, **models, "methods": found}
+
+
+def against_safetensors(
+    work: Path, shape: families.ClipShape, tasks: int, samples: int, threads: int
+) -> dict[str, Any]:
+    """Calibrate with a base in safetensors, with the same one as a pickle, and with that again, each with no more in
+    featcal's cache than the run before it left there."""
+    suites = families.whole_clip_suites(work, shape, tasks, samples)
+    runs = {}
+    for name, stored in [("safetensors", "safetensors"), ("pickled, converted", "pickled"), ("pickled", "pickled")]:
+        # Conversions are kept there; the results of the run are thrown away with it.
+        os.environ["FEATCAL_CACHE"] = str(work / "caches" / stored)
+        if name != "pickled":
+            shutil.rmtree(os.environ["FEATCAL_CACHE"], ignore_errors=True)
+        runs[name] = _costs(calibrate(work, suites[stored], samples, threads))
+        measure.say(f"{name}: {runs[name]['seconds']:.1f} s, {runs[name]['memory']}")
+    first = runs["safetensors"]["memory"]
+    ratio = {
+        name: {kind: run["memory"][kind] / first[kind] for kind in first if first[kind]} for name, run in runs.items()
+    }
+    return {
+        "shape": asdict(shape),
+        "tasks": tasks,
+        "samples": samples,
+        "threads": threads,
+        "runs": runs,
+        "ratio": ratio,
+    }
 
 
 def calibrate(work: Path, suite: Path, samples: int, threads: int, *more: str) -> measure.Run:

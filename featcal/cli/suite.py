@@ -72,7 +72,8 @@ def show_check(found: Preflight) -> None:
     described = dict(found.description or {})
     # Shown with the estimates, in readable units.
     described.pop("bytes_written", None)
-    described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory", 0))
+    if "bytes_of_weights_in_memory" in described:
+        described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory"))
     rows = [(name, ", ".join(value) if isinstance(value, list) else value) for name, value in described.items()]
     if found.estimates is not None:
         one = found.estimates

@@ -13,8 +13,8 @@ HEADER = ("row of the paper", "task", "measured", "printed", "95 % interval", "v
 READING = (
     "Scores in %, measured ones the mean over calibration seeds. The printed score is of one run on the whole test "
     "split: it agrees where it lies within the interval that the score of an equally good model lies in 95 times of "
-    "100, with as many test samples of its own and, from two seeds on, calibration samples of its own. Both runs score "
-    "the same test samples, so agreement on one task says little; the average over tasks has the narrow interval."
+    "100, with as many test samples of its own and, from three seeds on, calibration samples of its own. Both runs "
+    "score the same test samples, so agreement on one task says little; the average over tasks has the narrow interval."
 )
 
 

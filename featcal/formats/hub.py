@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from featcal.formats.hub_errors import Unreachable, causes, find_trouble, try_again
+from featcal.formats.hub_errors import Unreachable, causes, find_trouble, limit_waits, try_again
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, printable, some
@@ -250,6 +250,7 @@ def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
     """
     import huggingface_hub
 
+    limit_waits()
     try:
         return question(huggingface_hub.HfApi())
     except Exception as error:  # the clients' own transports have errors of many kinds
@@ -267,6 +268,7 @@ def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
     Raises:
         InputError: says what of `ref` cannot be had, why, and what to do.
     """
+    limit_waits()
     try:
         yield
     except InputError:

@@ -105,7 +105,8 @@ def _read_transport(name: str, error: BaseException) -> Trouble:
 
     file = _name_file(error)
     if "timeout" in name.lower():
-        return Trouble(f"does not answer in time{f' for{file}' if file else ''}", _AGAIN, True)
+        more = f"{_AGAIN}, or set HF_HUB_DOWNLOAD_TIMEOUT to more seconds"
+        return Trouble(f"does not answer in time{f' for{file}' if file else ''}", more, True)
     if any(one in name for one in _BROKEN):
         return Trouble(f"broke off in the middle of{file or ' an answer'}", _AGAIN, True)
     if constants.HF_HUB_OFFLINE:  # `datasets` says so by an error of its own
@@ -129,6 +130,26 @@ def _asked_wait(error: BaseException) -> float | None:
         return float(error.response.headers["Retry-After"])  # type: ignore[attr-defined]
     except (AttributeError, KeyError, ValueError):  # none, or a date
         return None
+
+
+def limit_waits() -> None:
+    """Let the Hub's client wait for no answer longer than it waits for a file (`HF_HUB_DOWNLOAD_TIMEOUT`); of itself it
+    asks most questions without an end."""
+    from huggingface_hub import get_session
+
+    hooks = get_session().event_hooks["request"]
+    if _limit_wait not in hooks:
+        hooks.append(_limit_wait)
+
+
+def _limit_wait(request: Any) -> None:
+    """Set a time-out for a request that has none, unless it sends content, which may take as long as it takes."""
+    from huggingface_hub import constants
+
+    asks = request.method in ("GET", "HEAD") or "/paths-info/" in request.url.path
+    if asks and not any(request.extensions.get("timeout", {}).values()):
+        seconds = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
 
 
 def try_again(question: Callable[[], T]) -> T:

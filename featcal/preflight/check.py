@@ -313,7 +313,7 @@ def _unreachable_problems(places: Places) -> list[str]:
     problems = []
     for trouble in dict.fromkeys(places.troubles.values()):
         of = [ref for ref, one in places.troubles.items() if one == trouble]
-        ids = "; ".join(f"'{ref}' ({_name_labels(places.unreachable[ref])})" for ref in of)
+        ids = "; ".join(f"'{ref}' ({_name_labels(places.unreachable[ref], places.parts_here)})" for ref in of)
         problems.append(f"the Hub {trouble.why}: {ids}; {trouble.remedy}")
     if places.without_package:
         names = ", ".join(f"'{name}'" for name in sorted(places.without_package))
@@ -321,6 +321,7 @@ def _unreachable_problems(places: Places) -> list[str]:
     return problems
 
 
-def _name_labels(labels: Sequence[str]) -> str:
+def _name_labels(labels: Sequence[str], parts_here: Mapping[str, str]) -> str:
     own = list(dict.fromkeys(labels))
-    return own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"
+    first = own[0] + parts_here.get(own[0], "")
+    return first if len(own) == 1 else f"{first} and {len(own) - 1} more"

@@ -27,7 +27,7 @@ from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_model
-from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, is_data_cached
+from featcal.preflight.remote_data import DrawnRows, RemoteData, ask_data, describe_rows_here, is_data_cached
 from featcal.samples.sources import name_problems
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -55,6 +55,8 @@ class Places:
         """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
         """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+        self.parts_here: dict[str, str] = {}
+        """Words on what is here of what needs them, by its label."""
         self.troubles: dict[str, Trouble] = {}
         """Why, by id."""
         self.without_package: set[str] = set()
@@ -73,6 +75,10 @@ class Places:
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(ask, questions))
+        # As they were asked, not as they were answered: what is said of them has the same order every time.
+        keys = [*parts, *(_name_data(one) for one in data.values())]
+        for answers in (self.downloads, self.unreachable, self.troubles):
+            _put_in_order(answers, keys)
 
     def locate(self, ref: str, label: str) -> Located | None:
         """Return the model behind a reference, as far as it is known; None where nothing is known before it is fetched.
@@ -136,7 +142,9 @@ class Places:
         if self._is_here(source, label, rows):
             return is_installed("datasets")
         data = self._ask_data(source, label)
-        if data is not None:
+        if data is None:
+            self.parts_here[label] = describe_rows_here(source, rows)
+        else:
             with name_problems(label):
                 plan = data.plan(source, rows)
             self.downloads[plan.ref] = plan
@@ -157,8 +165,7 @@ class Places:
         return False
 
     def _ask_data(self, source: Source, label: str) -> RemoteData | None:
-        ref = f"{source.hub}@{source.revision}" if source.revision else str(source.hub)
-        found: RemoteData | None = self._find_once(f"data set {ref}", label, lambda: ask_data(source))
+        found: RemoteData | None = self._find_once(_name_data(source), label, lambda: ask_data(source))
         return found
 
     def _parts(self, ref: str) -> list[str]:
@@ -201,6 +208,16 @@ class Places:
         if key in self.unreachable and label:
             self.unreachable[key].append(label)
         return found
+
+
+def _put_in_order(answers: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if key in answers:
+            answers[key] = answers.pop(key)
+
+
+def _name_data(source: Source) -> str:
+    return f"data set {source.hub}@{source.revision}" if source.revision else f"data set {source.hub}"
 
 
 def cached_folder(model: HubModel) -> Path | None:

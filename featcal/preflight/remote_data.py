@@ -22,7 +22,7 @@ from featcal.suite.source import Source
 from featcal.system.extras import is_installed, require_packages
 
 DrawnRows = Callable[[int], Sequence[int]]
-"""Gives the rows, of so many, that a run would draw."""
+"""Gives the rows, of so many, that a run would draw, those first that it would draw of fewer samples."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,26 @@ def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
     split = str(source.split)
     if layout.is_prepared(split):
         return True
-    footers = kept_footers(layout, split) if rows is not None and may_read_rows(layout, split) else None
-    if footers is None or rows is None:
-        return False
-    found = HubRows.from_footers(layout, split, footers)
-    return not found.missing(_needed_rows(found, source, rows))
+    found = _kept_rows(layout, split)
+    return found is not None and rows is not None and not found.missing(_needed_rows(found, source, rows))
+
+
+def _kept_rows(layout: Layout, split: str) -> HubRows | None:
+    """Return a split of which single row groups may be here; None where none were fetched."""
+    footers = kept_footers(layout, split) if may_read_rows(layout, split) else None
+    return None if footers is None else HubRows.from_footers(layout, split, footers)
+
+
+def describe_rows_here(source: Source, rows: DrawnRows | None) -> str:
+    """Say how many samples of a draw were fetched, as the end of a phrase that names them; "" where none were."""
+    known = known_repository(str(source.hub), source.revision)
+    layout = None if known is None or rows is None else known.lay_out(source.config)
+    found = None if layout is None else _kept_rows(layout, str(source.split))
+    if found is None or rows is None:
+        return ""
+    wanted = rows(len(found))
+    here = found.count_here(wanted) if _needed_rows(found, source, rows) == wanted else 0
+    return f", of which {here} of {len(wanted)} are here, enough for --samples {here}" if here else ""
 
 
 def _needed_rows(found: HubRows, source: Source, rows: DrawnRows) -> Sequence[int]:

@@ -11,7 +11,7 @@ from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
 from featcal.preflight.remote_data import DrawnRows
-from featcal.samples.sources import Samples, drawn_rows, longest_text, open_pool
+from featcal.samples.sources import Samples, longest_text, open_pool, rows_in_order
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import SelfGenerated, Source
@@ -104,10 +104,11 @@ def _check_source(
 
 
 def _plan_draw(source: Source, split: str, config: CalibrationConfig, task: str) -> DrawnRows | None:
-    """Return what gives the rows that calibration would draw; None for a split that is scored, of which all are."""
+    """Return what gives the rows that calibration would draw, those of fewer samples first; None for a split that is
+    scored, of which all are."""
     if split != "calibration":
         return None
-    return lambda size: drawn_rows(size, source.limit, config.samples, config.seed, task)
+    return lambda size: rows_in_order(size, source.limit, config.samples, config.seed, task)
 
 
 def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> DrawSize:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from featcal.formats.hub import cached_commit
 from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
-from featcal.samples.hub_repository import explain_reading, find_repository, import_datasets
+from featcal.samples.hub_repository import explain_reading, find_repository, hide_bars, import_datasets
 from featcal.samples.hub_rows import find_rows, may_read_rows, read_dataset
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -65,7 +65,8 @@ def _open(
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "") + f", split '{split}'"
     with explain_reading(f"{name}@{revision}" if revision else name, where):
         if folder.is_dir():
-            return read_dataset(datasets.load_dataset(str(folder), name=config, split=split), where)
+            with hide_bars(name):
+                return read_dataset(datasets.load_dataset(str(folder), name=config, split=split), where)
         return _fetch(name, config, split, revision, where)
 
 
@@ -74,12 +75,15 @@ def _fetch(name: str, config: str | None, split: str, revision: str | None, wher
     datasets = import_datasets(name)
     repository = find_repository(name, revision)
     layout = None if repository is None else repository.lay_out(config)
+    load = partial(datasets.load_dataset, name, name=config, split=split)
     if layout is None:
-        return read_dataset(datasets.load_dataset(name, name=config, split=split, revision=revision), where)
+        with hide_bars(name):
+            return read_dataset(load(revision=revision), where)
     layout.splits_of(split)
     if layout.is_prepared_whole or not layout.parts:
         commit = layout.repository.commit if layout.is_prepared_whole else revision
-        return read_dataset(datasets.load_dataset(name, name=config, split=split, revision=commit), where)
+        with layout.fetch_files(split):
+            return read_dataset(load(revision=commit), where)
     if may_read_rows(layout, split) and not layout.is_prepared(split):
         return find_rows(layout, split, keep=True).table(where)
     return read_dataset(layout.prepare(split), where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import glob
 import json
 import re
 import tempfile
@@ -10,12 +11,12 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from featcal.formats.hub import cached_commit, explain_hub_errors, keep_commit, look_up
-from featcal.formats.hub_errors import Unreachable
+from featcal.formats.hub import bar_of, cached_commit, explain_hub_errors, keep_commit, look_up
+from featcal.formats.hub_errors import Unreachable, try_again
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
@@ -50,15 +51,19 @@ class Repository:
     texts: Mapping[str, str]
     """Content of the files that say how others are read, as far as it is known."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.commit))
+
     @property
     def ref(self) -> str:
         return f"{self.name}@{self.commit}"
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         """Return the folder beside the cache of `datasets` for what is kept of this commit."""
         return _commit_folder(self.name, self.commit)
 
+    @lru_cache(maxsize=256)  # noqa: B019  # it is asked for at every look at a source, and a card takes long to read
     def lay_out(self, config: str | None) -> Layout | None:
         """Return how `datasets` would read a configuration; None where that cannot be told from names.
 
@@ -79,7 +84,8 @@ class Repository:
             top = Path(folder).resolve() / "data-set"
             try:
                 self._write_names(top)
-                return self._ask_datasets(top, config)
+                with hide_bars(self.name):
+                    return self._ask_datasets(top, config)
             except (OSError, ValueError, RuntimeError, zipfile.BadZipFile):  # names that the contents explain
                 return None
 
@@ -174,9 +180,23 @@ class Layout:
     def prepare(self, asked: str) -> Any:
         """Return a split as `datasets` opens it, after fetching and preparing what it needs and nothing else."""
         builder = self.part(asked)
-        # What a card says of numbers and hashes is of all splits.
-        builder.download_and_prepare(verification_mode="no_checks")
+        with self.fetch_files(asked):
+            # What a card says of numbers and hashes is of all splits.
+            builder.download_and_prepare(verification_mode="no_checks")
         return builder.as_dataset(asked)
+
+    @contextmanager
+    def fetch_files(self, asked: str) -> Iterator[None]:
+        """Fetch the files of a split, unless it is prepared, for the body of the `with`, which lets `datasets` prepare
+        them; one bar stands until it has."""
+        from huggingface_hub import snapshot_download
+
+        of = self.repository
+        with bar_of(f"{of.name} ({asked})") as bar, hide_bars(of.name):
+            if not self.is_prepared(asked):
+                fetch = partial(snapshot_download, of.name, repo_type="dataset", revision=of.commit, tqdm_class=bar)
+                try_again(lambda: fetch(allow_patterns=[glob.escape(file) for file in self.files_of(asked)]))
+            yield
 
     def part(self, asked: str) -> Any:
         """Return a builder of `datasets` for a split alone."""
@@ -209,6 +229,19 @@ def import_datasets(name: str) -> Any:
     import datasets
 
     return datasets
+
+
+@contextmanager
+def hide_bars(name: str) -> Iterator[None]:
+    """Let `datasets` show no progress bars of its own in the body of the `with`, which reads the data set `name`."""
+    datasets = import_datasets(name)
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()
 
 
 @contextmanager
@@ -290,13 +323,13 @@ def find_repository(name: str, revision: str | None) -> Repository | None:
 def _fetch_texts(found: Repository) -> dict[str, str]:
     from huggingface_hub import hf_hub_download
 
-    return {
-        file: Path(hf_hub_download(found.name, file, repo_type="dataset", revision=found.commit)).read_text(
-            encoding="utf-8", errors="replace"
-        )
-        for file in (CARD, SETTINGS, INFOS)
-        if file in found.sizes
-    }
+    with bar_of(found.name) as bar:
+        fetch = partial(hf_hub_download, found.name, repo_type="dataset", revision=found.commit, tqdm_class=bar)
+        return {
+            file: Path(fetch(filename=file)).read_text(encoding="utf-8", errors="replace")
+            for file in (CARD, SETTINGS, INFOS)
+            if file in found.sizes
+        }
 
 
 def cache_folder_of(name: str) -> Path:

@@ -74,9 +74,20 @@ class HubRows:
 
     def missing(self, rows: Sequence[int]) -> list[RowGroup]:
         """Return the row groups of some rows that were not fetched yet."""
+        return [self.groups[number] for number in sorted({*self._numbers(rows)}) if not self._is_here(number)]
+
+    def count_here(self, rows: Sequence[int]) -> int:
+        """Return how many rows, from the first of those that are given, can be read without fetching anything."""
+        return next((place for place, one in enumerate(self._numbers(rows)) if not self._is_here(one)), len(rows))
+
+    def _numbers(self, rows: Sequence[int]) -> list[int]:
+        """Return the places of the row groups in which rows are."""
         ends = np.cumsum([group.rows for group in self.groups])
-        numbers = np.unique(np.searchsorted(ends, np.asarray(rows, dtype=np.int64), side="right"))
-        return [self.groups[int(number)] for number in numbers if not self._file_of(self.groups[int(number)]).is_file()]
+        found: list[int] = np.searchsorted(ends, np.asarray(rows, dtype=np.int64), side="right").tolist()
+        return found
+
+    def _is_here(self, number: int) -> bool:
+        return self._file_of(self.groups[number]).is_file()
 
     def takes_all(self, missing: Sequence[RowGroup]) -> bool:
         """Say whether so many row groups are needed, with those that are here, that the whole split is fetched."""

@@ -351,17 +351,26 @@ def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
         raise InputError(f"seed is {seed}; it is at least 0")
     if count is not None and count < 1:
         raise InputError(f"{count} samples asked for; at least one is needed")
-    if count is None or count >= size:
-        return tuple(range(size))
+    return tuple(range(size)) if count is None or count >= size else tuple(sorted(_order(size, seed, task)[:count]))
+
+
+def _order(size: int, seed: int, task: str) -> list[int]:
     # The generator is the draw's own: with the global one other tasks and libraries would change the samples.
     generator = torch.Generator().manual_seed(seed_from_text(f"{seed}:{task}"))
-    return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
+    order: list[int] = torch.randperm(size, generator=generator).tolist()
+    return order
 
 
 def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task: str) -> list[int]:
     """Return the rows, out of `size`, that a draw of `count` samples takes; of a source's `limit` if it has one."""
     available = _pick_evenly(size, limit)
     return [available[place] for place in pick(len(available), count, seed, task)]
+
+
+def rows_in_order(size: int, limit: int | None, count: int, seed: int, task: str) -> list[int]:
+    """Return the same rows as `drawn_rows`, so that the first of them are what a draw of fewer samples takes."""
+    available = _pick_evenly(size, limit)
+    return [available[place] for place in _order(len(available), seed, task)[:count]]
 
 
 def _pick_evenly(size: int, limit: int | None) -> list[int]:

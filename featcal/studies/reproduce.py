@@ -6,14 +6,15 @@ from its own calibration samples: Wilson's interval of the share of right answer
 Fieller, of a rank correlation), and Student's t for one more run beside those over seeds, added in squares. Both runs
 score the same samples, so agreement on one task is easy; the average over tasks has the narrow interval. Calibration
 samples alone would make too narrow an interval where nothing is drawn: the paper prints scores of the base and of the
-experts up to three times, and these differ by up to a standard error of Wilson's kind.
+experts up to three times, and these differ by up to a standard error of Wilson's kind. Two seeds give no interval: by
+their own spread, 12.7 times of it and more, nearly every score would agree.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist, stdev
 from typing import Any
 
@@ -29,6 +30,8 @@ from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent
 
+FEWEST_SEEDS = 3
+"""Seeds from which on the spread over them is known well enough for an interval; a single one has none."""
 SAMPLES = 256
 """Calibration samples per task (Sec. 5.1)."""
 AVERAGE = "average"
@@ -55,7 +58,7 @@ class Cell:
     measured: float | None = None
     """Mean over seeds; None where it was not measured."""
     low: float | None = None
-    """Ends of the 95 % interval that the printed score is looked for in."""
+    """Ends of the 95 % interval that the printed score is looked for in; None from two seeds."""
     high: float | None = None
 
     @property
@@ -165,6 +168,11 @@ def _departures(session: Session, plan: Plan, rows: Sequence[PrintedRow]) -> lis
         found.append(f"scored on {view.samples} samples per task, in the paper on all")
     if view.split not in (None, "test"):
         found.append(f"scored on the {view.split} split, in the paper on the test split")
+    if 1 < len(plan.seeds) < FEWEST_SEEDS:
+        found.append(
+            f"{len(plan.seeds)} calibration seeds are too few for an interval and a verdict where samples are drawn; "
+            f"give one, or {FEWEST_SEEDS} and more"
+        )
     return [*found, *dict.fromkeys(text for one in rows for text in one.differences)]
 
 
@@ -190,13 +198,15 @@ def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> li
 
 
 def _measure(cell: Cell, runs: Sequence[float], sides: tuple[float, float], least: float) -> Cell:
-    """Return the cell with the mean over runs and the interval for one more run, as far as there are such scores."""
+    """Return the cell with the mean over runs and the interval for one more run, where that can be told."""
     mean = sum(runs) / len(runs)
+    if 1 < len(runs) < FEWEST_SEEDS:
+        return replace(cell, measured=mean)
     drawn = 0.0
     if len(runs) > 1:
         drawn = student_bound(LEVEL, len(runs) - 1) * stdev(runs) * math.sqrt(1 + 1 / len(runs))
     low, high = mean - math.hypot(sides[0], drawn), mean + math.hypot(sides[1], drawn)
-    return Cell(cell.method, cell.model, cell.task, cell.printed, mean, max(least, low), min(1.0, high))
+    return replace(cell, measured=mean, low=max(least, low), high=min(1.0, high))
 
 
 def _sides_by_samples(scores: Sequence[TaskValue]) -> tuple[float, float]:

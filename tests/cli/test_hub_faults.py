@@ -82,6 +82,9 @@ TROUBLES = {
     "no answer": Trouble(
         rf"the Hub does not answer in time for model\.safetensors.*{AGAIN}", always(WEIGHTS, delay=2), patience=0.5
     ),
+    "no answer to a question": Trouble(
+        rf"the Hub does not answer in time.*{AGAIN}", always("GET /api/", delay=2), patience=0.5
+    ),
     "dropped": Trouble(rf"the Hub broke off in the middle of .*{AGAIN}", always("GET /api/models", drop=True)),
     "wrong token": Trouble(r"the Hub refuses your token \(401\).*renew the token in HF_TOKEN", token="hf_expired"),
     "gated": Trouble(

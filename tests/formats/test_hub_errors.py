@@ -90,6 +90,7 @@ def fetch() -> Path:
         ({"match": API, "status": 503}, r"has trouble of its own with the request \(503\); start again later"),
         ({"match": API, "status": 429}, r"limits how often it is asked \(429\); start again"),
         ({"match": API, "drop": True}, "broke off in the middle of an answer; start again later"),
+        ({"match": API, "delay": 0.6}, "does not answer in time; start again later.* HF_HUB_DOWNLOAD_TIMEOUT"),
     ],
 )
 def test_trouble_with_a_model_is_one_sentence(faults: Faults, fault: dict[str, Any], said: str) -> None:

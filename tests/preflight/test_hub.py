@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from suite_edits import Edit
 from tiny_clip import TASKS
 from tiny_text import write_text_base
 
+from featcal.cli.suite import show_check
 from featcal.formats.model_files import unpinned_models
-from featcal.preflight import remote
+from featcal.preflight import places, remote
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.suite.schema import load_suite, references
@@ -66,12 +68,29 @@ def test_what_would_be_fetched_and_how_large(
     assert problem.startswith(f"expert 'pets': tensor '{name}' has shape [2, 2], expected [16, 16]")
 
 
-def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, monkeypatch: Any) -> None:
+def test_answers_stand_in_the_order_of_the_questions(tmp_path: Path, monkeypatch: Any) -> None:
+    asked = Places(tmp_path)
+
+    def answer(model: Any) -> SimpleNamespace:
+        while model.repo == "some/first" and "some/second" not in asked.downloads:
+            time.sleep(0.01)
+        return SimpleNamespace(download=model.repo)
+
+    monkeypatch.setattr(places, "remote_model", answer)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
+    asked.ask_ahead(["some/first", "some/second"], ())
+    assert [*asked.downloads] == ["some/first", "some/second"]
+
+
+def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
     suite = edit_suite(referring(pets="some/expert", signs="some/expert"))
-    (problem,) = check(load_suite(suite)).problems
+    found = check(load_suite(suite))
+    (problem,) = found.problems
     assert "'some/expert' (expert 'pets' and 1 more)" in problem
     assert "the Hub is not asked, since HF_HUB_OFFLINE is set" in problem
+    show_check(found)
+    assert "weights in memory" not in capsys.readouterr().out  # of models that nobody has seen
 
 
 def test_models_without_a_revision_are_noted_together(edit_suite: Edit, tmp_path: Path, monkeypatch: Any) -> None:

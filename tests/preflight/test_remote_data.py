@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_data_sets import Log, fetched, forget, play, serving
+from hub_data_sets import Log, fetched, forget, go_offline, play, serving
 from suite_edits import Edit
 
 from featcal.preflight import remote
@@ -16,6 +17,7 @@ from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
 from featcal.samples.sources import look as look_at
 from featcal.suite.schema import load_suite
+from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -109,6 +111,18 @@ def test_row_groups_of_the_draw_are_what_check_has_said(edit_suite: Edit, log: L
     suite = load_suite(edit_suite(lambda content: [change(content), content["calibration"].update(samples=20)]))
     (download,) = check(suite, probe=False).downloads
     assert download.copied_bytes == 30_000
+    forget()
+    go_offline(monkeypatch)
+    (problem,) = check(suite, probe=False).problems
+    here = re.search(
+        r"\(task 'pets', calibration samples, of which (\d+) of 20 are here, enough for --samples \1\)", problem
+    )
+    assert here is not None
+    count = int(here[1])
+    assert 3 <= count < 20
+    look_at(suite, "pets", "calibration", count, 7)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
+        look_at(suite, "pets", "calibration", count + 1, 7)
 
 
 def test_check_looks_at_what_is_here_and_fetches_nothing_newer(

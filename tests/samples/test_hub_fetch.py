@@ -14,7 +14,7 @@ from suite_edits import Edit
 
 from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
-from featcal.samples.hub_repository import known_repository
+from featcal.samples.hub_repository import Repository, known_repository
 from featcal.samples.sources import look
 from featcal.suite.schema import Suite, load_suite
 from featcal.system.errors import InputError
@@ -38,9 +38,12 @@ def read(name: str, split: str, tmp_path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["me/pictures", "me/bare"])
 def test_a_split_alone_is_fetched_and_is_that_of_the_whole(
-    name: str, log: Log, tmp_path: Path, monkeypatch: Any
+    name: str, log: Log, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
+    datasets.enable_progress_bars()
     found = read(name, "test", tmp_path)
+    assert capsys.readouterr().err == ""  # no bars of `datasets`, nor of what takes less than a moment
+    assert not datasets.are_progress_bars_disabled()
     assert fetched(log()) == {f"test-0000{shard}-of-00002.parquet" for shard in range(2)}
     assert found.class_names("label") == tuple(CLASSES)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
@@ -68,6 +71,16 @@ def test_a_second_time_nothing_is_fetched_and_offline_nothing_is_asked(
         InputError, match="'me/pictures' cannot be fetched: the Hub is not asked, since HF_HUB_OFFLINE is set"
     ):
         read("me/pictures", "test", tmp_path)
+
+
+def test_how_a_repository_is_laid_out_is_found_out_once(log: Log, tmp_path: Path, monkeypatch: Any) -> None:
+    made: list[str] = []
+    load = datasets.load_dataset_builder
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *a, **given: made.append(a[0]) or load(*a, **given))
+    Repository.lay_out.cache_clear()
+    for split in ("train", "test"):
+        read("me/pictures", split, tmp_path)
+    assert len(made) == 1
 
 
 def test_data_that_is_prepared_whole_is_not_fetched_again(log: Log, tmp_path: Path, monkeypatch: Any) -> None:

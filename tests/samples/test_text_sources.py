@@ -517,7 +517,12 @@ def test_a_local_folder_of_the_kind_hub_is_read_again_when_a_file_changes(
         loaded.append(place)
         return Opened()
 
-    stand_in = SimpleNamespace(load_dataset=load_dataset, exceptions=SimpleNamespace(DatasetsError=KeyError))
+    stand_in = SimpleNamespace(
+        load_dataset=load_dataset,
+        exceptions=SimpleNamespace(DatasetsError=KeyError),
+        are_progress_bars_disabled=lambda: True,
+        disable_progress_bars=lambda: None,
+    )
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     file = tmp_path / "set" / "data" / "test.parquet"
     write_parquet(file, ROWS)

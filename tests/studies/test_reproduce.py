@@ -87,6 +87,18 @@ def test_scores_stand_beside_the_printed_ones(tiny: Family, printed: PrintedScor
     assert found.missing == ("Traditional MTL: there is no published model of it",)
 
 
+def test_two_seeds_give_no_verdict_where_samples_are_drawn(tiny: Family, printed: PrintedScores) -> None:
+    found = reproduce.reproduce(Session(tiny), plan(seeds=(42, 43)), printed)
+    cells = {(one.model, one.task): one for one in found.cells}
+    drawn, fixed = cells["calibrated", "signs"], cells["base", "signs"]
+    seen = [evaluate(tiny, f"calibrated:samples=4,seed={seed}").tasks["signs"].value for seed in (42, 43)]
+    assert (drawn.measured, drawn.low, drawn.high) == (pytest.approx(np.mean(seen)), None, None)
+    assert (drawn.agrees, drawn.verdict) == (None, "")
+    assert fixed.agrees is not None
+    (told,) = [one for one in found.departures if "seeds" in one]
+    assert told.startswith("2 calibration seeds are too few for an interval")
+
+
 @pytest.mark.parametrize(
     ("printed_at", "agrees", "verdict"),
     [(0.6004, True, "agrees"), (0.6006, False, "differs by 10.1 points"), (0.3996, True, "agrees")],
