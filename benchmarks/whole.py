@@ -126,7 +126,8 @@ def main() -> None:
     for _ in range(options.rounds):
         for run in measure_round(setting, options.commands, options.states, sides):
             runs.append(run)
-            measure.say(f"{run['side']} {run['command']} {run['state']}: {run['wall']:.1f} s")
+            spent = f"{run['wall']:.1f} s, of the processor {run['user']:.1f} + {run['system']:.1f} s"
+            measure.say(f"{run['side']} {run['command']} {run['state']}: {spent}")
             if options.table:
                 options.table.write_text(table(runs), encoding="utf-8")
     measure.say(table(runs))
