@@ -1,7 +1,7 @@
 """Random models and sets of samples in files as the Hub has them, for benchmarks of whole commands.
 
 A CLIP with text tower, tokenizer and processor and vision-only experts, on pictures in folders and in Parquet; or a
-FLAN-T5, or a decoder, on the texts of the embedded suites. All is written once below a work folder and used again.
+FLAN-T5, or a decoder, on the texts of an embedded suite. All is written once below a work folder and used again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_clip(work: Path, shape: families.ClipShape, tasks: int, count: int, so
 
 def write_text(work: Path, family: str, tasks: int, small: bool) -> Files:
     """Write a FLAN-T5-base ("t5") or a decoder of 0.6 billion parameters ("decoder"), and its experts; their texts are
-    those of the embedded suites."""
+    those of an embedded suite."""
     suite = {"t5": "t5-mini", "decoder": "lm-mini"}[family]
     root, mini = work / f"hub-{family}-{tasks}{'-small' if small else ''}", data_path(suite)
 
@@ -96,11 +96,9 @@ def write_text(work: Path, family: str, tasks: int, small: bool) -> Files:
         _write_models(folder, model, config, mini / "base", tasks, config, lambda name: True)
 
     families._once(root, write)
-    texts = sorted(mini.glob("*.jsonl.gz"))
-    data = {
-        f"t{i}": f'{{jsonl: {texts[i % len(texts)]}, split: calibration, input: "{{text}}", target: "{{label}}"}}'
-        for i in range(tasks)
-    }
+    texts = mini / "sentiment.jsonl.gz"
+    source = f'{{jsonl: {texts}, split: calibration, input: "{{text}}", target: "{{label}}"}}'
+    data = {f"t{task}": source for task in range(tasks)}
     return Files(root / "base", _experts(root, tasks), data)
 
 
