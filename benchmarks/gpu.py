@@ -73,7 +73,7 @@ def main() -> None:
     else:
         options.out.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = {"machine": measure.machine(options.device), "parts": []}
-        for one in run_parts(parts(options)):
+        for one in run_parts(parts(options), LIMIT):
             found["parts"].append(one)
             measure.say(f"{one['name']}: {one['ended']} after {one['seconds']:.0f} s")
             # After every part: what is known stays where the rest is cut off.
@@ -109,7 +109,7 @@ def _stages(options: argparse.Namespace, samples: int, same: Sequence[str]) -> I
         yield Part(f"{STAGE}, {recipe}", [*words, *same])
 
 
-def run_parts(every: Sequence[Part], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
+def run_parts(every: Sequence[Part], limit: float) -> Iterator[dict[str, Any]]:
     """Run parts one after the other within so many seconds; yield for each how it ended and what it found."""
     end = time.monotonic() + limit
     for part in every:
