@@ -2,9 +2,9 @@
 
 `python benchmarks/whole.py --data FOLDER` writes a CLIP ViT-B/32 with text tower, eight vision-only experts and eight
 sets of pictures (`hub_files.py`), and runs `suite init`, `check`, `drift`, `calibrate`, `evaluate`, `diagnose` and
-`compare` on them, each in a process of its own, with the files out of the page cache (cold) and in it (warm); and the
-app to its first chart. It prints JSON, and the table as Markdown on stderr. `--against CHECKOUT` takes turns with
-another checkout, `--small` tries the script itself.
+`compare` on them, each in a process of its own, with the files out of the page cache (cold) and in it (warm). It prints
+JSON, and the table as Markdown on stderr. `--against CHECKOUT` takes turns with another checkout, `--small` tries the
+script itself.
 
 Ideal seconds are bytes at the speed of the disk, where the cache is cold, and operations at the peak of matrix products
 measured in the same run.
@@ -113,7 +113,6 @@ def main() -> None:
     parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--against", type=Path, help="another checkout, in turn with this one")
-    parser.add_argument("--app", action="store_true", help="open the suite in the app and a browser, too")
     parser.add_argument("--small", action="store_true", help="small models and few pictures, to try the script itself")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
@@ -131,9 +130,8 @@ def main() -> None:
             if options.table:
                 options.table.write_text(table(runs), encoding="utf-8")
     measure.say(table(runs))
-    found = {"first_chart": [time_app(setting) for _ in range(options.rounds)]} if options.app else {}
     speeds = {"peaks": setting.peaks, "disk_bytes_per_second": setting.disk}
-    measure.show({"runs": runs, **found, **speeds, "machine": measure.machine(options.device)})
+    measure.show({"runs": runs, **speeds, "machine": measure.machine(options.device)})
 
 
 def prepare(options: argparse.Namespace) -> Setting:
@@ -206,24 +204,6 @@ def empty_cache(files: Iterator[Path] | Sequence[Path]) -> None:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def time_app(setting: Setting) -> dict[str, float]:
-    """Return seconds from opening the suite in a running app to its first chart, and until the page is at rest."""
-    import browser
-    from coldstart import FIRST_CHART
-
-    with tempfile.TemporaryDirectory(dir=setting.root.parent) as place:
-        suite = Path(place) / "suite.yaml"
-        run(measure.BENCHMARKS.parent, setting.words("init", suite, suite), Path(place))
-        with browser.chromium(browser.program() or "chromium") as chromium, browser.running_app(Path(place)) as app:
-            page = chromium.new_page(viewport={"width": 1400, "height": 900})
-            started = time.perf_counter()
-            page.goto(f"{app.address}/drift?suite={suite}&eval_samples={setting.samples}", wait_until="commit")
-            page.wait_for_function(FIRST_CHART, polling=50, timeout=900_000)
-            found = {"first_chart": time.perf_counter() - started}
-            browser.settle(page, 900)
-            return found | {"at_rest": time.perf_counter() - started}
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
