@@ -257,7 +257,7 @@ def _write_models(
 def _random(name: str, shape: torch.Size, noise: torch.Generator) -> Tensor:
     """Features keep their scale through a linear map of this size; norms scale by about one."""
     tensor = torch.randn(shape, generator=noise)
-    if len(shape) == 1:
+    if len(shape) < 2:
         return 1 + 0.1 * tensor if "norm" in name and name.endswith("weight") else 0.1 * tensor
     return tensor / math.sqrt(tensor[0].numel())
 

@@ -76,7 +76,7 @@ def run(command: Sequence[str], threads: int | None = None) -> Run:
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         started = time.monotonic()
         process = subprocess.Popen(command, stdout=output, env=environment)
-        looks = _watch(process)
+        looks = watch(process)
         seconds = time.monotonic() - started
         if process.returncode != 0:
             raise SystemExit(f"failed with status {process.returncode}: {' '.join(command)}")
@@ -84,7 +84,8 @@ def run(command: Sequence[str], threads: int | None = None) -> Run:
         return Run(json.load(output), seconds, looks)
 
 
-def _watch(process: subprocess.Popen[bytes]) -> list[tuple[float, Memory]]:
+def watch(process: subprocess.Popen[bytes]) -> list[tuple[float, Memory]]:
+    """Look at the memory of a process and its children until it ends."""
     looks: list[tuple[float, Memory]] = []
     shared_due = time.monotonic()
     while process.poll() is None:

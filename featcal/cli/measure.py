@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
 from featcal.cli.terminal import bar, print_json, print_models_json, print_table, say
-from featcal.system.progress import Progress, keep_memory
+from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
     from featcal.session.session import Session
@@ -95,9 +95,6 @@ def drift(
     shown = _SampleAndLayer(sample, layer)
     _refuse_together(more, shown, max_memory)
     measured["tokens"] = "all" if "tokens" in more else measured["tokens"]
-    # Memory that is kept for the next block would count against the limit.
-    if max_memory is None:
-        keep_memory()
     session = opening.session(
         suite, device, one_shot=len(models) == 1 and not more & _LOOKS.keys(), max_memory=max_memory
     )
@@ -226,7 +223,6 @@ def features(
 
     if pooled and not as_json:
         raise click.UsageError("--pooled features are in the JSON document alone; add --json")
-    keep_memory()
     session = opening.session(suite, device, one_shot=False)
     clouds = FeatureMaps.from_names(session, models, EvaluationSamples(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from featcal.cli.terminal import say
 from featcal.system.libraries import load_libraries
+from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
     from featcal.session.session import Session
@@ -35,6 +36,9 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
         InputError: there is no such suite, or one of its models cannot be opened.
     """
     load_libraries()
+    # Memory that is kept for the next block would count against the limit.
+    if max_memory is None:
+        keep_memory()
     from featcal.family.opening import open_family
     from featcal.session.session import Session
 

@@ -171,7 +171,6 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
 
     Shown are the eigenvalues of their left matrices (Eq. 17).
     """
-    keep_memory()
     session = opening.session(suite, device)
     found = [one.to_json() for one in session.fit.conditioning(model, bar())]
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
@@ -218,7 +217,6 @@ def sweep(
     # The grid would set alpha again, after `cautious` was resolved to a value of its own.
     if alphas is not None and chosen.get("cautious"):
         raise InputError("cautious sets alpha and beta of featcal's own recipes; leave alpha out")
-    keep_memory()
     session, history = opening.session(suite, device, one_shot=False), History()
     config = config_for(session.family, **chosen)
     _say_slow_precision(config, session.family)
@@ -273,7 +271,6 @@ def select(
     from featcal.studies.selection.choose import select as choose
 
     require_new_file(out)
-    keep_memory()
     session = opening.session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)
     _say_slow_precision(asked, session.family)

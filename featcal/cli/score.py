@@ -18,7 +18,6 @@ from featcal.cli.terminal import bar, print_models_json, print_table, say, say_n
 from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
-from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
     from featcal.evaluation.evaluate import Scores
@@ -222,7 +221,7 @@ def _compare_two(
     from featcal.studies.recording import count_looks
     from featcal.suite.views import EvaluationSamples
 
-    session, history = opening.session(suite, device), History()
+    session, history = opening.session(suite, device, one_shot=False), History()
     view = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
@@ -293,7 +292,6 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     """
     from featcal.evaluation.generation_check import note_unchecked
 
-    keep_memory()
     session = opening.session(suite, device)
     found = session.measure.canary(model, against, seed, bar())
     columns = ("loops", "empty", "ended", "perplexity", "distance")

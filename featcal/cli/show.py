@@ -11,7 +11,7 @@ from featcal.cli.options import DRAWN, MEASURED, SUITE, Size, file_to_write, mod
 from featcal.cli.terminal import bar, say_notes, show
 from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
-from featcal.system.progress import half_of_available_bytes, keep_memory
+from featcal.system.progress import half_of_available_bytes
 from featcal.system.resources import bundle_root
 
 
@@ -44,7 +44,6 @@ def report(
     from featcal.figures.report.write import MODELS, write_report
     from featcal.suite.views import EvaluationSamples
 
-    keep_memory()
     session = opening.session(suite, device, one_shot=False)
     on = EvaluationSamples(samples, split, seed)
     document = write_report(session, suite, out, models=models or MODELS, on=on, progress=bar())

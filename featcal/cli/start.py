@@ -12,7 +12,6 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.options import DRAWN, JSON, MEASURED, NewPath, Option, block, file_to_write, models_option
 from featcal.cli.terminal import bar, print_models_json, say, show
-from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
     from featcal.session.session import Session
@@ -144,7 +143,6 @@ def diagnose(
                 f"'{model}' is a suite, which names models and samples itself (featcal report writes its report); a "
                 "merged model without one is named by FOLDER, --base, --expert, --data and --out"
             )
-        keep_memory()
         _judge(opening.session(model, device, one_shot=False), models or ("merged",), on, as_json)
         return 0
     if models and out is None:

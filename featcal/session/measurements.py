@@ -23,7 +23,8 @@ from featcal.evaluation.generation_check import canary as measure_canary
 from featcal.evaluation.language import name_answers, name_tokens
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.family.opening import Family
-from featcal.formats.weights import Weights
+from featcal.formats.weights import Overlay, Weights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.context import Run
 from featcal.models.features import depth_features, layer_features
 from featcal.models.lane import ExpertPass, Kept
@@ -51,6 +52,7 @@ _COSINES = ResultKind[dict[str, float]]("task vectors")
 _SCORES = ResultKind[Scores]("scores")
 _REACHED = ResultKind[Tensor]("features that are scored")
 _CHECKED = ResultKind[Kept]("inputs that were checked")
+_MERGED = ResultKind[Weights]("merged")
 _HEADS = ResultKind[Mapping[str, Head]]("heads")
 _QUICK = ResultKind[Scores]("quick scores")
 _MARGINS = ResultKind[dict[str, Tensor]]("margins")
@@ -338,7 +340,21 @@ class Measurements:
         # No room: steps of a model that is scored once are worth nothing, and inputs are checked once for all models.
         checked = self.suite.get_or_make(_CHECKED, None, lambda: Kept(0))
         key = Same(below), drawn.task, drawn.split, drawn.indices
-        return self.suite.get_or_make(_REACHED, key, lambda: reach_features(family, below, drawn, checked))
+        return self.suite.get_or_make(
+            _REACHED, key, lambda: reach_features(family, self._merge_once(below), drawn, checked)
+        )
+
+    def _merge_once(self, weights: Weights) -> Weights:
+        """Return a merge that is computed when it is read with its tensors in memory, where there is room for them;
+        any other model as it is. Every task, and every part of a split, reads all of a model anew."""
+        names = self.suite.family.adapter.tower
+        if not isinstance(weights, RecipeWeights) or not self.suite.has_room(
+            sum(weights.info[name].nbytes for name in names)
+        ):
+            return weights
+        return self.suite.get_or_make(
+            _MERGED, Same(weights), lambda: Overlay(weights.label, weights, weights.read(names))
+        )
 
     def _require_task(self, task: str) -> None:
         if task not in self.suite.tasks:

@@ -27,7 +27,7 @@ PASSES = 3
 """Sets of expert passes that are kept, each with its own room (`Kept`): samples to calibrate on, and to measure on."""
 SHARE = 8
 """One part in so many of the memory to spare is for the results of a session: the app has several open."""
-SMALL_SPLIT = 2**25
+SMALL_SPLIT = 2**26
 """Bytes of model inputs of one task's whole split that are worth keeping."""
 
 
@@ -200,6 +200,10 @@ class OpenSuite:
     def has(self, kind: ResultKind[T], key: Hashable) -> bool:
         """Say whether a result of a kind is kept."""
         return (kind, key) in self._results
+
+    def has_room(self, size: int) -> bool:
+        """Say whether a result of so many bytes would be kept."""
+        return size <= self._results.budget
 
     def forget(self, kind: ResultKind[T], key: Hashable) -> None:
         """Keep a result no longer."""

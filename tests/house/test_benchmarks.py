@@ -321,3 +321,37 @@ def test_the_path_of_a_gpu_is_walked_without_one(recipe: str, up: float, tmp_pat
     # more, each piece what it counts: never a block anew for each of its pieces.
     assert row["up_bytes_per_block"] < up * block
     assert row["waits_per_block"] < 50
+
+
+def test_a_record_of_a_gpu_goes_on_where_a_part_fails() -> None:
+    """A part that fails, one that is compared with the CPU, one that takes too long."""
+    parts = [
+        gpu.Part("broken", ["-c", "raise SystemExit('no such kernel')"]),
+        gpu.Part("compared", ["-c", "print('[1.0, {\"a\": 2.0}]')"], ["-c", "print('[1.0, {\"a\": 1.0}]')"]),
+        gpu.Part("long", ["-c", "import time; time.sleep(60)"]),
+    ]
+    found = list(gpu.run_parts(parts, limit=2.0))
+    assert [one["ended"].split(":")[0] for one in found] == ["status 1", "well", "out of time"]
+    assert "no such kernel" in found[0]["ended"]
+    assert found[1]["largest_difference"] == 0.5
+    page = gpu.page({"machine": measure.machine(), "parts": found})
+    assert page.count("`python -c") == 3
+    assert "5.0e-01" in page
+
+
+@pytest.mark.slow
+def test_the_record_of_a_gpu_is_rehearsed_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole commands are set beside their ideal; numbers of both devices are the same, since both are one."""
+    words = ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path / "gpu"), "--work", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(gpu, "LIMIT", 3600)  # a busy machine is no failure
+    gpu.main()
+    parts = json.loads((tmp_path / "gpu" / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    assert [part["ended"] for part in parts] == ["well"] * len(parts), parts
+    assert [part["largest_difference"] for part in parts if "largest_difference" in part] == [0.0, 0.0]
+    (run,) = parts[-2]["found"]["runs"]
+    assert run["command"] == "drift"
+    assert 0 < run["ideal"] < run["wall"]
+    page = (tmp_path / "gpu" / "gpu.md").read_text(encoding="utf-8")
+    assert page.count("| paper |") == 2
+    assert str(tmp_path) not in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from featcal.family import opening
 from featcal.family.opening import Family
 from featcal.formats import model_files
 from featcal.formats.weights import InMemory, Weights
+from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session import fits, measurements
@@ -40,6 +41,7 @@ from featcal.system.errors import InputError, NumericalError
 
 CONFIG = clip_config(samples=8)
 FEW = EvaluationSamples(8)
+RECIPE = "task-arithmetic:scale=0.2"
 
 
 @pytest.fixture
@@ -482,6 +484,26 @@ def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:
             own.measure.quick_scores(model, EvaluationSamples(12)).to_json()
             == own.measure.scores(model, EvaluationSamples(None, "validation")).to_json()
         )
+
+
+@pytest.mark.parametrize("budget", [2**30, 0])
+def test_a_merge_is_computed_once_for_all_tasks(tiny: Family, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    """It is read by every task; where no room is for its tensors, every task merges them anew."""
+    merged: list[str] = []
+    real = RecipeWeights.read
+
+    def read(self: RecipeWeights, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        wanted = list(names)
+        merged.extend(wanted)
+        return real(self, wanted)
+
+    monkeypatch.setattr(RecipeWeights, "read", read)
+    own = Session(tiny, one_shot=True, budget=budget)
+    found = own.measure.scores(RECIPE, FEW)
+    blocks = [name for block in tiny.adapter.blocks() for name in block.names]
+    assert [merged.count(name) for name in blocks] == [1 if budget else len(TASKS)] * len(blocks)
+    read_whole = Session(tiny).measure.scores(RECIPE, FEW)
+    assert [one.answers() for one in found.tasks.values()] == [one.answers() for one in read_whole.tasks.values()]
 
 
 def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
