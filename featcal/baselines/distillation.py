@@ -8,14 +8,15 @@ a task is
     mean ||f - f*||^2 / mean ||f*||^2 + mean KL(p* || p),
 
 means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models that
-bring no scores have the first term alone. After some steps the loss is measured on samples of the validation split,
-whose labels nobody reads, and the model with the lowest one is kept: the start itself where no step lowers it.
+bring no scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the
+loss is measured on samples of the validation split, whose labels nobody reads, and the model with the lowest one is
+kept: the start itself where no step lowers it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,8 +38,10 @@ from featcal.suite.methods import PROPOSED, SAMPLES, TRAINING, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
-CHECKS = 15
-"""How often the loss on held-out samples is measured."""
+CHECKS = 10
+"""How often the loss on held-out samples is measured at each rate."""
+RATES = (1, 1 / 4, 1 / 16)
+"""Multiples of `rate` that are tried: a good start is spoilt by the first steps at a rate that a poor one needs."""
 
 
 @register_method(
@@ -53,8 +56,10 @@ CHECKS = 15
 )
 @dataclass(frozen=True)
 class Distillation(Trained):
-    steps: int = option(150, "steps of Adam at most", least=0)
-    rate: float = option(2e-4, "step size of Adam at first; it falls to 0 along half a cosine", above=0)
+    steps: int = option(100, "steps of Adam at most, at each of three rates", least=0)
+    rate: float = option(
+        2e-4, "step size of Adam at first, which falls to 0 along half a cosine; a quarter and a sixteenth are tried too", above=0
+    )
     batch: int = option(8, "samples of every task in a step", least=1)
     held: int = option(64, "samples per task of the validation split, on which the number of steps is chosen", least=1)
     on_another: ClassVar[bool] = True
@@ -102,29 +107,40 @@ class Distiller:
             NumericalError: the loss is not finite.
         """
         run, adapter = self.run, self.run.adapter
-        moving = [name for block in adapter.blocks() for name in block.names]
-        stored = self.model.read(adapter.tower)
-        # A clone: `place` may give the stored tensor itself, and Adam works in place.
-        tensors = {name: tensor.clone() for name, tensor in run.compute.place(stored).items()}
-        optimizer = torch.optim.Adam([tensors[name].requires_grad_() for name in moving], lr=options.rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, options.steps))
         with walking(adapter), run.seconds(options.kind):
             tasks, unseen = ([self._aim(one) for one in passes.values()] for passes in (experts, held))
-            least = before = self.loss(tensors, unseen)
-            best, chosen, between = {name: tensors[name].detach().clone() for name in moving}, 0, options.steps / CHECKS
-            for step, few in enumerate(draw_batches(tasks, options.steps, options.batch, options.seed), 1):
-                run.progress(options.kind, step, options.steps)
-                optimizer.zero_grad()
-                with torch.enable_grad():
-                    self.loss(tensors, few)
-                optimizer.step()
-                schedule.step()
-                if step // between > (step - 1) // between and (now := self.loss(tensors, unseen)) < least:
-                    least, chosen = now, step
-                    best = {name: tensors[name].detach().clone() for name in moving}
-        found = {name: best[name].to(stored[name]) for name in moving} if chosen else {}
-        account = {"loss_before": before, "loss": least, "steps": chosen}
+            start = run.compute.place(self.model.read(adapter.tower))
+            least = before = self.loss(start, unseen)
+            best, chosen = dict[str, Tensor](), {"rate": 0.0, "steps": 0}
+            for rate in (share * options.rate for share in RATES):
+                for steps, moved in self._train(start, tasks, rate, options):
+                    if (now := self.loss({**start, **moved}, unseen)) < least:
+                        least, chosen = now, {"rate": rate, "steps": steps}
+                        best = {name: tensor.detach().clone() for name, tensor in moved.items()}
+        stored = self.model.read(best)
+        found = {name: tensor.to(stored[name]) for name, tensor in best.items()}
+        account = {"loss_before": before, "loss": least, **chosen}
         return Overlay(f"{self.model.label}, {options.kind}", self.model, found), account
+
+    def _train(
+        self, start: Mapping[str, Tensor], tasks: Sequence[Sequence[Aimed]], rate: float, options: Distillation
+    ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        """Take steps at one rate; after every few of them yield their number, and the tensors of all blocks."""
+        names = [name for block in self.run.adapter.blocks() for name in block.names]
+        # A clone: `start` may hold the stored tensors themselves, and Adam works in place.
+        moved = {name: start[name].clone().requires_grad_() for name in names}
+        optimizer = torch.optim.Adam(moved.values(), lr=rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, options.steps))
+        between = options.steps / CHECKS
+        for step, few in enumerate(draw_batches(tasks, options.steps, options.batch, options.seed), 1):
+            self.run.progress(f"{options.kind}, rate {rate:g}", step, options.steps)
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                self.loss({**start, **moved}, few)
+            optimizer.step()
+            schedule.step()
+            if step // between > (step - 1) // between:
+                yield step, moved
 
     @torch.no_grad()
     def _aim(self, one: ExpertPass) -> list[Aimed]:

@@ -78,7 +78,7 @@ def test_the_loss_and_the_first_step_are_autograds_of_the_library(
         loss = loss + error([see(model, one, heads[task]) for one in samples], wanted) / len(reference.experts)
     loss.backward()  # type: ignore[no-untyped-call]
     assert record["loss_before"] == pytest.approx(float(loss.detach()), rel=1e-6)
-    assert record["steps"] == 1
+    assert (record["rate"], record["steps"]) == (ALL.rate, 1)
     moved, blocks = weights.read(family.adapter.tower), {n for block in family.adapter.blocks() for n in block.names}
     for name, old in before.items():
         gradient = model.get_parameter(name).grad
@@ -103,7 +103,7 @@ def test_a_start_that_no_step_betters_is_kept(tiny: Family) -> None:
     own = {task: replace(one, weights=tiny.merged) for task, one in passes.items()}
     heads = heads_of(tiny, {task: one.weights for task, one in passes.items()}, "calibration")
     weights, record = Distiller(tiny.run(), tiny.merged, heads).distil(passes, own, replace(ALL, steps=4))
-    assert record == {"loss_before": pytest.approx(0, abs=1e-6), "loss": record["loss_before"], "steps": 0}
+    assert record == {"loss_before": pytest.approx(0, abs=1e-6), "loss": record["loss_before"], "rate": 0, "steps": 0}
     for name, tensor in tiny.merged.read(tiny.adapter.tower).items():
         assert weights.read([name])[name].equal(tensor)
 

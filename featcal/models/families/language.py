@@ -38,7 +38,7 @@ class LanguageModel(Adapter):
         """Return 1 at every position `[batch, tokens]` of the last stage that decides a token of the answer, else 0."""
 
     def answer_features(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> list[Tensor]:
-        if self.scores_with != "vocabulary":
+        if self.answers != "text":
             return super().answer_features(tensors, call, inputs)
         closed, deciding = self.close(tensors, call.hidden_state), self.deciding_positions(inputs)
         return [own[which > 0] for own, which in zip(closed, deciding, strict=True)]
