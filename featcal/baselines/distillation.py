@@ -9,15 +9,15 @@ a task is
 
 means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models that
 bring no scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the
-loss is measured on samples of the validation split, whose labels nobody reads, and the model with the lowest one is
-kept: the start itself where no step lowers it.
+loss is measured on as many samples of the validation split, whose labels nobody reads, and the model with the lowest
+one is kept: the start itself where no step lowers it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -58,15 +58,15 @@ RATES = (1, 1 / 4, 1 / 16)
 class Distillation(Trained):
     steps: int = option(100, "steps of Adam at most, at each of three rates", least=0)
     rate: float = option(
-        2e-4, "step size of Adam at first, which falls to 0 along half a cosine; a quarter and a sixteenth are tried too", above=0
-    )
+        8e-4, "step size of Adam at first, falling to 0 along half a cosine; a quarter and a sixteenth are tried too",
+        above=0,
+    )  # fmt: skip
     batch: int = option(8, "samples of every task in a step", least=1)
-    held: int = option(64, "samples per task of the validation split, on which the number of steps is chosen", least=1)
     on_another: ClassVar[bool] = True
 
     def make(self, given: Given) -> Made:
         family = given.family
-        held = expert_passes(family, replace(self.counting, samples=self.held), split="validation")
+        held = expert_passes(family, self.counting, split="validation")
         models = {task: one.weights for task, one in given.experts.items()}
         heads = None if family.adapter.embeds else heads_of(family, models, self.split)
         return Distiller(given.run, family.merged, heads).distil(given.experts, held, self)

@@ -21,7 +21,6 @@ from featcal.evaluation.evaluate import heads_of
 from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family
 from featcal.models.model import Head
-from featcal.system.errors import InputError
 from featcal.testing.reference import Sample
 from featcal.testing.trial import write_trial
 
@@ -89,7 +88,7 @@ def test_the_loss_and_the_first_step_are_autograds_of_the_library(
 
 
 def test_held_out_samples_choose_the_steps(tiny: Family) -> None:
-    few = Distillation(samples=8, steps=6, rate=3e-3, batch=4, held=6)
+    few = Distillation(samples=8, steps=6, rate=3e-3, batch=4)
     found = fit(tiny, few)
     assert found.record["loss"] < 0.95 * found.record["loss_before"]
     assert 0 < found.record["steps"] <= 6
@@ -111,7 +110,6 @@ def test_a_start_that_no_step_betters_is_kept(tiny: Family) -> None:
 def test_encoders_with_heads_of_their_own_learn_too(tmp_path: Path) -> None:
     facts, options = VARIANTS["bert"]
     family = write_trial(tiny_encoder(facts, **options), facts, tmp_path).family
-    (_, record), _ = distil_on_the_same(family, replace(ALL, steps=5, rate=1e-2))
-    assert record["loss"] < 0.95 * record["loss_before"]
-    with pytest.raises(InputError, match="validation"):
-        fit(family, ALL)
+    record = fit(family, replace(ALL, steps=10, rate=3e-3)).record
+    assert record["loss"] < record["loss_before"]
+    assert record["steps"] > 0
