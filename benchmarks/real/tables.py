@@ -57,11 +57,14 @@ SUITES = {
     "MiniLM, LoRA": "benchmarks/real/minilm_lora.json",
 }
 """Method tables of all suites, from the root of the repository on."""
+CEILING, TRAINED = "distillation@calibrated:recipe=informed,decisions=0.7", "trained on the same samples"
+"""The model that shows how much of the gap these samples allow to close, and its row in the overview."""
 OVERVIEW = {
     "experts": ("expert",),
     "base": ("base",),
     "merged": ("task-arithmetic",),
     **{name: (f"{way}@task-arithmetic", way) for name, way in RECIPES.items()},
+    TRAINED: (f"{CEILING}@task-arithmetic", CEILING),
 }
 """Models of the overview, and what documents call them: the merged model of every suite is Task Arithmetic's at 0.3."""
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
@@ -246,18 +249,23 @@ def overview(benchmarks: Path) -> list[str]:
     """
     files = {name: benchmarks.parent / file for name, file in SUITES.items()}
     found = {name: read_study(file).rows for name, file in files.items() if file.exists()}
-    lines = head(["model", *found])
-    for name, models in OVERVIEW.items():
-        cells = [average_of(rows, models) for rows in found.values()]
-        floors = [average_of(rows, OVERVIEW["merged"]) for rows in found.values()]
-        tops = [average_of(rows, OVERVIEW["experts"]) for rows in found.values()]
-        shares = [name in RECIPES and not math.isnan(cell) for cell in cells]
-        said = [
-            "–" if math.isnan(cell) else percent(cell) + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
-            for cell, floor, top, share in zip(cells, floors, tops, shares, strict=True)
-        ]
-        lines.append(line([name, *said]))
-    return lines
+    averages = [{name: average_of(rows, models) for name, models in OVERVIEW.items()} for rows in found.values()]
+    return [
+        *head(["model", *found]),
+        *(line([name, *(overview_cell(name, own) for own in averages)]) for name in OVERVIEW),
+    ]
+
+
+def overview_cell(name: str, averages: Mapping[str, float]) -> str:
+    """The average of a model in %; behind it, of what was repaired or trained, the share of the way from the merged
+    model to the experts, and of what was repaired that to what was trained, where that was measured."""
+    if math.isnan(averages[name]):
+        return "–"
+    ends = ("experts", TRAINED) if name in RECIPES else ("experts",) if name == TRAINED else ()
+    floor = averages["merged"]
+    shares = [100 * (averages[name] - floor) / (averages[end] - floor) for end in ends]
+    ways = ", ".join(f"{share:.0f} %" for share in shares if not math.isnan(share))
+    return percent(averages[name]) + f" ({ways})" * bool(ways)
 
 
 def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:

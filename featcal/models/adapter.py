@@ -331,6 +331,11 @@ class Adapter(ABC):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""
 
+    def answer_features(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> list[Tensor]:
+        """Return by sample the final features `[tokens, k]` at every position that decides a token of its answer, which
+        of classes is one; needs what `final` needs."""
+        return [*self.final(tensors, call, inputs)[:, None]]
+
     @property
     def embeds(self) -> bool:
         """Say whether final features are embeddings of texts, whose cosines measure how alike two texts are."""

@@ -88,10 +88,25 @@ def tape_bytes(stages: Iterable[Stage], tokens: int) -> int:
 
 def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "b k"]:
     """Return the final features of one batch, with what their gradient needs where gradients are enabled."""
+    adapter = run.adapter
+    return adapter.final(_closing_tensors(run, tensors), _walk(run, tensors, batch), batch)
+
+
+def answer_features(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> list[Float[Tensor, "t k"]]:
+    """Return by sample the final features at every position that decides a token of its answer, as `final` does."""
+    return run.adapter.answer_features(_closing_tensors(run, tensors), _walk(run, tensors, batch), batch)
+
+
+def _closing_tensors(run: Run, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in run.adapter.closing} | dict(run.head)
+
+
+def _walk(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Call:
+    """Return the call behind the last block."""
     adapter, call = run.adapter, None
     for stage in adapter.stages:
         call = stage.first_call({name: tensors[name] for name in stage.outer}, batch, call)
         for block in stage.blocks:
             call = run_block(stage, block, block.local(tensors), call)
     assert isinstance(call, Call)
-    return adapter.final({name: tensors[name] for name in adapter.closing} | dict(run.head), call, batch)
+    return call

@@ -36,8 +36,9 @@ DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
 FORWARDS = 3
 """Passes of every batch through every block: expert, student counted, student calibrated."""
-WITH_DECISIONS = 2.5
-"""Times as long as a calibration takes where errors are weighed by decisions: 2.1 of MiniLM, 3 of B/32, measured."""
+WITH_DECISIONS = 2.0
+"""Times as long as a calibration takes where errors are weighed by decisions: 1.7 to 2.0 of the embedded suites,
+measured (docs/theory/recipes.md)."""
 SLOW = 1.25
 """Ratio of the speeds of float32 and bfloat16 products from which "fast" is said to be slow; less is chance."""
 

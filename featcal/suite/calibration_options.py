@@ -213,8 +213,8 @@ class CalibrationConfig:
     )
     decisions: float = _option(
         0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
-        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and half "
-        "as long again.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN,
+        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and "
+        "nearly twice the time.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN,
     )
     augment: int = _option(
         0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",

@@ -242,10 +242,11 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
         one.to(dtype).save_pretrained(root / folder)
     samples: dict[str, Tensor] = {}
     tasks: dict[str, Any] = {}
+    held = torch.Generator().manual_seed(4)  # of its own, so that nothing else is drawn differently
     for task in TASKS:
         tasks[task] = {"expert": f"experts/{task}"}
-        for split in ("calibration", "test"):
-            drawn = _draw_samples(base, facts, generator)
+        for split, drawing in (("calibration", generator), ("test", generator), ("validation", held)):
+            drawn = _draw_samples(base, facts, drawing)
             samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}
             named = {"key" if name == "samples" else name: f"{task}.{split}.{name}" for name in drawn}
             tasks[task][split] = {"tensors": "samples.safetensors", **named}

@@ -77,19 +77,25 @@ class DecoderStage(PartedStage):
 
         A text that is all answer, without a prompt, counts as a whole.
         """
-        attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
-        if not options.completion_only or answer is None or attended is None:
-            return mask_to_weights(attended)
-        # Position t predicts token t + 1, so the answer's mask moves one to the left.
-        predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
-        whole = (answer == attended).all(1, keepdim=True)
-        return mask_to_weights(torch.where(whole, attended, predicting))
+        attended = inputs.get("attention_mask")
+        counts = attended if attended is None or not options.completion_only else predicting_positions(inputs)
+        return mask_to_weights(counts)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
     def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
         return {"text": unpadded_ids(inputs)}
+
+
+def predicting_positions(inputs: Batch) -> Tensor:
+    """Return 1 at the positions `[batch, tokens]` that predict a token of the answer, and at all but padding of a text
+    that is all answer, without a prompt."""
+    attended = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    answer = inputs.get("completion_mask", attended)
+    # Position t predicts token t + 1, so the answer's mask moves one to the left.
+    moved = torch.nn.functional.pad(answer[:, 1:], (0, 1))
+    return torch.where((answer == attended).all(1, keepdim=True), attended, moved)
 
 
 class Decoder(LanguageModel):
@@ -144,10 +150,16 @@ class Decoder(LanguageModel):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return the normed state at the position that decides the first token of the answer."""
         rows = torch.arange(len(call.hidden_state), device=call.hidden_state.device)
+        return self.close(tensors, call.hidden_state[rows, answer_position(inputs)])
+
+    def close(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         own = {name.rpartition(".")[2]: tensors[name] for name in self.closing}
-        deciding = call.hidden_state[rows, answer_position(inputs)]
-        normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (deciding,), strict=True)
+        normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (hidden,), strict=True)
         return normed
+
+    def deciding_positions(self, inputs: Batch) -> Tensor:
+        # The one that `final` reads is among them, also of a text whose answer was cut off.
+        return predicting_positions(inputs).scatter(1, answer_position(inputs)[:, None], 1)
 
     def probe(self) -> Batch:
         ids = random_tokens(self.shapes()[self._embedding][0])

@@ -29,6 +29,20 @@ class LanguageModel(Adapter):
     scoring: tuple[str, ...]
     """Canonical name of the one tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
 
+    @abstractmethod
+    def close(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """Return states `[…, width]` of the last block behind the final norm."""
+
+    @abstractmethod
+    def deciding_positions(self, inputs: Batch) -> Tensor:
+        """Return 1 at every position `[batch, tokens]` of the last stage that decides a token of the answer, else 0."""
+
+    def answer_features(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> list[Tensor]:
+        if self.answers != "text":
+            return super().answer_features(tensors, call, inputs)
+        closed, deciding = self.close(tensors, call.hidden_state), self.deciding_positions(inputs)
+        return [own[which > 0] for own, which in zip(closed, deciding, strict=True)]
+
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Return the scores of the next token, `[batch, vocabulary]`."""
         return cap_scores(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)

@@ -188,8 +188,13 @@ class T5(LanguageModel):
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return the normed decoder state at the first position, which decides the first token of the answer."""
-        norm = tensors["decoder.final_layer_norm.weight"]
-        return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden_state[:, 0])
+        return self.close(tensors, call.hidden_state[:, 0])
+
+    def close(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        return run_norm(self.model.decoder.final_layer_norm, tensors["decoder.final_layer_norm.weight"], hidden)
+
+    def deciding_positions(self, inputs: Batch) -> Tensor:
+        return _targets(inputs)
 
     def probe(self) -> Batch:
         ids = random_tokens(self.model.config.vocab_size)
