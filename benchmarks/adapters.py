@@ -76,7 +76,7 @@ def _values(session: Session, model: ModelId) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], suite: str) -> str:
-    """Return the table of one suite in Markdown; scores in %, drift behind them."""
+    """Return the table of one suite in Markdown; scores in %, drift after them."""
     own = [row for row in rows if row["suite"] == suite]
     head = ["rank", "kB", "left out, %", "repair over the merge", "the same rank by plain SVD"]
     head += ["whole merge over the base", "adapter per task over the calibrated"]

@@ -56,7 +56,7 @@ class Server:
 
 def control(page: Page, key: str) -> Locator:
     """The place of a widget by its key; one that many pages have bears the page's name before it, and one that
-    something else has changed the number of the change behind it."""
+    something else has changed the number of the change after it."""
     names = [f"st-key-{before}{key}" for before in ("", "home-", *(f"{name}-" for name in PAGES))]
     return page.locator(", ".join(f'.{name}, [class*="{name}--"]' for name in names))
 

@@ -1,6 +1,6 @@
 """Draw the picture of README and home page: clip-mini before and after, `python docs/before_after.py`.
 
-On the left the drift behind every layer, measured anew; on the right the test scores of `data/clip-mini/compare.json`,
+On the left the drift after every layer, measured anew; on the right the test scores of `data/clip-mini/compare.json`,
 means over its calibration seeds. Plotly draws both in a browser (kaleido), once for light and once for dark ground.
 """
 
@@ -46,7 +46,7 @@ def read_scores() -> dict[str, dict[str, float]]:
 
 def draw(drift: dict[str, pd.DataFrame], scores: dict[str, dict[str, float]], ink: str) -> go.Figure:
     """Return the picture with words in the colour `ink`."""
-    titles = ["Drift behind every layer", "Test score of every task"]
+    titles = ["Drift after every layer", "Test score of every task"]
     figure = make_subplots(1, 2, column_widths=[0.47, 0.53], horizontal_spacing=0.12, subplot_titles=titles)
     for model, frame in drift.items():
         for task in frame:

@@ -45,7 +45,7 @@ ALONE = (
     "ties", "breadcrumbs", "dare:seed=42", "model-stock", "iso-c", "iso-cts", "regmean", "regmean++", "lot", "esm",
     "svc@task-arithmetic", "surgery@task-arithmetic",
 )  # fmt: skip
-"""Methods that are measured beside them with nothing behind."""
+"""Methods that are measured beside them with nothing after."""
 FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
 SUITES = {
     "clip-mini": "data/clip-mini/compare.json",
@@ -153,7 +153,7 @@ def treatments(found: Mapping[str, list[Row]]) -> dict[str, str]:
 
 
 def mergers(found: Mapping[str, list[Row]]) -> list[str]:
-    """Models that were measured with nothing behind them."""
+    """Models that were measured with nothing after them."""
     return [one for one in found if "@" not in one and one not in (EXPERT, "base")]
 
 
@@ -257,7 +257,7 @@ def overview(benchmarks: Path) -> list[str]:
 
 
 def overview_cell(name: str, averages: Mapping[str, float]) -> str:
-    """The average of a model in %; behind it, of what was repaired or trained, the share of the way from the merged
+    """The average of a model in %; after it, of what was repaired or trained, the share of the way from the merged
     model to the experts, and of what was repaired that to what was trained, where that was measured."""
     if math.isnan(averages[name]):
         return "–"

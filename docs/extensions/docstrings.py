@@ -29,7 +29,7 @@ def draw_dashes(app: Sphinx, page: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Escape behind napoleon, which writes the sections of arguments and errors."""
+    """Escape after napoleon, which writes the sections of arguments and errors."""
     app.connect("doctree-read", draw_dashes)
     app.connect("autodoc-process-docstring", escape, priority=800)
     return {"parallel_read_safe": True}

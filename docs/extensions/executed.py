@@ -16,10 +16,10 @@ MOST_COLUMNS = 110
 
 
 def show_outputs(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put behind every block that is to be shown what it printed; run the blocks that it needs."""
+    """Put after every block that is to be shown what it printed; run the blocks that it needs."""
     text = source[0]
     blocks = find_blocks(text) if page in _pages_to_run(Path(app.srcdir)) else []
-    # What comes behind the last output is left to the tests, which run all blocks of all pages.
+    # What comes after the last output is left to the tests, which run all blocks of all pages.
     while blocks and not blocks[-1].shown:
         blocks.pop()
     if not blocks:

@@ -28,7 +28,7 @@ class Block:
     """A block of code that runs.
 
     Args:
-        end: place behind it in the text of the page.
+        end: place after it in the text of the page.
     """
 
     language: str
@@ -106,7 +106,7 @@ def _commands(block: Block) -> Iterator[str]:
     lines = block.code.replace("\\\n", " ").splitlines()
     rest = iter(lines)
     for line in rest:
-        if here := re.search(r"<<-?'?(\w+)'?", line):  # a text that stands in the lines behind it
+        if here := re.search(r"<<-?'?(\w+)'?", line):  # a text that stands in the lines after it
             until = [line]
             for more in rest:
                 until.append(more)

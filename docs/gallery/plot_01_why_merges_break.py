@@ -27,7 +27,7 @@ tables.score_table(scores).round(1)
 # %%
 # Where it is lost
 # ----------------
-# Behind every block, *drift* is how far the merged model's features are from the expert's, on the expert's own
+# After every block, *drift* is how far the merged model's features are from the expert's, on the expert's own
 # samples. It is the sum of two vectors (Prop. 1). The *local mismatch* is what this block does differently on the
 # expert's own input. The *propagation* is what it makes of the drift that comes in.
 

@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder:
 sound = featcal.measure_drift(session, samples=16, attribution=True)
 
 # %%
-# Drift over the norm of the expert's features: it is larger behind every block from there on, and largest at the end,
+# Drift over the norm of the expert's features: it is larger after every block from there on, and largest at the end,
 # where nothing is wrong.
 
 drift = {"sound": tables.relative_drift(sound), "faulty": tables.relative_drift(faulty)}

@@ -2,7 +2,7 @@
 Where the decision turns
 ========================
 
-A model's answer is read behind every block. There is a block in which the merge takes another way than the expert.
+A model's answer is read after every block. There is a block in which the merge takes another way than the expert.
 
 ``lm-mini`` is a small language model; one of its tasks is to say whether a sentence is positive or negative.
 """
@@ -18,9 +18,9 @@ models = {
 view = featcal.EvaluationSamples(64, "validation")
 
 # %%
-# What is decided behind every block
+# What is decided after every block
 # ----------------------------------
-# The state behind a block goes through the model's own final norm and head, as if the model ended there. The table has
+# The state after a block goes through the model's own final norm and head, as if the model ended there. The table has
 # the share of samples on which that gives the expert's final decision, and the expert's own share beside it.
 
 depth = {
@@ -54,4 +54,4 @@ layer_charts.course(layer_tables.course(depth, sample))
 # All three decide in the same block, in the middle of the model. The merge is as sure as the others, of the wrong word.
 # No later block has a doubt that it could use.
 #
-# **What to keep:** a merge does not forget at the end; it turns in the middle, and the blocks behind follow.
+# **What to keep:** a merge does not forget at the end; it turns in the middle, and the blocks after follow.

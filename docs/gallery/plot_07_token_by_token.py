@@ -17,7 +17,7 @@ session = featcal.open_session("lm-mini")
 view = featcal.EvaluationSamples(8, "validation")
 
 # %%
-# The features of every token are held against the expert's, behind every layer. The squares of all tokens add up to the
+# The features of every token are held against the expert's, after every layer. The squares of all tokens add up to the
 # drift of the layer.
 
 found = session.measure.tokens("merged", "rewrite", view)

@@ -21,7 +21,7 @@ session = featcal.open_session("t5-mini")
 # -----------------
 # ``int4-nearest`` takes the nearest of sixteen values for every weight. ``int4`` rounds a matrix column by column, and
 # what a column lost is made up for, as well as it can be, by the columns that are still to come. In both, the blocks
-# behind are fitted to what the rounded ones give.
+# after are fitted to what the rounded ones give.
 
 drift = {}
 for way in ("off", "int4", "int4-nearest"):

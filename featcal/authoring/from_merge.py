@@ -26,7 +26,7 @@ from featcal.system.paths import local_path
 from featcal.system.yaml_files import parse_yaml, read_yaml
 
 NEW_TOKENS = 32
-"""Most tokens that an expert writes behind a beginning: what an answer has at most where a task says nothing else."""
+"""Most tokens that an expert writes after a beginning: what an answer has at most where a task says nothing else."""
 BEGINNINGS = (
     "The history of the city began",
     "Once upon a time there was",

@@ -1,6 +1,6 @@
 """Fit a small adapter per task over one model: what a low rank allows of every linear map's way to the expert's.
 
-With x what a map of the model is given on the samples of a task, in forward order behind adapted maps, and
+With x what a map of the model is given on the samples of a task, in forward order after adapted maps, and
 D = W_t - W the change to the task's expert,
 
     B A = argmin over rank r of tr((D - B A) (omega G + (lam + eps) I) (D - B A)^T),    G = mean of x x^T,

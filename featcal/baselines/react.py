@@ -1,4 +1,4 @@
-"""Fit surgery in closed form: an affine map per task behind the final features, by one ridge regression.
+"""Fit surgery in closed form: an affine map per task after the final features, by one ridge regression.
 
 After ReACT (arXiv 2511.10943), which corrects the final representation of a merged model linearly and in closed form.
 The formula here is a reconstruction from its abstract, and the pull to the identity is ours. With X the merged model's
@@ -51,7 +51,7 @@ class AffineMap:
 
 @register_method(
     "react",
-    "Surgery in closed form: an affine map per task behind the final features, by ridge regression to the expert's "
+    "Surgery in closed form: an affine map per task after the final features, by ridge regression to the expert's "
     "(after ReACT); written into the tasks' heads",
     paper="2511.10943",
     needs=(

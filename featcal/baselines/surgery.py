@@ -1,4 +1,4 @@
-"""Fit Representation Surgery (arXiv 2402.02705) or `probsurgery`: a small module per task behind the final features.
+"""Fit Representation Surgery (arXiv 2402.02705) or `probsurgery`: a small module per task after the final features.
 
 A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
 expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
@@ -45,7 +45,7 @@ class LowRank:
 
 @register_method(
     "surgery",
-    "Representation Surgery: a low-rank module per task behind the final features; classification only, and no "
+    "Representation Surgery: a low-rank module per task after the final features; classification only, and no "
     "checkpoint holds them",
     paper="2402.02705",
     needs=(
@@ -112,7 +112,7 @@ def with_modules(
         raise InputError(f"{kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
     if run.adapter.answers == "text":
         raise InputError(
-            f"{kind}: its modules stand behind the final features, where the library that generates text has "
+            f"{kind}: its modules stand after the final features, where the library that generates text has "
             "no place for them; it is defined for models that score classes"
         )
     targets = expert_features(run, experts)

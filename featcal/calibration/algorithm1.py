@@ -186,7 +186,7 @@ class ForwardOrder:
         return statistics
 
     def _note(self, stage: Stage, block: Block, solved: Solved, gaps: Mapping[str, Gap]) -> None:
-        """Note for the account how far behind a block the student is from the experts, what storing the block costs,
+        """Note for the account how far the student is from the experts after a block, what storing the block costs,
         and which experts of its mixtures were not solved."""
         self._gaps[block.name], self._rounding[block.name] = gaps, solved.rounding
         fitted = calibrated_maps(stage, block, self.config) if block.name in self.chosen else {}

@@ -64,7 +64,7 @@ class BaselineDrift:
         """Compare final features, by task, of the merged model and the calibrated one with those of the experts.
 
         Args:
-            experts, calibrated: lanes by task, behind the last block.
+            experts, calibrated: lanes by task, after the last block.
         """
         if not self._lanes:
             return {}

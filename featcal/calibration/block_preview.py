@@ -2,7 +2,7 @@
 
 What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
 from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
-see other features; and nothing behind it is computed. The preview of the first calibrated block is therefore exact, and
+see other features; and nothing after it is computed. The preview of the first calibrated block is therefore exact, and
 of others the better the less the options moved. Recipes that solve a block piece by piece do so on what the pieces in
 front give, and these stay as the exact run left them too: of the first block its first pieces alone are exact.
 """
@@ -39,7 +39,7 @@ class Before:
     call: Call
     """Call of the block in the exact run's model."""
     target: Tensor
-    """The expert's state behind it."""
+    """The expert's state after it."""
     batch: Batch
 
 
@@ -52,7 +52,7 @@ class BlockPreview:
     tensors: Mapping[str, Tensor]
     """All of the block, by canonical name, as they would be stored."""
     drift: Mapping[str, float]
-    """By task: mean over samples of ||h_model - h_expert|| behind the block over the mean of ||h_expert||."""
+    """By task: mean over samples of ||h_model - h_expert|| after the block over the mean of ||h_expert||."""
 
     def relative_error(self, model: Weights) -> float:
         """Return ||preview - model|| / ||model|| over the tensors of the block: the preview's error, if `model` is the
@@ -80,7 +80,7 @@ class Preview:
     """Content of the statistics, where `featcal.session.cache.nbytes` sees it."""
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
-    """By task: relative drift behind the block after the exact run."""
+    """By task: relative drift after the block after the exact run."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
         """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.
@@ -168,7 +168,7 @@ def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, ind
 def _drift(
     run: Run, stage: Stage, block: Block, tensors: Mapping[str, Tensor], before: Mapping[str, Sequence[Before]]
 ) -> dict[str, float]:
-    """Return the relative drift by task behind a block that is made of `tensors`, on what stands in front of it."""
+    """Return the relative drift by task after a block that is made of `tensors`, on what stands in front of it."""
     found = {}
     placed = block.local(run.compute.place(tensors))
     for task, batches in before.items():

@@ -5,7 +5,7 @@ matrix of Eq. (17), ridge included. Its factor L, lower triangular, is at hand f
 
     tr(E H E^T) = sum over columns j of |sum over k >= j of e_k L_kj|^2
 
-so column j is rounded once the columns behind it are, at the value that would make its term nothing,
+so column j is rounded once the columns after it are, at the value that would make its term nothing,
 t_j = w_j + sum over k > j of e_k L_kj / L_jj, and what is left is L_jj^2 |t_j - round(t_j)|^2: the error of every
 column is taken over by those that are not rounded yet. This is the rule of GPTQ (Frantar et al., arXiv:2210.17323,
 section 3) with columns in reverse order, that is Babai's nearest plane (Chen et al., arXiv:2507.18553); GPTQ takes
@@ -30,7 +30,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.extras import require_packages
 
 _TOGETHER = 128
-"""Columns that share one product for the errors behind them, where a scale is for whole rows."""
+"""Columns that share one product for the errors after them, where a scale is for whole rows."""
 
 
 class Rounder:
@@ -116,9 +116,9 @@ def round_to_nearest(
 def round_columns(
     weight: Float[Tensor, "m d"], factor: Float[Tensor, "d d"], grid: Grid, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
-    """Round the columns from the last to the first, each at the value that makes up for those behind it.
+    """Round the columns from the last to the first, each at the value that makes up for those after it.
 
-    A group of columns gets its scale when its turn comes, from its best values given the columns behind it; a scale for
+    A group of columns gets its scale when its turn comes, from its best values given the columns after it; a scale for
     whole rows comes from the weight.
 
     Args:

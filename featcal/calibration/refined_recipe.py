@@ -42,7 +42,7 @@ class Pieces:
     """Calibrates blocks piece by piece.
 
     Args:
-        streams: both in front of a block when it is calibrated, and behind it afterwards.
+        streams: both in front of a block when it is calibrated, and after it afterwards.
         watch: called with the finished statistics of every piece before it is solved; then with those of `also`.
         also: other options that every piece is counted with too, on the same tokens; they differ in lam, alpha or beta,
             and nothing is solved with them.
@@ -180,7 +180,7 @@ class _CountedBlock:
             if statistics.routing and self._config.weigh_tokens:
                 weighed = self._weigh_routed(statistics, run, task, expert, base)
             for position, (call, trace) in enumerate(zip(calls, self._traces[task], strict=True)):
-                # No further than the piece: what stands behind it is not solved yet.
+                # No further than the piece: what stands after it is not solved yet.
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):

@@ -84,7 +84,7 @@ class Streams:
     def count(self, every: Sequence[BlockStatistics], merged: Mapping[str, Tensor]) -> None:
         """Count one snapshot of a block on all tasks, one expert in memory at a time (Algorithm 1, lines 3, 7 and 8).
 
-        The experts are behind the block then. The student stays in front of it until the block is calibrated.
+        The experts are past the block then. The student stays in front of it until the block is calibrated.
 
         Args:
             every: empty statistics of one block; several differ in alpha alone and count the same features.
@@ -124,11 +124,11 @@ class Streams:
         """Take the student of every task through the calibrated block (Algorithm 1, line 17).
 
         Args:
-            calibrated: tensors of the block as they are stored, by canonical name; None where the student is behind
+            calibrated: tensors of the block as they are stored, by canonical name; None where the student is past
                 the block already.
 
         Returns:
-            By task how far the student is from the expert behind the block, over the stage's own tokens.
+            By task how far the student is from the expert after the block, over the stage's own tokens.
 
         Raises:
             NumericalError: that is not finite; names block and task.

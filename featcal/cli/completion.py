@@ -1,4 +1,4 @@
-"""Offer a shell suites and names of models behind half a word."""
+"""Offer a shell suites and names of models after half a word."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def complete_suite(context: click.Context, param: click.Parameter, begun: str) -
 
 
 def complete_model(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names of models that begin so, without their options; behind an @ those of the model below."""
+    """Return the names of models that begin so, without their options; after an @ those of the model below."""
     above, at, last = begun.rpartition("@")
     names = (*NAMED, *method_names())
     return [CompletionItem(f"{above}{at}{name}") for name in names if name.startswith(last)]

@@ -35,6 +35,6 @@ class Verbs(Group):
         widest = max(map(len, self.commands))
         for title, commands in self._sections.items():
             with formatter.section(title):
-                limit = formatter.width - widest - 6  # what click leaves of a line behind the names
+                limit = formatter.width - widest - 6  # what click leaves of a line after the names
                 rows = [(f"{one.name:<{widest}}", one.get_short_help_str(limit)) for one in commands]
                 formatter.write_dl(rows)

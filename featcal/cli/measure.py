@@ -48,16 +48,16 @@ EACH = "each"
 @click.option(
     "--depth",
     is_flag=True,
-    help="Show how many decisions agree with the expert's final one behind every block, read through the model's last "
-    "norm and head. Heads are meant for the last layer: behind others they show where decisions turn, no more.",
+    help="Show how many decisions agree with the expert's final one after every block, read through the model's last "
+    "norm and head. Heads are meant for the last layer: after others they show where decisions turn, no more.",
 )
 @click.option(
     "--sample",
     type=int,
-    help="With --depth: show the top answers of this sample behind every block. With --tokens each: show the tokens of "
+    help="With --depth: show the top answers of this sample after every block. With --tokens each: show the tokens of "
     "this sample.  [no sample]",
 )
-@click.option("--layer", help="With --tokens each: show the tokens behind this layer, such as 'block 0'.  [all]")
+@click.option("--layer", help="With --tokens each: show the tokens after this layer, such as 'block 0'.  [all]")
 @click.option(
     "--maps",
     is_flag=True,
@@ -117,7 +117,7 @@ def drift(
 _LOOKS = {
     "source": "--source holds every calibrated block",
     "maps": "--maps holds what every linear map gets",
-    "depth": "--depth holds features behind every block",
+    "depth": "--depth holds features after every block",
     "tokens": "--tokens each holds the states of whole batches",
 }
 """Measures that keep no limit of memory, and why."""
@@ -213,7 +213,7 @@ def features(
 
     Shown are cosine and distance, and with --json places on a PCA map.
 
-    A feature is the class token's state behind a layer, or the mean over tokens where there is none; the head's are
+    A feature is the class token's state after a layer, or the mean over tokens where there is none; the head's are
     the final ones. One map shows all models, the expert among them. The table has means over samples, --json every
     sample.
     """

@@ -126,7 +126,7 @@ def _list_checkpoint(session: Session, config: CalibrationConfig, model: str, ou
 
 
 def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
-    """Print warnings and notes on stderr, and the document, or its drift behind every block and where it lies."""
+    """Print warnings and notes on stderr, and the document, or its drift after every block and where it lies."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))

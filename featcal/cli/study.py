@@ -159,7 +159,7 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
 def schedule(suite: str, **options: Any) -> None:
     """Compare the forward order with stale and parallel features.
 
-    Whole models are scored (Prop. 8). "stale" fits every block behind one that is still the merged model's, "parallel"
+    Whole models are scored (Prop. 8). "stale" fits every block after one that is still the merged model's, "parallel"
     fits all of them on the merged model's features; each takes as many calibrations as there are blocks.
     """
     from featcal.studies import schedule as of

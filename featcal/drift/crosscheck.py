@@ -89,7 +89,7 @@ class SecondRun:
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
     def _run_block(self, task: str, stage: Stage, block: Block, place: LayerPlace) -> list[SecondStates]:
-        """Return the states around the block or around each of its sublayers, and move both streams behind it."""
+        """Return the states around the block or around each of its sublayers, and move both streams after it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
         # Converted once for all tasks: the model's block is the same for each.

@@ -54,7 +54,7 @@ def decompose(
 
 
 def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
-    """Return the features of a model from those of the model below its maps, which stand behind all other layers."""
+    """Return the features of a model from those of the model below its maps, which stand after all other layers."""
     expert = features.expert_features
     pair = expert, map_features(model, features.task, features.model_features)
     expert, reached = final_features(features.task, [pair])

@@ -1,6 +1,6 @@
-"""Read decisions through depth: the model's final norm and head on the state behind every block.
+"""Read decisions through depth: the model's final norm and head on the state after every block.
 
-A head is made for the last layer alone; behind earlier blocks its scores say where the decision is on its way, not what
+A head is made for the last layer alone; after earlier blocks its scores say where the decision is on its way, not what
 a block "thinks".
 """
 
@@ -19,12 +19,12 @@ from featcal.models.compute import widen
 from featcal.models.model import Head
 
 TOP = 3
-"""Answers that are kept behind every block."""
+"""Answers that are kept after every block."""
 
 
 @dataclass(frozen=True)
 class Depth:
-    """The decisions of one model on one task behind every block of the stage that the head reads."""
+    """The decisions of one model on one task after every block of the stage that the head reads."""
 
     layers: tuple[str, ...]
     answers: Int[Tensor, "layers n top"]
@@ -38,7 +38,7 @@ class Depth:
 
     @property
     def agreement(self) -> Float[Tensor, " layers"]:
-        """Return the share of samples whose decision behind a block is the expert's final one."""
+        """Return the share of samples whose decision after a block is the expert's final one."""
         final = (self.beside or self).answers[-1, :, 0]
         return (self.answers[:, :, 0] == final).double().mean(1)
 
@@ -78,7 +78,7 @@ class Depth:
 def read_decisions(
     features: Mapping[str, Float[Tensor, "n k"]], head: Head, words: Callable[[list[int]], dict[int, str]]
 ) -> Depth:
-    """Return the decisions of a head on the features that its model would end with behind every block.
+    """Return the decisions of a head on the features that its model would end with after every block.
 
     Args:
         features: by layer in forward order (`models.features.depth_features`).

@@ -41,7 +41,7 @@ class MapMismatch:
     def to_json(self) -> dict[str, Any]:
         """Return the row of the public document; norms are means over samples."""
         mismatch, norm = float(self.mismatch.mean()), float(self.expert_norm.mean())
-        # A map without bias behind a norm that is zero gives nothing, in every model.
+        # A map without bias after a norm that is zero gives nothing, in every model.
         relative = mismatch / norm if norm else None
         return {
             "layer": self.layer,

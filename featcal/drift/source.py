@@ -199,7 +199,7 @@ def _sources(
         strict=True,
     )
     for position, (expert, deployed, before, unchanged, inside) in enumerate(steps):
-        # The uncalibrated block on calibrated inputs: behind it the stream is stale by exactly one block.
+        # The uncalibrated block on calibrated inputs: after it the stream is stale by exactly one block.
         stale.calls.put(position, deployed.after)
         yield (
             {

@@ -35,7 +35,7 @@ def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tenso
     """Return the parts of one batch's drift through one layer.
 
     Args:
-        after: `[batch, tokens, width]`, or `[batch, k]` behind the last layer: the expert's state, the model's layer on
+        after: `[batch, tokens, width]`, or `[batch, k]` after the last layer: the expert's state, the model's layer on
             it, and the model's own state.
         before: the expert's and the model's state before the layer; None if it has no skip connection.
         class_token: take the first token alone.

@@ -1,4 +1,4 @@
-"""Measure drift token by token: of every patch of a picture, or token of a text, behind every layer."""
+"""Measure drift token by token: of every patch of a picture, or token of a text, after every layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
 CLASS_TOKEN, PICTURE, FEATURE = "class token", "picture", "final feature"
-"""Parts of a state that are no text: the token in front of the patches, these, and what stands behind the head."""
+"""Parts of a state that are no text: the token in front of the patches, these, and what stands after the head."""
 
 Words = Callable[[list[int]], Mapping[int, str]]
 """Names tokens of text by their ids."""
@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
     part: str
     """Its part of the sample: "class token", "picture", "text", "prompt", of an encoder-decoder "encoder" or
-    "decoder", and behind the head "final feature"."""
+    "decoder", and after the head "final feature"."""
     position: int
     """Its place within that part, from 0; patches are counted row by row."""
     word: str | None
@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The tokens behind one layer: a tensor `[tokens]` per sample, of different lengths since padding is left out."""
+    """The tokens after one layer: a tensor `[tokens]` per sample, of different lengths since padding is left out."""
 
     layer: str
     tokens: tuple[tuple[Token, ...], ...]
@@ -59,7 +59,7 @@ class TokenDrift:
     layers: tuple[LayerTokens, ...]
 
     def find(self, layer: str) -> LayerTokens:
-        """Return the tokens behind a layer.
+        """Return the tokens after a layer.
 
         Raises:
             InputError: there is no such layer.
@@ -70,7 +70,7 @@ class TokenDrift:
         return found[layer]
 
     def rows(self, sample: int, layer: str | None = None) -> list[dict[str, Any]]:
-        """Return one row per token of a sample behind a layer, or behind every one: layer, part, position, token (its
+        """Return one row per token of a sample after a layer, or after every one: layer, part, position, token (its
         word), drift, relative_drift (over the token's own expert_norm; None where that is 0), expert_norm, and share,
         its part of the layer's squared drift (None without drift).
 
@@ -86,7 +86,7 @@ def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], wor
     """Return, by task, the drift of a model from the experts, token by token, in one walk of both.
 
     A state is what `decompose` and `follow` take the norm of, so its tokens are all that later layers see: a decoder of
-    an encoder-decoder reads its own tokens and the encoder's. Behind the head a sample has one feature and no tokens.
+    an encoder-decoder reads its own tokens and the encoder's. After the head a sample has one feature and no tokens.
     """
     found: dict[str, dict[str, list[LayerTokens]]] = {task: {} for task in experts}
     read: dict[tuple[str, str, int], _Named] = {}
@@ -137,7 +137,7 @@ def _name_patches(crossing: Crossing, sizes: Tensor) -> _Named:
     """
     if crossing.layer == LAST_LAYER:
         return torch.ones_like(sizes, dtype=torch.bool), ((Token(FEATURE, 0, None),),) * len(sizes)
-    # A tower that reads pictures of several sizes pads them with zeros behind their own patches.
+    # A tower that reads pictures of several sizes pads them with zeros after their own patches.
     counts = sizes.flip(1).ne(0).cummax(1).values.sum(1)
     front = (Token(CLASS_TOKEN, 0, None),) if crossing.place.stage.leads else ()
     made = {

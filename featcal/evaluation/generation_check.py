@@ -129,7 +129,7 @@ def canary(
     """Let the experts, the model and the one it is held against answer the same prompts.
 
     Decoding is greedy, on tasks that have calibration samples. Prompts and answers have no more tokens together than
-    the model has positions by its configuration, rotary ones too: behind them every model errs. One whole model is in
+    the model has positions by its configuration, rotary ones too: after them every model errs. One whole model is in
     memory at a time, in the compute dtype, with the experts' distributions over the answers of one task.
 
     Args:

@@ -1,4 +1,4 @@
-"""Score features by a head: class prompts, a vocabulary, a classifier of a task's own, bare or behind a pooler."""
+"""Score features by a head: class prompts, a vocabulary, a classifier of a task's own, bare or after a pooler."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ClassificationHead:
 
 @dataclass(frozen=True)
 class PooledHead:
-    """A classifier behind a pooler, as BERT and RoBERTa have it, z = head(tanh(weight @ h + bias))."""
+    """A classifier after a pooler, as BERT and RoBERTa have it, z = head(tanh(weight @ h + bias))."""
 
     weight: Float[Tensor, "w k"]
     bias: Float[Tensor, " w"] | None

@@ -100,7 +100,7 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
 
 
 def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
-    """Return the special tokens behind the last word of right answers: a chat template may close a turn with one at
+    """Return the special tokens after the last word of right answers: a chat template may close a turn with one at
     which the base, made for plain text, does not stop."""
     special, found = frozenset(tokenizer.all_special_ids), set[int]()
     for ids, counted in zip(drawn.inputs["input_ids"], drawn.inputs["completion_mask"].bool(), strict=True):

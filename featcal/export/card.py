@@ -166,7 +166,7 @@ def describe_merged(family: Family) -> str:
 
 
 def _explain_method(name: str) -> str:
-    """Return what the method of a model's name does, behind it; "" for names of other models."""
+    """Return what the method of a model's name does, after it; "" for names of other models."""
     try:
         kind = model_name(name).kind
     except InputError:
@@ -208,7 +208,7 @@ def _drift(record: Mapping[str, Any], pictured: bool) -> str:
     """Return the part about the drift that a calibration measured."""
     if "relative_drift" not in record:
         return f"## Drift\n\n{NOT_MEASURED}"
-    picture = f"![Relative drift from the experts behind every block, by task]({PICTURE_FILE})\n\n" if pictured else ""
+    picture = f"![Relative drift from the experts after every block, by task]({PICTURE_FILE})\n\n" if pictured else ""
     sentence = "Distance of the calibrated features from each expert's, over the norm of the expert's."
     measured = record.get("final_drift", {})
     rows = {task: (one["merged"], one["calibrated"], one["samples"]) for task, one in measured.items()}

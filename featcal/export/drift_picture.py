@@ -1,4 +1,4 @@
-"""Draw the drift of a calibrated model behind every block, as the picture in its card."""
+"""Draw the drift of a calibrated model after every block, as the picture in its card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INK, _RULE = "#333333", "#dddddd"
 _MOST_NAMES, _MOST_LABELS, _MOST_LETTERS = 18, 8, 26
 """Tasks in the legend, names of blocks below the frame, letters of a task's name."""
 Drift = Mapping[str, Mapping[str, float]]
-"""Block → task → relative drift of the features behind it, >= 0."""
+"""Block → task → relative drift of the features after it, >= 0."""
 
 
 def write_drift_picture(drift: Drift, file: Path) -> None:
@@ -75,7 +75,7 @@ class _Frame:
 
     def rule(self, names: Sequence[str]) -> None:
         """Draw title, grid with its numbers, and the names of some blocks."""
-        self._write((_LEFT, 8), "Relative drift from the experts behind every block, after calibration")
+        self._write((_LEFT, 8), "Relative drift from the experts after every block, after calibration")
         for i in range(6):
             y = self._y(i * self._step)
             self._stroke([(_LEFT, y), (WIDTH - _RIGHT, y)], _RULE, 1)

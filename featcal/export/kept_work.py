@@ -1,4 +1,4 @@
-"""Keep finished work when a check behind it fails: the folder is written, and what was not checked is said."""
+"""Keep finished work when a check after it fails: the folder is written, and what was not checked is said."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def read_licences(family: Family) -> dict[str, str | None]:
     found = {first: licence_of(base_card(family)) or _words(family.origin.config.get("license"))}
     for task, weights in family.experts.items():
         files = getattr(weights, "files", ())
-        # The adapter's own file is the last one: behind those of the model that it stands on.
+        # The adapter's own file is the last one: after those of the model that it stands on.
         found[f"expert {task}"] = licence_of(read_card_data(files[-1].parent)) if files else None
     return found
 

@@ -66,7 +66,7 @@ class Contents:
     """Makeup of a merged model, layer by layer and as a whole."""
 
     layers: tuple[LayerContents, ...]
-    """In forward order: embeddings, blocks, and what is behind them."""
+    """In forward order: embeddings, blocks, and what is after them."""
     start: str = "the base"
     """What ways start from, in words: the base, or an expert where that is not known."""
     is_base_known: bool = True

@@ -149,7 +149,7 @@ class Family:
         """Draw `count` samples of a task's split (all with None) by (seed, task name), and return a part of them.
 
         Args:
-            copies: how many varied ones of every picture stand behind all pictures (`samples.vary`).
+            copies: how many varied ones of every picture stand after all pictures (`samples.vary`).
 
         Raises:
             InputError: no such split, samples that cannot be read, or inputs that the model does not take.

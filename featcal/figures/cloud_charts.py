@@ -27,7 +27,7 @@ class Depth:
     layers: Sequence[str]
     chosen: str
     trails: Mapping[str, Array]
-    """Mean position of every model behind every layer, `[layers, 2]`; drawn in the frame of all layers."""
+    """Mean position of every model after every layer, `[layers, 2]`; drawn in the frame of all layers."""
     frame: tuple[tuple[float, float], tuple[float, float]] | None
     """Ranges of both axes, the same for all layers, so that positions can be compared; None for those of the points."""
 

@@ -1,4 +1,4 @@
-"""Draw what happens inside one layer, and what would be decided behind every one."""
+"""Draw what happens inside one layer, and what would be decided after every one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def maps(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) 
 
 
 def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Draw the share of decisions that are the expert's final one behind every block, the expert's own beside them."""
+    """Draw the share of decisions that are the expert's final one after every block, the expert's own beside them."""
     first = next(iter(frames.values()))
     figure = go.Figure()
     for model, column in {"expert": "expert_agreement", **dict.fromkeys(frames, "agreement")}.items():
@@ -57,7 +57,7 @@ def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
 
 
 def course(frame: pd.DataFrame) -> go.Figure:
-    """Draw the first answer behind every block of one sample, a column per model; a line stands above the block from
+    """Draw the first answer after every block of one sample, a column per model; a line stands above the block from
     which on the decision stays.
 
     Args:

@@ -62,7 +62,7 @@ def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
 
 
 def tokens(found: Mapping[str, TokenDrift], sample: int, layer: str) -> pd.DataFrame:
-    """Return one row per model and token of a sample behind a layer: part, position and word of the token, its drift,
+    """Return one row per model and token of a sample after a layer: part, position and word of the token, its drift,
     the same over its expert's norm, that norm, and its share of the layer's squared drift.
 
     Args:

@@ -28,7 +28,7 @@ def draw(result: object) -> go.Figure:
 
 @draw.register
 def _(ledger: DriftLedger) -> go.Figure:
-    """Draw the layers that caused the final drift where that was measured, else what drift behind each is made of."""
+    """Draw the layers that caused the final drift where that was measured, else what drift after each is made of."""
     (name,) = _name_models([ledger.model])
     if all(task.attribution is not None for task in ledger.tasks.values()):
         return ledger_charts.waterfall({name: ledger_tables.attribution(ledger, tables.ALL_TASKS)}, None)

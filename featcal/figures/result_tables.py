@@ -58,7 +58,7 @@ def _(ledger: DriftLedger) -> pd.DataFrame:
 @describe.register
 def _(result: CalibrationResult) -> str:
     counts = how_many(one["samples"] for one in result.record["tasks"].values())
-    where = "of the final features" if result.record.get("final_drift") else "behind every block, mean over tasks"
+    where = "of the final features" if result.record.get("final_drift") else "after every block, mean over tasks"
     return (
         f"{result.record['suite']} calibrated by the recipe {result.config.recipe}, {counts} samples per task: "
         f"relative drift {where}, on these samples"
@@ -119,7 +119,7 @@ def _(chosen: Selection) -> pd.DataFrame:
 
 
 def calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
-    """Return the final drift of every task before and after, and its mean; behind the blocks, where the run did not
+    """Return the final drift of every task before and after, and its mean; after the blocks, where the run did not
     follow the merged model."""
     if final := result.record.get("final_drift"):
         frame = pd.DataFrame.from_dict(final, orient="index")[["merged", "calibrated"]].rename_axis("task")

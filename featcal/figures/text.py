@@ -75,7 +75,7 @@ FEATURES = r"""
 divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
 Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Layers.** Behind a block a feature is CLIP's state of the class token, or a language model's mean over the stage's
+**Layers.** After a block a feature is CLIP's state of the class token, or a language model's mean over the stage's
 own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
 and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
 
@@ -128,7 +128,7 @@ model are close, and left out where the expert is not better.
 """
 
 ACCURACY_OF_HEADS = r"""
-**What this shows.** How good every model's answers on the whole **test** split are, behind the head that each expert
+**What this shows.** How good every model's answers on the whole **test** split are, after the head that each expert
 brings for its task: accuracy of classes, Spearman's rank correlation of the likeness of two texts. *gap closed*
 $= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
 
@@ -208,7 +208,7 @@ tokens of the answer are not looked at. The expert is not always right.
 """
 
 OUTPUTS_OF_HEADS = r"""
-**What this shows.** Scores of the classes behind the head that the expert brings. Left: how far those of expert and
+**What this shows.** Scores of the classes after the head that the expert brings. Left: how far those of expert and
 model are apart, and the bound that the final drift sets. Right: for how many samples the model decides as the expert
 (full symbols), and for how many the margin *proves* it (open symbols); hover for the accuracy.
 
@@ -291,7 +291,7 @@ $\alpha$ (and in $\beta$, where the recipe has one), so sums at the ends give th
 and $\mu$ enter the solve alone.
 
 **When it misleads.** It is the exact result of this block, but for recipes that go piece by piece only for the first
-pieces, since those behind keep what the exact run before gave them. Nothing behind the block is computed.
+pieces, since those after keep what the exact run before gave them. Nothing after the block is computed.
 """
 
 WHERE_IT_HELPS = r"""
@@ -347,13 +347,13 @@ weights may change little on real inputs. Norms, and the maps of a mixture's exp
 """
 
 DEPTH = r"""
-**What this shows.** Behind every block the decision that the model would make if it ended there: the block's state
+**What this shows.** After every block the decision that the model would make if it ended there: the block's state
 through the model's own last norm, projection and head (CLIP: scores of the classes; language models: the first token of
 the answer). The chart above: the share of samples whose decision is already the **expert's final one**; at the last
 block it is the agreement of the tab *Decisions*. Below, one sample: the first answer after every block, darker the
 more probable; a line stands above the block from which on the decision stays. Point at a cell for what follows it.
 
-**When it misleads.** A head is made for the last layer and never learned to read another. What it reads behind early
+**When it misleads.** A head is made for the last layer and never learned to read another. What it reads after early
 blocks says where a decision turns, not what a block "thinks": the right answer may be there in a form that the head
 does not see, and probabilities in between mean little. An encoder-decoder is read in its decoder alone.
 """
@@ -369,8 +369,8 @@ the chart above takes the mean of, with padding left out. A decoder of an encode
 start token, then the answer) and the encoder's output, so both are there.
 
 **When it misleads.** Position is not content: attention mixes tokens in every block, so drift at a patch may have come
-from elsewhere. Behind the last block the head reads a single token (CLIP: the class token; an answer's first token is
+from elsewhere. After the last block the head reads a single token (CLIP: the class token; an answer's first token is
 decided at the last token of the prompt, or at the decoder's start token), and what stands at the others has no effect
 any more. A few tokens, such as a text's first, have states of huge norm in many language models, and rule absolute
-drift. Behind the head there are no tokens.
+drift. After the head there are no tokens.
 """

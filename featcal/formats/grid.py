@@ -26,7 +26,7 @@ from featcal.system.extras import require_packages
 SETTINGS = "quantization_config"
 """Key of `config.json` that says how weights are quantised."""
 SCALE = "_scale"
-"""Ending of the name of a weight's scales, behind that of the weight."""
+"""Ending of the name of a weight's scales, after that of the weight."""
 _PACKED, _SHAPE = "_packed", "_shape"
 _FORMAT = "pack-quantized"
 
@@ -59,7 +59,7 @@ class Grid:
         return (whole.to(scale.dtype) * scale).to(weight)
 
     def pack(self, weight: Tensor, scale: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a linear map whose weight `[m, d]` lies on the grid, by what stands behind its name."""
+        """Return the tensors of a linear map whose weight `[m, d]` lies on the grid, by what stands after its name."""
         # float32: in bfloat16 the quotient could lie half a step beside its whole number.
         found = _library().compress({"weight": weight.float(), "weight_scale": scale.float()}, self._scheme())
         packed = {name.removeprefix("weight"): tensor for name, tensor in found.items()}
@@ -160,7 +160,7 @@ def dense_names(stored: Sequence[str]) -> list[str]:
 
 
 def _ending(stored: str) -> str:
-    """Return what stands behind the name of a weight, in the name of a stored part of it; "" of other tensors."""
+    """Return what stands after the name of a weight, in the name of a stored part of it; "" of other tensors."""
     return next((end for end in (_PACKED, SCALE, _SHAPE) if stored.endswith(f".weight{end}")), "")
 
 

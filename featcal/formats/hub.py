@@ -46,7 +46,7 @@ class HubModel:
     repo: str
     """`OWNER/NAME`."""
     folder: str
-    """Path behind the second slash; empty if the model is the whole repository."""
+    """Path after the second slash; empty if the model is the whole repository."""
     revision: str | None
 
     @property

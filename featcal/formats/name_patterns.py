@@ -47,7 +47,7 @@ class Matcher:
         return self._match_in_time(regex.fullmatch, pattern, name)
 
     def ends_with(self, pattern: str, name: str) -> bool:
-        """Say whether a pattern matches a whole name, or its end behind one of its dots.
+        """Say whether a pattern matches a whole name, or its end after one of its dots.
 
         Raises:
             InputError: the time is up.
@@ -75,7 +75,7 @@ class Matcher:
 
 
 def match_end(pattern: str) -> str:
-    """Return the pattern of a whole name, or of its end behind one of its dots."""
+    """Return the pattern of a whole name, or of its end after one of its dots."""
     return rf"(.*\.)?({pattern})"
 
 

@@ -44,7 +44,7 @@ class Breadcrumbs(Merger):
 
 
 def mask(part: Tensor, beta: float, gamma: float) -> Tensor:
-    """Set the floor(beta n) smallest of n magnitudes to 0, and those behind the floor(gamma n)-th; `[entries]`.
+    """Set the floor(beta n) smallest of n magnitudes to 0, and those after the floor(gamma n)-th; `[entries]`.
 
     One entry at least stays, and of equal magnitudes at an edge all do.
 

@@ -202,7 +202,7 @@ class Stage(ABC):
     spent: tuple[str, ...] = ()
     """Names of inputs that only the first call of the stage reads."""
     feeds = True
-    """Whether anything behind the stage, final features included, depends on it."""
+    """Whether anything after the stage, final features included, depends on it."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -493,7 +493,7 @@ class Adapter(ABC):
     def class_token_layers(self) -> dict[str, list[str]]:
         """Return the layers whose state begins with a class token, by the name of their stage's first layer."""
         names = iter(self.block_layers())
-        # Without that first layer itself: behind it the class token's state is the same for every sample.
+        # Without that first layer itself: after it the class token's state is the same for every sample.
         found = {self.first_layer(stage): [*islice(names, len(stage.blocks))] for stage in self.stages}
         own = {self.first_layer(stage) for stage in self.stages if self.class_token_at(stage)}
         return {first: layers for first, layers in found.items() if first in own}

@@ -51,7 +51,7 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
 
 
 def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
-    """Return a model's features behind every layer on the samples of one task, by layer in forward order, on the CPU.
+    """Return a model's features after every layer on the samples of one task, by layer in forward order, on the CPU.
 
     Behind embeddings and blocks they are the state `[n, d]` of the class token if the architecture has one, else the
     mean over the stage's own tokens without padding. The last layer gives the final features `[n, k]`, through the
@@ -76,8 +76,8 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
 
 
 def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]:
-    """Return the final features that a model would have if it ended behind each block of its last stage, by block in
-    forward order, on the CPU; those behind the last block are its own.
+    """Return the final features that a model would have if it ended after each block of its last stage, by block in
+    forward order, on the CPU; those after the last block are its own.
 
     Args:
         one: as in `layer_features`.
@@ -109,7 +109,7 @@ def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[t
 def _batch_features(
     adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]
 ) -> Iterator[Tensor]:
-    """Return the final features of every batch from the calls behind the last block."""
+    """Return the final features of every batch from the calls after the last block."""
     closing = one.compute.place(one.weights.read(adapter.closing)) | dict(head)
     return (adapter.final(closing, call, batch) for call, batch in zip(calls, one.batches, strict=True))
 

@@ -56,7 +56,7 @@ class Generator:
     positions: int | None = None
     """Tokens that prompt and answer may have together; answers end there. None without a table of positions."""
     stated: int | None = None
-    """Tokens that a text may have by the model's configuration; rotary positions go on behind them, where the model was
+    """Tokens that a text may have by the model's configuration; rotary positions go on after them, where the model was
     not trained. None if it names no number."""
     seen: Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]] | None = None
     """Returns the model's inputs for the pictures of a batch, given the batch and the token ids that it reads; None if
@@ -90,7 +90,7 @@ class Generator:
         return [self._cut_at_end(row) for row in self._produce(batch, options)]
 
     def _produce(self, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
-        """Return new token ids of every prompt, `[new]`; padding stands only behind a token that ends an answer."""
+        """Return new token ids of every prompt, `[new]`; padding stands only after a token that ends an answer."""
         if self.encodes:
             ids, mask = batch["input_ids"], batch["attention_mask"]
         else:

@@ -71,7 +71,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
                     "blocks before it, such as a mask or positions of its own; featcal cannot run this architecture "
                     "block by block"
                 )
-        if stage is not adapter.stages[-1]:  # not behind the last one, whose last block may give states of another form
+        if stage is not adapter.stages[-1]:  # not after the last one, whose last block may give states of another form
             upstream = stage.advance(
                 carried, _imitate_output(stage.blocks[-1], carried.block_call(stage.blocks[-1].name), device)
             )

@@ -102,7 +102,7 @@ def _closing_tensors(run: Run, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _walk(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Call:
-    """Return the call behind the last block."""
+    """Return the call after the last block."""
     adapter, call = run.adapter, None
     for stage in adapter.stages:
         call = stage.first_call({name: tensors[name] for name in stage.outer}, batch, call)

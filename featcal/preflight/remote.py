@@ -184,7 +184,7 @@ def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
 
 def needed_on_disks(downloads: Iterable[Download]) -> list[tuple[str, int, int]]:
     """Return the bytes that downloads, and what is written of them, need on each disk, and those that are free there,
-    behind the name of what lies on it."""
+    after the name of what lies on it."""
     from huggingface_hub import constants
 
     found = list(downloads)

@@ -21,7 +21,7 @@ def prepare_pictured(
 ) -> Prepared:
     """Return the inputs of `prepare_causal`, with a picture's token repeated once for every merged patch.
 
-    Beside them are `pixel_values` `[n, patches, values]`, zero behind a picture's own, and `image_grid_thw` `[n, 3]`.
+    Beside them are `pixel_values` `[n, patches, values]`, zero after a picture's own, and `image_grid_thw` `[n, 3]`.
 
     Args:
         images: decoded when they are taken.

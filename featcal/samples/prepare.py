@@ -61,7 +61,7 @@ class Preparation:
     image_token: int | None = None
     """Token that stands for a part of a picture among those of a text, if a model reads both."""
     copies: int = 0
-    """Number of varied copies of every picture (`samples.vary`), drawn behind all pictures."""
+    """Number of varied copies of every picture (`samples.vary`), drawn after all pictures."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
         """Return pictures as `pixel_values` `[n, 3, H, W]` float32.
@@ -303,7 +303,7 @@ def _rows_begun_twice(tokenizer: Any, texts: Sequence[str], rows: Sequence[list[
     if not doubtful:
         return frozenset()
     bare = tokenizer([texts[i] for i in doubtful], add_special_tokens=False, verbose=False)["input_ids"]
-    # The text's own ids, whole, behind the first one: that was added. Otherwise the text writes it twice.
+    # The text's own ids, whole, after the first one: that was added. Otherwise the text writes it twice.
     return frozenset(i for i, own in zip(doubtful, bare, strict=True) if rows[i][1 : len(own) + 1] == list(own))
 
 

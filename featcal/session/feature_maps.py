@@ -1,4 +1,4 @@
-"""Set features of the experts and of models side by side, behind every layer: how far apart, and where on a map."""
+"""Set features of the experts and of models side by side, after every layer: how far apart, and where on a map."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CLOUD, _PCA = ResultKind[tuple[list[int], Points]]("cloud"), ResultKind[Points]
 class FeatureMaps:
     """Features of the experts and of models on the same samples of every task.
 
-    All layers but the head share one map, in which positions behind different layers can be compared; the head has a
+    All layers but the head share one map, in which positions after different layers can be compared; the head has a
     map of its own, since its features are of another width.
 
     Args:
@@ -87,7 +87,7 @@ class FeatureMaps:
 
     def cloud(self, task: str, layer: str, alone: bool = False) -> tuple[list[int], Points]:
         """Return the ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model
-        by model, sample by sample; zeros behind those of layers that are narrower than others.
+        by model, sample by sample; zeros after those of layers that are narrower than others.
 
         Args:
             alone: the map is of this layer alone, one of many small ones, a task each.
@@ -148,7 +148,7 @@ class FeatureMaps:
     def _layer_frame(
         self, task: str, layer: str, features: Mapping[str, Tensor], alone: bool, pooled: bool
     ) -> pd.DataFrame:
-        """Return the rows of one task behind one layer."""
+        """Return the rows of one task after one layer."""
         layers = [layer] if alone else self.map_layers(layer)
         ids, _ = self.cloud(task, layer, alone)
         flat = self.pca(task, layer, alone).reshape(len(layers), len(self.models), -1, 2)[layers.index(layer)]

@@ -44,7 +44,7 @@ FIRST_TOKEN = "first_token"
 _DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
 _FEATURES = ResultKind[Features]("features")
 _DRIFTS = ResultKind[DriftLedger]("drift")
-_LAYERS = ResultKind[dict[str, Tensor]]("features behind layers")
+_LAYERS = ResultKind[dict[str, Tensor]]("features after layers")
 _MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
 _DEPTH = ResultKind[Depth]("decisions through depth")
 _TOKENS = ResultKind[TokenDrift]("drift by token")
@@ -131,7 +131,7 @@ class Measurements:
     def layer_features(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, Tensor]:
-        """Return a model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the
+        """Return a model's features after every layer, `[n, d]` by layer in forward order, on the CPU: state of the
         class token or mean over tokens but padding, and last the final features."""
         one = self.suite.resolve(model)
 
@@ -142,8 +142,8 @@ class Measurements:
         return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
 
     def depth(self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Depth:
-        """Read a model's decisions on a task behind every block, through its own final norm and head, beside the
-        expert's final ones. Heads are made for the last layer: behind others they say where a decision turns, no more.
+        """Read a model's decisions on a task after every block, through its own final norm and head, beside the
+        expert's final ones. Heads are made for the last layer: after others they say where a decision turns, no more.
 
         Raises:
             InputError: no such task, or what turns features into scores is missing (`judges`).
@@ -178,7 +178,7 @@ class Measurements:
     def tokens(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> TokenDrift:
-        """Measure a model's drift from a task's expert token by token, behind every layer: of every patch of a picture
+        """Measure a model's drift from a task's expert token by token, after every layer: of every patch of a picture
         and its class token, or of every token of a text. For "expert" it is that of the merged model.
 
         Raises:

@@ -68,7 +68,7 @@ def weights_of(model: str, family: Family) -> Weights:
     """Return the tensors of a model that is named, but for calibrated ones and baselines.
 
     Args:
-        family: an anchor is that of its merged model, whatever stands behind the anchor's @.
+        family: an anchor is that of its merged model, whatever stands after the anchor's @.
 
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.

@@ -1,6 +1,6 @@
 """Study what the forward order is worth: the same closed form on features that are not those of the deployed model.
 
-Forward order is Algorithm 1. "stale" fits every block behind a block that is still the merged one, "parallel" fits all
+Forward order is Algorithm 1. "stale" fits every block after a block that is still the merged one, "parallel" fits all
 blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
 (`Fits.sources`); here whole models are made of it and scored, and that excess stands beside them.
 """

@@ -52,7 +52,7 @@ class Method(Options):
     role: ClassVar[str]
     """`MERGER`: of tensors alone, wherever a suite is merged; or `BASELINE`, which may see samples."""
     on_another: ClassVar[bool] = False
-    """True if it acts on a merged model, which a name may give behind an @."""
+    """True if it acts on a merged model, which a name may give after an @."""
     about: ClassVar[About]
 
 

@@ -45,7 +45,7 @@ def takes_options(kind: str) -> bool:
 
 
 def acts_on_another(kind: str) -> bool:
-    """Say whether a name of this kind may say of which model it is, behind an @: `calibrated:rho=1@tsv-m`."""
+    """Say whether a name of this kind may say of which model it is, after an @: `calibrated:rho=1@tsv-m`."""
     return kind in WITH_OPTIONS or (is_method(kind) and not is_merger(kind) and method(kind).on_another)
 
 
@@ -71,7 +71,7 @@ def model_name(text: str) -> ModelName:
     """Split a name into its parts.
 
     Raises:
-        InputError: options that are not `name=value`, that are given twice or stand behind a comma alone, a name that
+        InputError: options that are not `name=value`, that are given twice or stand after a comma alone, a name that
             breaks off, or one of too many models on one another.
 
     >>> model_name("task-arithmetic:scale=0.6")
@@ -85,8 +85,8 @@ def model_name(text: str) -> ModelName:
     word, _, behind = text.partition(",")
     if takes_options(word.strip()) and "=" in behind:
         raise InputError(
-            f"model '{shorten(text)}': options stand behind a colon, as in {word.strip()}:"
-            f"{shorten(behind.strip())} (write ./{shorten(text)} for a folder that is called so)"
+            f"model '{shorten(text)}': options stand after a colon, as in {word.strip()}:"
+            f"{shorten(after.strip())} (write ./{shorten(text)} for a folder that is called so)"
         )
     own, at, below = text.partition("@")
     if not acts_on_another(own.partition(":")[0]):

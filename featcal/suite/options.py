@@ -74,7 +74,7 @@ class OptionFacts:
         return f"{left}, " + ("∞)" if high is None else f"{high:g}{']' if self.below is None else ')'}")
 
     def sentence(self, kind: type) -> str:
-        """Return what an option of a type must be, behind "it"."""
+        """Return what an option of a type must be, after "it"."""
         interval = self.interval()
         if interval and "∞" not in interval:
             return f"lies in {interval}"
@@ -96,7 +96,7 @@ def option(
     """Return the field of an option: its type is that of the default, a number, true or false.
 
     Args:
-        help: one sentence without its full stop; lists show default and range behind it.
+        help: one sentence without its full stop; lists show default and range after it.
         above, least, below, most: the bounds of a number; it is always finite.
         by_task: a suite file may give one value per task. With None for a default it cannot give anything else, and the
             method gets None where it is left out.

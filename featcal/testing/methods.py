@@ -171,7 +171,7 @@ class BaselineTrial:
         return fit(family or self.family, self.options(**options))
 
     def tensors(self, made: Fitted) -> Tensors:
-        """Return the model's tensors, those of every task that has its own, and final features behind its maps."""
+        """Return the model's tensors, those of every task that has its own, and final features after its maps."""
         family, found = self.family, made.weights.read(self.family.adapter.tower)
         for task in TASKS:
             inputs = [self.trial.padded_inputs(task)]

@@ -126,7 +126,7 @@ class PretendedDevice:
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        # What is made in Python is seen by the first, as torch asks the driver right behind it; what torch itself makes
+        # What is made in Python is seen by the first, as torch asks the driver right after it; what torch itself makes
         # beside a tensor, such as a number of its dtype, by the second.
         with _Factories(self), _Calls(self):
             yield

@@ -112,7 +112,7 @@ class Trial:
         return found
 
     def scores(self, library: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the library's scores of every sample: of the token behind a text's last, or of classes; the final
+        """Return the library's scores of every sample: of the token after a text's last, or of classes; the final
         features where prompts score."""
         if isinstance(self.facts, EncoderFacts):
             found = library(**inputs)
@@ -177,7 +177,7 @@ class Trial:
 
 
 def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -> list[Piece]:
-    """Return the pieces of one residual part: norm, maps of one input, norms of heads, output map, norm behind.
+    """Return the pieces of one residual part: norm, maps of one input, norms of heads, output map, norm after.
 
     Args:
         called: modules of the block with tensors of their own, in the order of their calls.

@@ -177,7 +177,7 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
 
 @pytest.mark.slow
 def test_tokens_of_a_text_stand_in_their_order_by_model_and_part(tmp_path: Path) -> None:
-    """The decoder's and the encoder's, words shown as they are; behind the head there are none."""
+    """The decoder's and the encoder's, words shown as they are; after the head there are none."""
     app = opened(write_answered(tmp_path / "text"), b="base", tab=TOKENS, sample="2", n="6", layer="decoder block 1")
     assert healthy(app)
     shown = [one.proto.body for one in app.get("html") if 'class="marked-tokens"' in one.proto.body]

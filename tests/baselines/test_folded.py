@@ -1,4 +1,4 @@
-"""Maps of final features in the heads behind them: the files say what the modules say, in the libraries that read
+"""Maps of final features in the heads after them: the files say what the modules say, in the libraries that read
 them."""
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_after_it_a_model_can_be_polished_and_not_operated_again(tiny: Family) -
 
 def test_text_is_refused(tmp_path: Path) -> None:
     family = text_reference(tmp_path / "t5", "t5-gated", T5ForConditionalGeneration).float32
-    with pytest.raises(InputError, match="surgery: its modules stand behind the final features, where the library"):
+    with pytest.raises(InputError, match="surgery: its modules stand after the final features, where the library"):
         fit(family, FEW)
     with pytest.raises(InputError, match="kl is -1"):
         replace(PROBABLY, kl=-1.0)

@@ -68,7 +68,7 @@ def test_another_merge_is_previewed_as_it_is_calibrated(own: Session) -> None:
 
 
 def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
-    """Those behind them are given what the pieces in front gave with the exact run's options."""
+    """Those after them are given what the pieces in front gave with the exact run's options."""
     start = replace(INFORMED, layernorms=False)
     config = replace(start, lam=0.02, rho=1.4, alpha=0.8, beta=0.3, mu=0.5, biases=False)
     found, exact = own.fit.preview(start, "block 0", FEW).solve(config), own.fit.calibrate(config).weights

@@ -72,7 +72,7 @@ def written(family: Family, config: CalibrationConfig, root: Path, last: int) ->
     """Yield the folder that every way of writing gives, by its name.
 
     Args:
-        last: the block behind which a run is interrupted that another one resumes.
+        last: the block after which a run is interrupted that another one resumes.
     """
     calibrate_to_folder(family, config, root / "folder")
     yield "to a folder", root / "folder"
@@ -86,7 +86,7 @@ def written(family: Family, config: CalibrationConfig, root: Path, last: int) ->
     with pytest.raises(KeyboardInterrupt):
         calibrate_to_folder(family, config, root / "resumed", progress=stop)
     calibrate_to_folder(family, config, root / "resumed", resume=True)
-    yield f"resumed behind block {last}", root / "resumed"
+    yield f"resumed after block {last}", root / "resumed"
 
 
 def asked_before(family: Family, config: CalibrationConfig, dice: random.Random) -> list[CalibrationConfig]:

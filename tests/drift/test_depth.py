@@ -1,4 +1,4 @@
-"""Decisions behind every block: against the library's own states and heads, and against the drift document's end."""
+"""Decisions after every block: against the library's own states and heads, and against the drift document's end."""
 
 from __future__ import annotations
 

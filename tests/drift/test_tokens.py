@@ -143,7 +143,7 @@ def test_a_patch_without_a_state_is_no_padding_while_others_follow(tiny: Family)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vit", "dinov2", "siglip_vision_model", "bert"])
 def test_tokens_of_other_encoders(kind: str, tmp_path: Path) -> None:
-    """Patches are a grid of the picture, behind a class token where there is one; words are those of the text."""
+    """Patches are a grid of the picture, after a class token where there is one; words are those of the text."""
     facts = VARIANTS[kind][0]
     session = Session(in_float64(write_trial(tiny_encoder(facts), facts, tmp_path / "s").family))
     on, task = EvaluationSamples(None, "calibration", 0), session.tasks[0]

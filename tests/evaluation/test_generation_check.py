@@ -81,7 +81,7 @@ def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monk
 def test_prompts_and_answers_end_at_the_last_position_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rotary positions go on behind it, where no model was trained; prompts of several lengths have answers of several
+    """Rotary positions go on after it, where no model was trained; prompts of several lengths have answers of several
     lengths, of which none ends because another is longer."""
     monkeypatch.setattr(module, "TOKENS", FEW)
     file = text_suite(tmp_path, "llama")

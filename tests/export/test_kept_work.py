@@ -1,4 +1,4 @@
-"""Checks behind finished work that fail: the checkpoint is written all the same, and what was not checked is said."""
+"""Checks after finished work that fail: the checkpoint is written all the same, and what was not checked is said."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_biases_are_fitted_to_rounded_weights(tiny: Family) -> None:
 def test_an_interrupted_run_is_resumed_to_the_same_bytes(
     llama: Family, written: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed behind its first block; then written block by block and verified without the whole in memory."""
+    """Killed after its first block; then written block by block and verified without the whole in memory."""
     config, out, deploy, count = options(llama, "int4"), tmp_path / "out", Streams.deploy, [0]
 
     def stop(*args: Any) -> Any:

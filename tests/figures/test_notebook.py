@@ -220,7 +220,7 @@ class Terminal:
 
 
 class Kernel(Terminal):
-    """IPython's shell behind a notebook."""
+    """IPython's shell after a notebook."""
 
     kernel = None
 

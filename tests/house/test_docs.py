@@ -94,7 +94,7 @@ def _lines(page: Path) -> Iterator[str]:
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    """Words behind `featcal` of every command in a line of code, a comment left out."""
+    """Words after `featcal` of every command in a line of code, a comment left out."""
     for one in re.split(r"&&|\||;", line):
         found = re.match(r"\s*(?:torchrun .* -m )?featcal ((?:[a-z]|--).*)$", one)
         if found:

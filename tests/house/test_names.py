@@ -26,7 +26,7 @@ PARTICIPLES = words(
 """Irregular ones, but for those that are a verb or a noun as well: bound, cut, put, read, run, set, split, spread."""
 NO_PARTICIPLES = words("bed breed embed exceed feed need proceed seed shed speed succeed")
 PREPOSITIONS = words(
-    "above after against along among around as at before behind below beneath beside between beyond by during for from "
+    "above after against along among around as at before after below beneath beside between beyond by during for from "
     "in inside into near of off on onto out outside over past per since through to toward under until upon via with "
     "within without"
 )

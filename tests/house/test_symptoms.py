@@ -31,7 +31,7 @@ FOLDER, SUITE = "my-merge", "found.yaml"
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the page's table: the fault behind a symptom, and the command that names it."""
+    """One row of the page's table: the fault after a symptom, and the command that names it."""
 
     words: tuple[str, ...]
     """In italics: what the command prints."""

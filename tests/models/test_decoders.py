@@ -37,10 +37,10 @@ from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
 QUICK = ("gemma2", "gpt2", "llama", "mixtral", "olmo2", "qwen3")
-"""One of every structure: norms on both sides and soft caps, maps stored turned, plain, a mixture, norms behind alone,
+"""One of every structure: norms on both sides and soft caps, maps stored turned, plain, a mixture, norms after alone,
 norms of heads."""
 SLOW = ("exaone4", "gemma3_text", "glm4", "phi3", "qwen3_moe", "smollm3")
-"""Calibrated tensors of theirs are checked by the slow lane: windows, norms behind parts, maps in one, other mixtures,
+"""Calibrated tensors of theirs are checked by the slow lane: windows, norms after parts, maps in one, other mixtures,
 blocks without positions."""
 REST = [kind for kind in ROWS if kind not in QUICK]
 

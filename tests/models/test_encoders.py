@@ -660,7 +660,7 @@ def test_either_text_of_a_pair_counts_where_it_is_cut(sentence_folders: Path) ->
 
 
 def test_maps_of_embeddings_are_modules_of_sentence_transformers(sentence_folders: Path) -> None:
-    """What the library's states become behind pooling and `Dense` are the embeddings of the row, read back too."""
+    """What the library's states become after pooling and `Dense` are the embeddings of the row, read back too."""
     family, root = open_family(load_suite(compared(sentence_folders)), "cpu"), sentence_folders.parent
     found = fit(family, React(samples=8))
     assert found.save(root / "out")["heads"] == dict.fromkeys(TASKS)

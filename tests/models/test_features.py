@@ -28,7 +28,7 @@ CONFIG = clip_config(samples=8)
 
 
 def clip_states(family: Family, weights: Weights, pixels: Tensor) -> list[Tensor]:
-    """Class tokens behind every layer and the projected feature, by transformers with all weights in place."""
+    """Class tokens after every layer and the projected feature, by transformers with all weights in place."""
     from transformers import CLIPVisionModelWithProjection
 
     network: Any = CLIPVisionModelWithProjection(family.adapter.model.config).double().eval()  # type: ignore[attr-defined]

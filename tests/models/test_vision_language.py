@@ -193,7 +193,7 @@ def test_every_state_and_the_scores_are_the_librarys(trial: PicturedTrial) -> No
 
 
 def test_states_of_pictures_lie_apart_and_together(trial: PicturedTrial) -> None:
-    """`with_state` is the inverse of `state`, in front of the merger and behind it, and of any size of batch."""
+    """`with_state` is the inverse of `state`, in front of the merger and after it, and of any size of batch."""
     family = trial.family
     (vision, _), place = family.adapter.stages, family.compute.place
     drawn = family.samples(TASKS[0], "calibration", None, 0)
@@ -488,7 +488,7 @@ def test_the_canary_reads_pictures(qwen: PicturedTrial) -> None:
 
 
 def test_layers_of_two_widths_are_on_one_map(qwen: PicturedTrial) -> None:
-    """Cosines and distances are those of the features themselves: zeros behind narrower ones change none."""
+    """Cosines and distances are those of the features themselves: zeros after narrower ones change none."""
     shown = FeatureMaps.from_names(Session(qwen.family), ["merged"], EvaluationSamples(4, "calibration"))
     frame = shown.to_frame([TASKS[0]])
     assert [*dict.fromkeys(frame["layer"])] == qwen.family.adapter.layers()

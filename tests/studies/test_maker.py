@@ -73,7 +73,7 @@ def test_what_rows_share_is_made_once_and_changes_no_number(tiny: Family, tmp_pa
     tasks = len(tiny.experts)
     # Samples of every seed are drawn once; every calibration is run once, also where others act on it.
     assert (calls["expert_passes"], calls["calibrate"]) == (len(SEEDS), 2 * len(SEEDS))
-    # Two affine maps a seed stand behind models that are scored anyway, and nothing is run for them.
+    # Two affine maps a seed stand after models that are scored anyway, and nothing is run for them.
     towers = len(together) - 2 * len(SEEDS)
     assert calls["reach_features"] == towers * tasks
     assert calls["follow"] == towers - 1  # the experts' own drift is 0

@@ -108,7 +108,7 @@ def test_lag_0_is_algorithm_1(tiny64: Family, recipe: str) -> None:
 
 
 def test_stale_and_parallel_blocks_are_fitted_on_their_own_features(tiny64: Family) -> None:
-    """Block 2 of the stale order is fitted behind a calibrated block 0 and a merged block 1; all of them agree on
+    """Block 2 of the stale order is fitted after a calibrated block 0 and a merged block 1; all of them agree on
     block 0, and stale and parallel on block 1."""
     blocks = list(tiny64.adapter.blocks())
     layers = list(tiny64.adapter.block_layers())

@@ -31,7 +31,7 @@ from featcal.preflight.check import check
 from featcal.system.resources import ready_suites
 
 END = len(LETTERS)
-"""The token that ends a text, behind those of single bytes: GPT-2 has no other special one, and none to pad with."""
+"""The token that ends a text, after those of single bytes: GPT-2 has no other special one, and none to pad with."""
 GPT2 = {"vocab_size": END + 1, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": END,
         "eos_token_id": END}  # fmt: skip
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>"]
@@ -189,7 +189,7 @@ def test_the_data_sets_are_read_as_their_files_are(
 @torch.no_grad()
 def test_samples_and_scores_are_those_of_the_library(family: Family, name: str, task: str) -> None:
     """By the expert's own tokenizing and forward, of texts of several lengths: GPT-2's with the end of a text as
-    padding, RoBERTa's with positions that begin behind that of padding."""
+    padding, RoBERTa's with positions that begin after that of padding."""
     rows, folder = rows_of(task, "validation"), cached_models(family.suite)[task]
     bare = name == "gpt2-glue"
     tokenizer = transformers.AutoTokenizer.from_pretrained(family.base_folder if bare else folder)

@@ -261,7 +261,7 @@ def test_a_command_makes_the_very_model(tiny: Family, name: str) -> None:
 def test_any_model_is_calibrated_as_if_it_were_the_suites(
     tiny: Family, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 ) -> None:
-    """The anchor behind the @ is what `merged:` of a suite file is."""
+    """The anchor after the @ is what `merged:` of a suite file is."""
     session = Session(tiny)
     assert session.resolve("calibrated:samples=8@merged").key == session.resolve("calibrated:samples=8").key
     name = session.resolve("calibrated:samples=8,rho=1@tsv-m")
@@ -349,7 +349,7 @@ WRONG = {
     "model 'anchor' has no option 'scale'": "anchor:scale=2",
     "rho is a number, not 'two'": "anchor:rho=two",
     "names no task; write expert:TASK": "expert:",
-    "options stand behind a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
+    "options stand after a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
         "calibrated,lam=0.1",
         "svc@calibrated,lam=0.1",
     ],

@@ -69,7 +69,7 @@ class Fitted:
     def save(self, out: str | Path, task: str | None = None) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
 
-        Maps of final features that are affine are multiplied into the heads behind them (`folded`): of all tasks, in
+        Maps of final features that are affine are multiplied into the heads after them (`folded`): of all tasks, in
         files of their own. Adapters per task are folders of their own (`adapters`).
 
         Args:

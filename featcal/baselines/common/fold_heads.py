@@ -1,4 +1,4 @@
-"""Fold maps of final features into what stands behind them, so that ordinary files hold them.
+"""Fold maps of final features into what stands after them, so that ordinary files hold them.
 
 Behind f' = A f + b the first map of a head, W f' + c, is (W A) f + (W b + c): exactly the same scores, and no module.
 
@@ -48,7 +48,7 @@ _DENSE = "linear"
 
 
 def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
-    """Return the head that gives features the scores that `head` gives them behind a map; of class prompts up to a
+    """Return the head that gives features the scores that `head` gives them after a map; of class prompts up to a
     factor, which is positive and the same for all classes of a sample.
 
     Raises:
@@ -171,7 +171,7 @@ def describe_heads(family: Family) -> str:
     """Say in a card what the files of heads are and how they are loaded."""
     if family.adapter.embeds:
         return (
-            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to stand behind the pooling for "
+            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to stand after the pooling for "
             "texts of its task."
         )
     if family.adapter.classifier:

@@ -26,7 +26,7 @@ class DecoderPart:
     is then not what is added, so "beta" does not apply to it (`calibration.refined_recipe`)."""
     joined: str = ""
     """The module that computes the next state from the module's output and the state, if the sum is inside it (BERT's
-    norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
+    norm after the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
 
 
 @dataclass(frozen=True)

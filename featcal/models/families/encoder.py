@@ -188,7 +188,7 @@ class Encoder(Adapter):
         return pool_states(hidden, facts.pooling, inputs.get("attention_mask"))
 
     def _run_closing(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Return the output of a module behind the blocks for the states."""
+        """Return the output of a module after the blocks for the states."""
         stored, module = (
             _join_names(_prefix(self.facts), name),
             self.model.get_submodule(_join_names(self.facts.stack, name)),

@@ -48,7 +48,7 @@ class EncoderFacts:
     """Modules of the whole model that make the scores of the pooled state, one on what the other gives, where a head is
     more than linear maps with tanh between them (ModernBERT: a map, an activation, a norm, then the classifier)."""
     pooler: str = ""
-    """Module behind the last norm, inside the stack, that computes final features from all tokens; it is merged, too,
+    """Module after the last norm, inside the stack, that computes final features from all tokens; it is merged, too,
     and class prompts score the features."""
     prompts: str = ""
     """Class in transformers of the whole model with a text tower, which encodes class prompts."""

@@ -31,7 +31,7 @@ class LanguageModel(Adapter):
 
     @abstractmethod
     def close(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Return states `[…, width]` of the last block behind the final norm."""
+        """Return states `[…, width]` of the last block after the final norm."""
 
     @abstractmethod
     def deciding_positions(self, inputs: Batch) -> Tensor:

@@ -59,7 +59,7 @@ class Pictures:
 
     @classmethod
     def from_state(cls, call: Call, merged: int) -> Pictures:
-        """Return the rows of a tower's state, before or behind the merger, which makes one patch of `merged`."""
+        """Return the rows of a tower's state, before or after the merger, which makes one patch of `merged`."""
         ((counts, longest), _) = call.apart[_PICTURES]
         shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
         return cls(counts // shared, longest // shared)
@@ -69,7 +69,7 @@ class Pictures:
         kept = self._row_mask
         places = torch.full(kept.shape, len(rows), device=rows.device)
         places[kept] = torch.arange(len(rows), device=rows.device)
-        # The row of zeros behind the last one fills places without a row.
+        # The row of zeros after the last one fills places without a row.
         return torch.nn.functional.pad(rows, (0, 0, 0, 1))[places]
 
     def pack(self, padded: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class VisionStage(PartedStage):
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "merged patches" behind the merger's norm, where one row stands for several patches."""
+        """Return "merged patches" after the merger's norm, where one row stands for several patches."""
         norm = module in self.blocks[index].modules_of(self.norm or nn.LayerNorm)
         return "merged patches" if index == len(self.blocks) - 1 and not norm else "patches"
 

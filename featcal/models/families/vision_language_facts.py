@@ -28,7 +28,7 @@ class VisionLanguageFacts(DecoderFacts):
     patches: str = "patch_embed"
     """Module of the tower that computes a state of every patch."""
     merger: str = "merger"
-    """Module of the tower behind its blocks; it is calibrated as the tower's last block."""
+    """Module of the tower after its blocks; it is calibrated as the tower's last block."""
     stored: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Names in files of modules of the whole model, if they differ from those in the class."""
     vision_settings: tuple[str, ...] = ()

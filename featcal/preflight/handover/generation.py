@@ -56,13 +56,13 @@ def end_tokens(folder: Folder) -> list[str]:
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template as texts in front of and behind every turn, which not every template is."""
+    """A chat template as texts in front of and after every turn, which not every template is."""
 
     start: str
     before: dict[str, str]
     after: dict[str, str]
     prompt: str
-    """Text behind the last turn, with which the model's answer begins."""
+    """Text after the last turn, with which the model's answer begins."""
 
     def write(self, roles: Sequence[str]) -> str:
         """Return a conversation whose turns have the contents of `_content`, ready for an answer."""
@@ -124,7 +124,7 @@ def _split(template: str, tokens: dict[str, str]) -> Turns:
 
 
 def _pieces(text: str, roles: Sequence[str]) -> list[str]:
-    """Return the texts in front of, between and behind the contents; ValueError if one is not there."""
+    """Return the texts in front of, between and after the contents; ValueError if one is not there."""
     ends = [0]
     for i, role in enumerate(roles):
         at = text.index(_content(i, role), ends[-1])

@@ -82,7 +82,7 @@ OLLAMA_SPLITS: Mapping[str, str] = {
     "21cde974d587f0d54dc8d56b183cc1e6239600172035c68fbd6d4b9f8da0576e": "deepseek-coder",
     "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e": "qwen2",
 }
-"""SHA-256 of the regular expressions of a tokenizer.json's Split pre-tokenizers, one behind the other → Ollama's name
+"""SHA-256 of the regular expressions of a tokenizer.json's Split pre-tokenizers, one after the other → Ollama's name
 for them (parseTokenizer in convert/tokenizer.go). Others become its default, with a warning in the server's log."""
 OUT_TYPES: Mapping[str, str] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """Dtype of stored weights → `--outtype` of llama.cpp's converter, which by itself rounds float32 to float16; the only

@@ -78,7 +78,7 @@ def _check_length(folder: Folder, place: str) -> Iterator[Obstacle]:
     length = folder.json(name).get("max_seq_length")
     limit, most = folder.config.get("max_position_embeddings"), folder.json(OPTIONS).get("model_max_length")
     if isinstance(limit, int) and folder.config.get("model_type") in ("roberta", "xlm-roberta"):
-        limit -= int(folder.config.get("pad_token_id") or 0) + 1  # positions begin behind that of padding
+        limit -= int(folder.config.get("pad_token_id") or 0) + 1  # positions begin after that of padding
     if not isinstance(length, int):
         # sentence-transformers takes the smaller of the two instead.
         longest = min((one for one in (limit, most) if isinstance(one, int)), default="the tokenizer's")

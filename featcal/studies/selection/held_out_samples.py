@@ -86,7 +86,7 @@ class Fold:
         for task, own in dealt.items():
             rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
             whole, copies = drawn[task], range(1 + config.augment)
-            if config.augment:  # varied copies stand behind all pictures, and what is held out has none
+            if config.augment:  # varied copies stand after all pictures, and what is held out has none
                 whole = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
             several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
             self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room, in_order=False)
