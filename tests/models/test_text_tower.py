@@ -467,7 +467,3 @@ def test_models_without_a_text_tower_are_refused(clip: Towers, own_suite_file: P
     (clip.root / "nameless.yaml").write_text(yaml.safe_dump(named))
     with pytest.raises(InputError, match="no class names, of which prompts for the text tower are made"):
         open_family(load_suite(clip.root / "nameless.yaml"), "cpu").samples("left", "calibration", None, 0)
-
-
-def test_a_suite_without_the_option_is_dumped_as_before() -> None:
-    assert "text_tower" not in load_suite("clip-mini").model_dump()
