@@ -143,7 +143,7 @@ def repair(trial: Trial) -> CheckNumbers:
     every tensor its own, equal outputs, and names, dtypes and other files of the merged model's folder."""
     family, out = trial.family, trial.root / "written"
     calibrate(family, trial.config()).save(out)
-    before, after = measure_drift(family), measure_drift(family, str(out))
+    before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(out)))
     fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
               for task in TASKS}  # fmt: skip
     hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")

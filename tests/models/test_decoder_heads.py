@@ -172,7 +172,7 @@ def test_the_base_may_be_the_language_model_they_were_made_from(kind: str, tied:
     torch.testing.assert_close(final_features(family.adapter, done.weights, {}, [inputs], family.compute), last)
     base = library.from_pretrained(trial.root / "base")
     assert model.lm_head.weight.equal(base.lm_head.weight) != tied
-    before, after = measure_drift(family), measure_drift(family, str(tmp_path / "out"))
+    before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(tmp_path / "out")))
     assert all(after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
                for task in TASKS)  # fmt: skip
     assert evaluate(family, str(tmp_path / "out"), split="test").tasks[TASKS[0]].metric == "accuracy"

@@ -146,7 +146,7 @@ def test_dtype_tokenizer_and_generation_config_are_kept(kind: str, tmp_path: Pat
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
-    before, after = measure_drift(trial.family), measure_drift(trial.family, str(tmp_path / "out"))
+    before, after = (measure_drift(trial.family, one, split="calibration") for one in ("merged", str(tmp_path / "out")))
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
 

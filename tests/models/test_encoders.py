@@ -267,7 +267,7 @@ def test_what_is_written_over_a_pretrained_base_is_that_model_again(hub: Path) -
     ours = family.model(str(root / "out")).read(family.adapter.tower)
     assert all(model.state_dict()[name].equal(tensor) for name, tensor in ours.items())
     assert (root / "out" / "vocab.txt").read_text() == (root / "base" / "vocab.txt").read_text()
-    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(root / "out")))
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
 
@@ -504,7 +504,7 @@ def test_embeddings_of_sentences_are_means_over_tokens(sentence_folders: Path) -
     calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=8)).save(root / "out")
     for name in ("modules.json", "1_Pooling/config.json"):
         assert (root / "out" / name).read_text() == (root / "base" / name).read_text()
-    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(root / "out")))
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
     with pytest.raises(NoScores, match="nor has the task's expert; give Model"):
