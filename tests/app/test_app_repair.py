@@ -290,7 +290,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in export_command(app)
-    assert any("a preview of block 2 appears in the chart" in one.value for one in app.caption)
+    assert any("block 0 comes first, as a point in the chart" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     found = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON)
     assert final_drifts(app)[1] == f"{tables.relative_drift(found).iloc[-1]:.2f}"
