@@ -145,7 +145,8 @@ def test_init_overwrites_nothing(run: Run, t5: Path) -> None:
 
 def test_everything_that_is_not_there_is_said_at_once(run: Run, t5: Path) -> None:
     code, _, err = run(
-        "init", "--base", "./bas", "--expert", "sentiment=experts/sentimnet", "--expert", "paraphrase=org/name",
+        "suite", "init", "--base", "./bas",
+        "--expert", "sentiment=experts/sentimnet", "--expert", "paraphrase=org/name",
         "--data", "sentiment=sentimnt.jsonl.gz", "--data", "paraphrsae=paraphrase.jsonl.gz", "--out", "mine.yaml",
     )  # fmt: skip
     assert code == 1

@@ -160,7 +160,7 @@ def test_damaged_recipes_through_the_command(
         file.parent.mkdir()
         file.write_text(yaml.safe_dump(TOLD[kind]))
         damage(file)
-        code, said = run(monkeypatch, capsys, "import", str(file), "--out", str(file.with_name("out.yaml")))
+        code, said = run(monkeypatch, capsys, "suite", "import", str(file), "--out", str(file.with_name("out.yaml")))
         assert code in (1, 2), (name, said)
         assert_clean(said, "r.yaml")
         assert not file.with_name("out.yaml").exists(), name

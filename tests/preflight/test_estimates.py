@@ -121,8 +121,8 @@ def test_slow_bfloat16_is_said_before_anyone_waits_for_it(
     said = "multiplies bfloat16 150 times as slowly as float32; precision exact is faster"
     suite = edit_suite(lambda content: content.update(calibration={"precision": "fast", "samples": 4}))
     assert any(said in note for note in check(load_suite(suite), probe=False).notes) == noted
-    for command in (["sweep", "--eval-samples", 4], ["select"]):
-        assert (said in run(command[0], suite, "--device", "cpu", *command[1:])[2]) == noted
+    for command in (("study", "sweep", suite, "--eval-samples", 4), ("select", suite)):
+        assert (said in run(*command, "--device", "cpu")[2]) == noted
     calibrate = ("calibrate", suite, "--device", "cpu", "--out")
     assert (said in run(*calibrate, tmp_path / "fast")[2]) == noted
     assert "slow" not in run(*calibrate, tmp_path / "exact", "--precision", "exact")[2]
