@@ -775,7 +775,7 @@ def test_the_jobs_page_lists_cancels_and_removes(tiny_suite_file: Path, slow: Qu
     app = opened(tiny_suite_file, "jobs")
     assert healthy(app)
     assert sum(one.label == "Cancel" for one in app.button) == 2
-    app.button(key=f"cancel-{second.id}").click().run()
+    app.button(key=f"listed-cancel-{second.id}").click().run()
     assert healthy(app)
     assert slow.find(second.order).state == "cancelled"  # type: ignore[union-attr]
     slow.end(first.id, "done")
