@@ -111,7 +111,7 @@ def test_record_and_card(result: CalibrationResult, tmp_path: Path) -> None:
     assert len(record["inputs"]["expert pets"]["model.safetensors"]) == 64
     assert {"torch", "transformers", "featcal", "python"} <= set(record["versions"])
     stages = {"first calls", "load", "student forward", "expert forward", "moments", "solve", "merged forward"}
-    assert set(record["seconds"]) == {"total", "samples", "calibration"} | stages
+    assert set(record["seconds"]) == {"total", "processor", "samples", "calibration"} | stages
     assert sum(record["seconds"][stage] for stage in stages) <= record["seconds"]["calibration"]
     assert list(record["relative_drift"]) == ["block 0", "block 1", "block 2"]  # as in tables
     card = (tmp_path / "out" / "README.md").read_text()
