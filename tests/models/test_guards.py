@@ -147,7 +147,7 @@ def test_an_activation_stated_beside_its_kind_is_a_setting() -> None:
 
 
 def test_norms_with_other_parameters_are_refused() -> None:
-    for norm in (nn.LayerNorm(WIDTH, bias=False), nn.RMSNorm(WIDTH, elementwise_affine=False)):
+    for norm in (nn.LayerNorm(WIDTH, elementwise_affine=False), nn.RMSNorm(WIDTH, elementwise_affine=False)):
         with pytest.raises(InputError, match=r"layers\.0\.norm: \w+Norm is not weight"):
             check_norm("layers.0.norm", norm)
 

@@ -99,7 +99,7 @@ def test_only_calibration_pictures_of_the_study_change() -> None:
 
 def test_a_suite_without_corruption_says_nothing_of_it() -> None:
     """So that histories of suites stay theirs."""
-    assert "corruption" not in load_suite("clip-mini").model_dump_json()
+    assert "corruption" not in load_suite("clip-mini").model_dump_json(exclude_none=True)
     said = Source.model_validate({"embedded": "shapes", "corruption": {"kind": "fog"}}).model_dump()
     assert said["corruption"] == {"kind": "fog", "severity": 3}
 

@@ -91,7 +91,7 @@ class DecoderStage(PartedStage):
 def predicting_positions(inputs: Batch) -> Tensor:
     """Return 1 at the positions `[batch, tokens]` that predict a token of the answer, and at all but padding of a text
     that is all answer, without a prompt."""
-    attended = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    attended = inputs["attention_mask"] if "attention_mask" in inputs else torch.ones_like(inputs["input_ids"])
     answer = inputs.get("completion_mask", attended)
     # Position t predicts token t + 1, so the answer's mask moves one to the left.
     moved = torch.nn.functional.pad(answer[:, 1:], (0, 1))
