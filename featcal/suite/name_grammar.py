@@ -82,11 +82,11 @@ def model_name(text: str) -> ModelName:
     'reference'
     """
     # Otherwise "ties,scale=1", a comma typed for the colon, would be taken for the name of a folder.
-    word, _, options = text.partition(",")
-    if takes_options(word.strip()) and "=" in options:
+    word, _, rest = text.partition(",")
+    if takes_options(word.strip()) and "=" in rest:
         raise InputError(
             f"model '{shorten(text)}': options stand after a colon, as in {word.strip()}:"
-            f"{shorten(options.strip())} (write ./{shorten(text)} for a folder that is called so)"
+            f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder that is called so)"
         )
     own, at, below = text.partition("@")
     if not acts_on_another(own.partition(":")[0]):
