@@ -56,7 +56,7 @@ class Part:
     words: Sequence[str]
     """Given to Python."""
     beside: Sequence[str] = ()
-    """The same command on the CPU, whose numbers are compared; none to compare nothing."""
+    """Command line of the CPU run whose numbers are compared; empty to compare nothing."""
 
 
 def main() -> None:

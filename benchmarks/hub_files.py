@@ -35,7 +35,7 @@ NATURAL = -1.0
 
 @dataclass(frozen=True)
 class Files:
-    """What a suite is made of, in files."""
+    """Files that a suite is made of."""
 
     base: Path
     experts: Mapping[str, Path]

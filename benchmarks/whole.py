@@ -1,4 +1,4 @@
-"""What people wait for at the paper's size: whole commands on models and pictures in files as the Hub has them.
+"""Measure whole commands at the paper's size, on models and pictures in files as the Hub has them.
 
 `python benchmarks/whole.py --data FOLDER` writes a CLIP ViT-B/32 with text tower, eight vision-only experts and eight
 sets of pictures (`hub_files.py`), and runs `suite init`, `check`, `drift`, `calibrate`, `evaluate`, `diagnose` and

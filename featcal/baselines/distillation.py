@@ -15,7 +15,6 @@ one is kept: the start itself where no step lowers it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.baseline import Given, Made, Trained
-from featcal.baselines.common.gradients import draw_batches, log_probabilities
+from featcal.baselines.common.gradients import accumulate_losses, draw_batches, log_probabilities
 from featcal.calibration.calibrate import expert_passes
 from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights
@@ -36,10 +35,9 @@ from featcal.models.model import Head, map_features
 from featcal.models.whole_forward import Sample, answer_features, batch_by_shape, batch_for_gradients, samples_of
 from featcal.suite.methods import PROPOSED, SAMPLES, TRAINING, register_method
 from featcal.suite.options import option
-from featcal.system.errors import NumericalError
 
 CHECKS = 10
-"""How often the loss on held-out samples is measured at each rate."""
+"""Measurements of the loss on held-out samples at each rate."""
 RATES = (1, 1 / 4, 1 / 16)
 """Multiples of `rate` that are tried: a good start is spoilt by the first steps at a rate that a poor one needs."""
 
@@ -73,7 +71,7 @@ class Distillation(Trained):
 
 
 @dataclass(frozen=True)
-class Aimed(Sample):
+class TargetSample(Sample):
     """A sample with what its task's expert makes of it at every position that decides a token of its answer."""
 
     features: Float[Tensor, "t k"]
@@ -123,7 +121,11 @@ class Distiller:
         return Overlay(f"{self.model.label}, {options.kind}", self.model, found), account
 
     def _train(
-        self, start: Mapping[str, Tensor], tasks: Sequence[Sequence[Aimed]], rate: float, options: Distillation
+        self,
+        start: Mapping[str, Tensor],
+        tasks: Sequence[Sequence[TargetSample]],
+        rate: float,
+        options: Distillation,
     ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
         """Take steps at one rate; after every few of them yield their number, and the tensors of all blocks."""
         names = [name for block in self.run.adapter.blocks() for name in block.names]
@@ -143,7 +145,7 @@ class Distiller:
                 yield step, moved
 
     @torch.no_grad()
-    def _aim(self, one: ExpertPass) -> list[Aimed]:
+    def _aim(self, one: ExpertPass) -> list[TargetSample]:
         """Return all samples of a task with what its expert makes of them."""
         tensors = self.run.compute.place(one.weights.read(self.run.adapter.tower))
         found = [
@@ -153,7 +155,7 @@ class Distiller:
         ]
         scale = torch.stack([features.square().sum(1).mean() for _, features, _ in found]).mean()
         return [
-            Aimed(sample.task, sample.inputs, sample.number, features, scores, scale)
+            TargetSample(sample.task, sample.inputs, sample.number, features, scores, scale)
             for sample, features, scores in found
         ]
 
@@ -168,28 +170,27 @@ class Distiller:
     ) -> Float[Tensor, "t c"] | None:
         return None if self.heads is None else log_probabilities(self.run, tensors, features, self.heads[task])
 
-    def loss(self, tensors: Mapping[str, Tensor], tasks: Sequence[Sequence[Aimed]]) -> float:
+    def loss(self, tensors: Mapping[str, Tensor], tasks: Sequence[Sequence[TargetSample]]) -> float:
         """Return the loss of a tower on samples of every task; where gradients are enabled, add its own to those of
         the tensors."""
         shares = {own[0].task: 1 / (len(tasks) * len(own)) for own in tasks}
-        total, every = 0.0, [one for own in tasks for one in own]
-        for batch, some in self._batches(every):
-            each = self._features(tensors, self.model, some, batch)
-            errors = [shares[one.task] * self._error(tensors, one, own) for one, own in zip(some, each, strict=True)]
-            part = torch.stack(errors).sum()
-            if part.requires_grad and torch.is_grad_enabled():
-                torch.autograd.backward(part)
-            total += float(part.detach())
-        if not math.isfinite(total):
-            raise NumericalError(f"distillation: the loss is {total}; lower the rate")
-        return total
 
-    def _batches(self, samples: Iterable[Aimed]) -> Iterable[tuple[Batch, list[Aimed]]]:
+        def parts() -> Iterator[Tensor]:
+            for batch, some in self._batches([one for own in tasks for one in own]):
+                each = self._features(tensors, self.model, some, batch)
+                errors = (self._error(tensors, one, own) for one, own in zip(some, each, strict=True))
+                yield torch.stack([shares[one.task] * error for one, error in zip(some, errors, strict=True)]).sum()
+
+        return accumulate_losses(parts(), "distillation")
+
+    def _batches(self, samples: Iterable[TargetSample]) -> Iterable[tuple[Batch, list[TargetSample]]]:
         """Return batches of one shape, as large as memory has room for."""
         adapter = self.run.adapter
         return batch_for_gradients(adapter, samples) if torch.is_grad_enabled() else batch_by_shape(samples)
 
-    def _error(self, tensors: Mapping[str, Tensor], one: Aimed, features: Float[Tensor, "t k"]) -> Float[Tensor, ""]:
+    def _error(
+        self, tensors: Mapping[str, Tensor], one: TargetSample, features: Float[Tensor, "t k"]
+    ) -> Float[Tensor, ""]:
         error = (features - one.features).square().sum(1).mean() / one.scale
         scores = self._scores(tensors, one.task, features)
         if scores is None or one.scores is None:

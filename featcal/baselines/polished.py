@@ -8,8 +8,7 @@ decide the first token of the answer: nothing else of an answer is polished.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.baseline import Given, Made, Trained
-from featcal.baselines.common.gradients import draw_batches
+from featcal.baselines.common.gradients import accumulate_losses, draw_batches
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
@@ -28,7 +27,6 @@ from featcal.models.model import map_features
 from featcal.models.whole_forward import Sample, batch_by_shape, final, samples_of
 from featcal.suite.methods import PROPOSED, SAMPLES, TRAINING, register_method
 from featcal.suite.options import option
-from featcal.system.errors import NumericalError
 
 
 @dataclass(frozen=True)
@@ -122,17 +120,14 @@ def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iter
     Args:
         model: whose maps of final features apply.
     """
-    total = 0.0
-    for batch, some in batch_by_shape(samples):
-        features = torch.split(final(run, tensors, batch), 1)
-        errors = [
-            one.share * (map_features(model, one.task, own) - one.target).square().sum()
-            for one, own in zip(some, features, strict=True)
-        ]
-        part = torch.stack(errors).sum()
-        if part.requires_grad and torch.is_grad_enabled():
-            torch.autograd.backward(part)
-        total += float(part.detach())
-    if not math.isfinite(total):
-        raise NumericalError(f"polish: the loss is {total}; lower the rate")
-    return total
+
+    def parts() -> Iterator[Tensor]:
+        for batch, some in batch_by_shape(samples):
+            features = torch.split(final(run, tensors, batch), 1)
+            errors = [
+                one.share * (map_features(model, one.task, own) - one.target).square().sum()
+                for one, own in zip(some, features, strict=True)
+            ]
+            yield torch.stack(errors).sum()
+
+    return accumulate_losses(parts(), "polished")

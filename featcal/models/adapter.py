@@ -202,7 +202,7 @@ class Stage(ABC):
     spent: tuple[str, ...] = ()
     """Names of inputs that only the first call of the stage reads."""
     feeds = True
-    """Whether anything after the stage, final features included, depends on it."""
+    """True if anything after the stage, final features included, depends on it."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:

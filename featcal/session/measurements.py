@@ -348,9 +348,8 @@ class Measurements:
         """Return a merge that is computed when it is read with its tensors in memory, where there is room for them;
         any other model as it is. Every task, and every part of a split, reads all of a model anew."""
         names = self.suite.family.adapter.tower
-        if not isinstance(weights, RecipeWeights) or not self.suite.has_room(
-            sum(weights.info[name].nbytes for name in names)
-        ):
+        size = sum(weights.info[name].nbytes for name in names)
+        if not (isinstance(weights, RecipeWeights) and self.suite.has_room(size)):
             return weights
         return self.suite.get_or_make(
             _MERGED, Same(weights), lambda: Overlay(weights.label, weights, weights.read(names))

@@ -8,7 +8,7 @@ from weakref import WeakSet
 from featcal.system.errors import InputError
 
 MEMORY = "memory:"
-"""How such a reference begins; after it stand what the thing is and the first digits of its content's SHA-256."""
+"""Beginning of such a reference, before what the thing is and the first digits of its content's SHA-256."""
 
 
 class Holdable(Protocol):

@@ -31,8 +31,8 @@ from featcal.testing.trial import TASKS, Trial, hold
 
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
 """Shapes of matrices, of other tensors, and of a table of a vocabulary."""
-FEW = {"samples": 3, "steps": 2, "batch": 2}
-"""Options that keep a method cheap, for those that have them."""
+FEW = {"samples": 3, "steps": 2, "batch": 2, "guard": -1e3}
+"""Options that keep a method cheap, and have it act on models that gain nothing by it, for those that have them."""
 NEAR = 1e-9
 """Largest relative deviation of tensors in float64 that should be the same but for rounding."""
 Tensors = Mapping[str, Tensor]
@@ -160,7 +160,7 @@ class BaselineTrial:
 
     @property
     def few(self) -> dict[str, Any]:
-        """Return the options that keep it cheap."""
+        """Return those of `FEW` that the method has."""
         own = {one.name for one in options_of_class(self.kind)}
         return {name: value for name, value in FEW.items() if name in own}
 

@@ -37,7 +37,7 @@ def distil_on_the_same(family: Family, options: Distillation) -> tuple[Any, Mapp
 
 
 def see(model: Any, sample: Sample, head: Head | None) -> Found:
-    """What the library's model makes of a sample at every position that decides a token of its answer."""
+    """Features and scores of the library's model at every position that decides a token of an answer."""
     if head is not None:
         assert isinstance(head, CosineHead)
         features = model(**sample).image_embeds
@@ -64,7 +64,7 @@ def error(found: Sequence[Found], wanted: Sequence[Found]) -> Tensor:
 def test_the_loss_and_the_first_step_are_autograds_of_the_library(
     kind: str, tmp_path: Path, tiny_suite_file: Path, tiny64: Family
 ) -> None:
-    """Where a step sees all samples, the first one of Adam is -rate g / (|g| + eps); answers have 1 to 5 tokens."""
+    """If a step sees all samples, the first one of Adam is -rate g / (|g| + eps); answers have 1 to 5 tokens."""
     reference: Reference = reference_of(kind, tmp_path / "suite", tiny_suite_file.parent, tiny64)[0]
     family = reference.exact
     (weights, record), heads = distil_on_the_same(family, ALL)

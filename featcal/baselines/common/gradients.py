@@ -1,8 +1,10 @@
-"""Draw the samples of a step of gradient descent, and turn final features into log-probabilities."""
+"""Draw the samples of a step of gradient descent, add up losses with their gradients, and turn final features into
+log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -11,6 +13,7 @@ from torch import Tensor
 from featcal.models.context import Run
 from featcal.models.model import Head
 from featcal.models.whole_forward import S
+from featcal.system.errors import NumericalError
 
 
 def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> Iterator[list[Sequence[S]]]:
@@ -25,6 +28,26 @@ def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int
                 indices += torch.randperm(len(own), generator=generator).tolist()
             few.append([own[indices.pop()] for _ in range(min(batch, len(indices)))])
         yield few
+
+
+def accumulate_losses(losses: Iterable[Float[Tensor, ""]], method: str) -> float:
+    """Return the sum of losses, each of which is let go before the next one is computed; where gradients are enabled,
+    add theirs to those of the tensors.
+
+    Args:
+        method: named where the sum is not finite.
+
+    Raises:
+        NumericalError: the sum is not finite.
+    """
+    total = 0.0
+    for loss in losses:
+        if loss.requires_grad and torch.is_grad_enabled():
+            torch.autograd.backward(loss)
+        total += float(loss.detach())
+    if not math.isfinite(total):
+        raise NumericalError(f"{method}: the loss is {total}; lower the rate")
+    return total
 
 
 def log_probabilities(
