@@ -47,16 +47,16 @@ def draw_methods(session: Session, compared: Compared, on: EvaluationSamples) ->
     quick = {
         name: one for name, one in compared.models.items() if not one.config or jobs.is_quick_or_done(session, one)
     }
-    compare.make(session, Compared(quick))
+    compare.make_models(session, Compared(quick))
     with state.progress() as report:
         for model in quick.values():
             session.measure.features(model, on, report)
-    runs.keep(session, quick, on)
+    runs.record_runs(session, quick, on)
     studies = leaderboard.find_studies()
     table = next((study for study in studies if study.kind == library.TABLE), None)
-    sweep.section(session, on, quick, table)
+    sweep.show_sweep(session, on, quick, table)
     st.header("Methods: accuracy and cost")
-    leaderboard.show(studies)
+    leaderboard.show_leaderboard(studies)
 
 
 def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) -> None:
@@ -73,7 +73,7 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     drift_place.header("Drift per layer")
     words = window.container(key="block-preview")
     previewed = repair.preview(session, on, drift_place, words)
-    compare.make(session, compared)
+    compare.make_models(session, compared)
     (a, before_model), (b, model) = compared.models.items()
     with state.progress() as report:
         features = {a: session.measure.features(before_model, on, report)}
@@ -81,7 +81,7 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     repair.confirm(previewed, session, model, words)
     scores, missing = state.answer_scores(session, {**compared.models, compare.SHOWN_EXPERT: EVERY_EXPERT}, on)
     runs.keep_calibrated(session, compared.models, on)
-    measured_on = on, state.kind_of_scores(session, on) if scores else "cosine", state.opened_files()[1]
+    measured_on = on, state.page_score_kind(session, on) if scores else "cosine", state.opened_files()[1]
     undo.chips(trail, session, model, measured_on, cockpit.score_of(features[b], scores.get(b)))
     more.markdown(f"**Why these defaults**  \n{options.defaults_explained(session, model.require_calibration()[0])}")
     good = row.popover(good_options.LABEL, icon=":material/auto_awesome:")
@@ -92,10 +92,10 @@ def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) ->
     if given := cockpit.known_recipes(session, before_model, on):
         st.caption(f"At their defaults: {', '.join(f'{name} {score}' for name, score in given.items())}.")
     _say_origin(session, compared, features, scores, on)
-    export.section(session, model)
+    export.show_export(session, model)
     undo.listen()
     with good:
-        good_options.section(session, model)
+        good_options.show_good_options(session, model)
     _draw_tabs(session, compared, features, on, previewed)
 
 
@@ -107,7 +107,7 @@ def _draw_drift(
     previewed: Previewed,
     features: Mapping[str, Features],
 ) -> None:
-    drifts = {name: tables.relative_drift(one) for name, one in features.items()}
+    drifts = {name: tables.relative_drift_table(one) for name, one in features.items()}
     frame, units = tables.layer_columns(drifts), "norm / norm of the expert's"
     origin = downloads.sample_origin(session, on, compared.models)
     numbers = Numbers("drift before and after", frame, units, origin, kind="drift")
@@ -175,7 +175,7 @@ def _say_origin(
             "samples.",
             icon=":material/trending_up:",
         )
-    if scores and session.is_text and state.kind_of_scores(session, on) == "features":
+    if scores and session.is_text and state.page_score_kind(session, on) == "features":
         st.caption(
             "First-token accuracy: how often the first token of the answer is right, read off the final features, "
             "since whole answers of this suite take long. It can be right where the answer is wrong: the Accuracy page "
@@ -204,11 +204,11 @@ def _draw_tabs(
         # Nobody waits for these, so the browser asks for them once the exact charts stand.
         afterwards.draw_later(
             "the rest",
-            repr((state.reference(), compared, previewed.layer, on)),
+            repr((state.suite_reference(), compared, previewed.layer, on)),
             "The anchor alone is being measured …",
             partial(repair.rest, session, compared, features, on, previewed.layer),
         )
     with seeds:
-        repair.spread(session, model, on)
+        repair.show_spread(session, model, on)
     with solves:
-        repair.conditioning(session, model)
+        repair.show_conditioning(session, model)

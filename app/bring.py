@@ -16,7 +16,7 @@ from app import catalogue, state, view
 from app.export import output_folder
 from featcal.authoring.from_form import KINDS, DraftTask, draft, import_file, read_draft, write_draft
 from featcal.figures.names import plain, plain_lines
-from featcal.preflight.check import Preflight, check
+from featcal.preflight.check import Preflight, check_suite
 from featcal.session.fingerprint import Stamp, suite_stamp
 from featcal.suite.methods import merger_names, method
 from featcal.suite.options import options_of_class
@@ -159,7 +159,7 @@ def place(text: str) -> Path | None:
         return None
 
 
-def verdict(text: str, file: Path) -> Suite | None:
+def show_draft_findings(text: str, file: Path) -> Suite | None:
     """Say what is wrong with the draft and what it would take; return the suite where it can be opened."""
     try:
         _require_short(text)
@@ -176,10 +176,10 @@ def verdict(text: str, file: Path) -> Suite | None:
 
 @st.cache_resource(max_entries=4, ttl="10m", show_spinner=False)
 def _check(files: Stamp, _suite: Suite) -> Preflight:
-    return check(_suite, probe=False)
+    return check_suite(_suite, probe=False)
 
 
-def write(text: str, file: Path) -> None:
+def offer_to_write(text: str, file: Path) -> None:
     """Draw a button that writes the file and opens it here, and the command line for it."""
     if st.button("Write and open it", type="primary", icon=":material/save:"):
         try:
@@ -188,11 +188,11 @@ def write(text: str, file: Path) -> None:
             view.problem(error)
             return
         named = from_folder(file, Path.cwd()) if server_rules() else str(file)
-        state.select(suite=named)
+        state.look_at(suite=named)
         st.session_state[_WRITTEN] = named
         st.rerun()  # the sidebar was drawn with the suite before
-    if st.session_state.get(_WRITTEN) == state.reference():
-        message = f"Written: {state.reference()}. It is the suite of every page now."
+    if st.session_state.get(_WRITTEN) == state.suite_reference():
+        message = f"Written: {state.suite_reference()}. It is the suite of every page now."
         st.success(plain_lines(message), icon=":material/check_circle:")
     quoted = shlex.quote(without_places(str(file)))
     st.code(f"featcal check {quoted}\nfeatcal calibrate {quoted} --out calibrated", language="bash")

@@ -37,7 +37,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeadlineNumbers:
     """Hold the measurements of a merge and of the model that it is compared with; what is None is not measured.
 
     Args:
@@ -55,7 +55,7 @@ class Measured:
     missing: str = ""
 
 
-def draw(cards: Sequence[Card]) -> None:
+def draw_cards(cards: Sequence[Card]) -> None:
     """Draw cards side by side, as many as have room."""
     for column, card in zip(st.columns(len(cards)), cards, strict=True):
         column.metric(
@@ -71,7 +71,7 @@ def draw(cards: Sequence[Card]) -> None:
         )
 
 
-def make(found: Measured) -> list[Card]:
+def make_cards(found: HeadlineNumbers) -> list[Card]:
     """Return the four cards: score, share of the gap, final drift, worst task."""
     return [_score_card(found), _gap_card(found), _drift_card(found), _worst_card(found)]
 
@@ -88,7 +88,7 @@ def _arrow(values: Sequence[float]) -> str:
     return f"{' → '.join(map(percent, values))}\u00a0%"
 
 
-def _score_card(found: Measured) -> Card:
+def _score_card(found: HeadlineNumbers) -> Card:
     label = f"{found.metric.capitalize()}, {found.split}"
     if not found.scores:
         return Card(label, change=found.missing or UNKNOWN)
@@ -99,7 +99,7 @@ def _score_card(found: Measured) -> Card:
     return Card(label, value, colour="off" if one.is_within_noise else "normal", **score_change(one))
 
 
-def _gap_card(found: Measured) -> Card:
+def _gap_card(found: HeadlineNumbers) -> Card:
     alone = len(found.scores) < 2
     label = "Kept of the experts" if alone and found.scores else "Gap closed"
     if not found.scores or found.expert is None:
@@ -114,7 +114,7 @@ def _gap_card(found: Measured) -> Card:
     return Card(label, f"{share:.0f}\u00a0%", f"of {percent(gap)} points", f"to the experts' {percent(top)}\u00a0%")
 
 
-def _drift_card(found: Measured) -> Card:
+def _drift_card(found: HeadlineNumbers) -> Card:
     if not found.drift:
         return Card("Final drift")
     value, first = " → ".join(f"{one:.2f}" for one in found.drift), found.drift[0]
@@ -124,7 +124,7 @@ def _drift_card(found: Measured) -> Card:
     return Card("Final drift", value, f"{change:+.0f}\u00a0%", "of the expert feature's norm", "inverse")
 
 
-def _worst_card(found: Measured) -> Card:
+def _worst_card(found: HeadlineNumbers) -> Card:
     if not found.scores or found.expert is None:
         return Card("Worst task", change=found.missing or UNKNOWN)
     first, experts = found.scores[0].tasks, found.expert.tasks

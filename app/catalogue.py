@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import state
 from featcal.evaluation.evaluate import TaskScore
 from featcal.figures.names import plain, plain_lines
-from featcal.preflight.check import Preflight, check
+from featcal.preflight.check import Preflight, check_suite
 from featcal.samples.sources import Samples
 from featcal.server.lengths import is_long, seconds_to_score
 from featcal.session.fingerprint import Stamp
@@ -46,19 +46,19 @@ def preflight() -> Preflight:
     """Return all that `featcal check` finds in the selected suite; checked anew when one of its files changes."""
     suite, files = state.opened_files()
     with st.spinner("Checking models and samples …"):
-        return _preflight(state.reference(), files, suite)
+        return _preflight(state.suite_reference(), files, suite)
 
 
 # The suite is not hashed (its name begins with "_"): its reference and the stamp of its files tell it apart.
 @st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
 def _preflight(reference: str, files: Stamp, _suite: Suite) -> Preflight:
-    return check(_suite)
+    return check_suite(_suite)
 
 
-def verdict(place: DeltaGenerator) -> None:
+def show_suite_findings(place: DeltaGenerator) -> None:
     """Show what `featcal check` has against the suite, on a page that shows its numbers."""
     # featcal's own suites were checked before they were published.
-    if state.reference() in embedded_suites():
+    if state.suite_reference() in embedded_suites():
         return
     # Called when the page is drawn: looking at every expert takes a while, and the page should not wait for it.
     with place:
@@ -116,7 +116,7 @@ def expectations(found: Preflight) -> None:
 
 def tasks_section(session: Session, on: EvaluationSamples) -> None:
     """Show the tasks with their experts' own scores, and warn of experts that may be guessing."""
-    frame, missing = tasks(session, on)
+    frame, missing = tabulate_tasks(session, on)
     st.dataframe(
         frame,
         hide_index=True,
@@ -141,7 +141,7 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
         )
 
 
-def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
+def tabulate_tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
     """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
     scores: Mapping[str, TaskScore] = {}
     try:

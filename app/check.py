@@ -12,7 +12,7 @@ import streamlit as st
 from app import first_page, state, view
 from featcal.authoring.from_form import write_draft
 from featcal.authoring.from_merge import Origins, find_origins, sample_source
-from featcal.authoring.from_paths import SuiteParts, begin
+from featcal.authoring.from_paths import SuiteParts, write_suite_text
 from featcal.figures.verdict.faults import judge_weights
 from featcal.figures.verdict.merge import MergeNames, Recipe, examine_weights
 from featcal.figures.verdict.sentences import Verdict
@@ -48,12 +48,12 @@ def draw_field() -> None:
         except FeatcalError as error:
             view.problem(error)
             return
-        state.select(**chosen)
+        state.look_at(**chosen)
         st.rerun()  # the sidebar was drawn with the suite before
     if _is_checked():
         suite, files = state.opened_files()
         with st.spinner("Comparing files and weights with those it was made of …"):
-            first_page.say(_judge_weights(state.reference(), files, suite))
+            first_page.write_verdict_lines(_judge_weights(state.suite_reference(), files, suite))
 
 
 def find_subject(named: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _write_suite(folder: Path, origins: Origins) -> Path:
     parts = SuiteParts(
         origins.base, origins.experts, {}, str(folder), sample_source(state.selection().n), {"vocabulary": "base"}
     )
-    begun = begin(parts, file)
+    begun = write_suite_text(parts, file)
     if begun.missing:
         raise InputError(*begun.missing)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _suites() -> Path:
 
 def _is_checked() -> bool:
     """Say whether the suite that is open was made here."""
-    return Path(state.reference()).parent == _suites()
+    return Path(state.suite_reference()).parent == _suites()
 
 
 # The suite is not hashed (its name begins with "_"): its reference and the stamp of its files tell it apart.

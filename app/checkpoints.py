@@ -20,7 +20,7 @@ from featcal.system.sandbox import server_rules, without_places
 _CHOSEN, _PROBLEMS = "checkpoint", "problems with checkpoints"
 
 
-def section(session: Session, on: EvaluationSamples) -> None:
+def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
     """Draw the list of checkpoints that were written here, in whichever visit and of whichever suite, and one of them.
 
     Args:
@@ -29,7 +29,7 @@ def section(session: Session, on: EvaluationSamples) -> None:
     st.header("Checkpoints")
     known = Checkpoints()
     kept = zips.visible(known.read_all())
-    view.say_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
+    view.show_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
     if not kept:
         st.info(
             "No checkpoint yet. Whatever is written on the page Calibrate or by `featcal calibrate` is listed here.",

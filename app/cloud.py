@@ -17,10 +17,10 @@ from app import hover, maps, picking, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
 from featcal.figures import cloud_charts, sample_tables, tables
-from featcal.figures.cloud_charts import Depth
+from featcal.figures.cloud_charts import MapPosition
 from featcal.figures.names import plain
 from featcal.figures.sample_charts import Dots
-from featcal.figures.sample_tables import right_answers as answers_of
+from featcal.figures.sample_tables import answer_column as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
@@ -140,7 +140,7 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
             zoom=True,
         )
         _say_how_far(shown, (axes, cloud, flat))
-        hover.draw("feature-map", shown.session, shown.task, shown.on)
+        hover.add_hover_pictures("feature-map", shown.session, shown.task, shown.on)
         _say_how_many(len(ids), len(shown.data))
         if dots.answers and len(set(dots.answers)) > len(OTHERS):
             st.caption(f"{len(set(dots.answers))} colours are hard to tell apart: hover a point for what it is.")
@@ -231,7 +231,7 @@ def search_section(shown: ComparedFeatures) -> None:
 
 def _search(frame: pd.DataFrame) -> None:
     """Select what was searched for; nothing where nothing has it."""
-    samples.pick(sample_tables.find_samples(frame, st.session_state[_SEARCH]))
+    samples.pick_samples(sample_tables.find_samples(frame, st.session_state[_SEARCH]))
 
 
 def neighbour_section(shown: ComparedFeatures, features: Mapping[str, Tensor]) -> None:
@@ -258,7 +258,7 @@ def neighbour_section(shown: ComparedFeatures, features: Mapping[str, Tensor]) -
         pd.DataFrame(rows), hide_index=True, column_config=formats, alt=f"Neighbours of sample {sample} in every model"
     )
     together = sorted({sample, *(one for found in near.values() for one in found)})
-    st.button("Select all of them", on_click=samples.pick, args=(together,), icon=":material/hub:")
+    st.button("Select all of them", on_click=samples.pick_samples, args=(together,), icon=":material/hub:")
 
 
 def pick_section(shown: ComparedFeatures) -> None:
@@ -319,7 +319,7 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
 def _pick_task(tasks: Sequence[str]) -> None:
     points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
     if points:
-        state.select(task=tasks[int(points[0]["customdata"][0])], picked=picking.ids_of(points[:1]), picked_of=None)
+        state.look_at(task=tasks[int(points[0]["customdata"][0])], picked=picking.ids_of(points[:1]), picked_of=None)
 
 
 def _draw_until_there(job: Job, wanted: str, draw: Callable[[], None]) -> None:
@@ -349,7 +349,7 @@ def _axes(job: Job, wanted: str) -> str:
 
 def _layer_points(
     shown: ComparedFeatures, flat: maps.Points, framed: bool
-) -> tuple[dict[str, maps.Points], Depth | None]:
+) -> tuple[dict[str, maps.Points], MapPosition | None]:
     """Return the chosen layer's points by model, and where they lie in the map of all layers, if it is one.
 
     Args:
@@ -364,7 +364,7 @@ def _layer_points(
     edges = np.stack([low, high], axis=1) + 0.04 * (high - low)[:, None] * np.array([-1, 1])
     (x, y), means = edges.tolist(), whole.mean(2)
     trails = {name: means[:, place] for place, name in enumerate(shown.models)}
-    return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
+    return points, MapPosition(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
 
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:

@@ -51,7 +51,7 @@ def known_recipes(session: Session, merge: ModelRef, on: EvaluationSamples) -> d
     """Return what every recipe has given of a merge on the same samples at its defaults, as far as that is in the
     history."""
     known = {run.id: run for run in History().runs(hash_of(session))}
-    how, given = state.kind_of_scores(session, on), {}
+    how, given = state.page_score_kind(session, on), {}
     samples = opening.defaults(session, None, state.selection().samples).samples
     for recipe in RECIPES:
         other = session.resolve(opening.defaults(session, recipe, samples), merge)

@@ -12,9 +12,9 @@ import streamlit as st
 
 from app import headline, jobs, on_table, opening, options, page_end, state, view
 from app.selection import CALIBRATED, HOME, NOTHING
-from featcal.figures.names import plain, short_model, shorten
+from featcal.figures.names import cut_text, plain, short_model
 from featcal.figures.report.models import label_models
-from featcal.figures.run_tables import title
+from featcal.figures.run_tables import run_title
 from featcal.figures.theme import Shown
 from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
@@ -64,16 +64,16 @@ def choose_in_sidebar(session: Session, scored_on: EvaluationSamples | None = No
     Args:
         scored_on: samples whose scores the headline shows; None for those that models are measured on.
     """
-    return make(session, choose(session, scored_on))
+    return make_models(session, choose_models(session, scored_on))
 
 
-def choose(session: Session, scored_on: EvaluationSamples | None = None) -> Compared:
+def choose_models(session: Session, scored_on: EvaluationSamples | None = None) -> Compared:
     """Choose both models in the sidebar as `choose_in_sidebar` does, without making them."""
     options.chosen_config(session)  # what cannot be used is said on the page
     with end_explained():
         _draw_choice(session)
         compared = Compared(_label(session, _chosen_names(session)))
-    headline.begin(session, compared.models, scored_on)
+    headline.begin_headline(session, compared.models, scored_on)
     return compared
 
 
@@ -87,15 +87,15 @@ def choose_to_repair(session: Session) -> Compared:
     if why:
         st.info(f"{plain(state.selection().merge)} {why}: this page calibrates merges.", icon=":material/info:")
         chosen = {"merge": merge.name, "beside": CALIBRATED}
-        st.button(f"Calibrate {plain(merge.name)}", type="primary", on_click=state.select, kwargs=chosen)
+        st.button(f"Calibrate {plain(merge.name)}", type="primary", on_click=state.look_at, kwargs=chosen)
         page_end.end_page()
     with end_explained():
         compared = Compared(_label(session, [subject.name, CALIBRATED]))
-    headline.begin(session, compared.models)
+    headline.begin_headline(session, compared.models)
     return compared
 
 
-def make(session: Session, compared: Compared) -> Compared:
+def make_models(session: Session, compared: Compared) -> Compared:
     """Make the calibrated ones of some models; end the page where one cannot be made."""
     with end_explained(), state.progress() as report:
         for model in compared.models.values():
@@ -148,7 +148,7 @@ def _draw_chip(session: Session) -> None:
     if state.selection().beside != CALIBRATED or on_table.why_not(session, session.resolve(state.selection().merge)):
         return
     model = on_table.find_calibration(session)
-    words = plain(options.describe(model, session))
+    words = plain(options.summarise_options(model, session))
     # Not a callback: `switch_page` works in the run of a page alone.
     if st.button(words, "model-settings", help=plain(model.name), icon=":material/tune:", type="tertiary"):
         st.switch_page("../pages/calibrate.py")
@@ -178,7 +178,7 @@ def end_explained() -> Iterator[None]:
         back: dict[str, Any] = {"merge": HOME.merge, "beside": HOME.beside}
         if (state.selection().merge, state.selection().beside) == (HOME.merge, HOME.beside):
             back |= {"beside": NOTHING, **dict.fromkeys(state.selection().options())}  # the options are what fails
-        st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
+        st.button("Back to the merged model", type="primary", on_click=state.look_at, kwargs=back)
         page_end.end_page()
 
 
@@ -191,8 +191,8 @@ def offered_models(session: Session) -> dict[str, str]:
     anchor = name_on(f"anchor:rho={exactly(opening.defaults(session).rho)}", merge)
     first = {"merged": "merged, the suite's own", **({"base": "base"} if has_base else {}), anchor: short_model(anchor)}
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
-    runs = {run.model: f"{shorten(title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
-    scored = _scores_of_methods(state.reference(), hash_of(session))
+    runs = {run.model: f"{cut_text(run_title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
+    scored = _scores_of_methods(state.suite_reference(), hash_of(session))
     ranked = sorted(merger_names() if has_base else (), key=lambda name: -scored.get(name, -1.0))
     merges = {name: f"{name} · merge{f', {percent(scored[name])} %' if name in scored else ''}" for name in ranked}
     return first | runs | merges | {f"expert:{task}": f"expert, {task}" for task in session.tasks}

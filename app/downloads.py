@@ -94,7 +94,7 @@ class Numbers:
     @property
     def name(self) -> str:
         """Return the file name without its ending: what, suite, model, samples."""
-        return file_name(self.what, self.origin)
+        return download_name(self.what, self.origin)
 
     def csv(self) -> bytes:
         """Write the table as CSV with columns for suite, split, samples per task, units, and the full names of its
@@ -111,12 +111,12 @@ class Numbers:
         return bytes(table.to_csv(index=False).encode())
 
 
-def file_name(what: str, origin: Origin) -> str:
+def download_name(what: str, origin: Origin) -> str:
     """Make a file name of words and origin, in letters, digits, hyphens and full stops.
 
-    >>> file_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
+    >>> download_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
     'drift-per-layer-a-b-c-40-to-64-validation'
-    >>> file_name("margins", Origin("mini", "test", {"x": 64}, made="lam0.05-n8"))
+    >>> download_name("margins", Origin("mini", "test", {"x": 64}, made="lam0.05-n8"))
     'margins-mini-lam0.05-n8-64-test'
     """
     parts = [what, origin.suite, origin.made, origin.samples, origin.split if origin.samples else None]
@@ -149,7 +149,7 @@ def _origin(
     return Origin(session.family.suite.name, split, counts, names, made, on)
 
 
-def calibration_samples(model: ModelRef) -> EvaluationSamples:
+def samples_of_calibration(model: ModelRef) -> EvaluationSamples:
     """Return the samples that a calibrated model was made of."""
     config, _ = model.require_calibration()
     return EvaluationSamples(config.samples, "calibration", config.seed)

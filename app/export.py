@@ -19,9 +19,9 @@ from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.checkpoints import Checkpoints, WrittenModel
 from featcal.studies.history import History
-from featcal.studies.recording import measure, run_of
+from featcal.studies.recording import measure_model, run_of
 from featcal.studies.scored_card import score_into_card, tell_measured
-from featcal.suite.command_lines import calibrate_command, push_command
+from featcal.suite.command_lines import calibrate_line, push_line
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError, UncheckedError
 from featcal.system.paths import expand_home
@@ -55,18 +55,18 @@ def _write(session: Session, model: ModelRef, folder: Path) -> None:
         st.info("This checkpoint is written already; nothing was written anew.", icon=":material/info:")
         return
     on = EvaluationSamples(state.selection().n)
-    how, (_, of) = state.kind_of_scores(session, on), model.require_calibration()
+    how, (_, of) = state.page_score_kind(session, on), model.require_calibration()
     with st.spinner("Writing, reloading and comparing …", show_time=True):
         # What could not be checked is in the folder's record, which is shown below.
         with suppress(UncheckedError):
             session.fit.calibrate(model).save(folder)
         kept = Checkpoints()
         adapter, config = session.family.adapter, session.family.container.config
-        before, after = (measure(session, one, on, how) for one in (of, model))
+        before, after = (measure_model(session, one, on, how) for one in (of, model))
         written = kept.add(folder, run_of(session, model), adapter.loading(folder, config), before, after)
         # Of this visit too, where no list can be kept.
         st.session_state.setdefault(_WRITTEN, []).append(written)
-        view.say_problems(kept.problems)
+        view.show_problems(kept.problems)
         tell_measured(session, folder, model, on, how)
 
 
@@ -82,7 +82,7 @@ def _say_written(written: WrittenModel) -> None:
         st.warning(f"Not checked: {plain(without_places(sentence))}.", icon=":material/warning:")
 
 
-def section(session: Session, model: ModelRef) -> None:
+def show_export(session: Session, model: ModelRef) -> None:
     """Show the folder's name, how to load what was written there, and the command that writes it too."""
     config, of = model.require_calibration()
     _folder_name(session, model)
@@ -91,7 +91,7 @@ def section(session: Session, model: ModelRef) -> None:
     # Sums depend on the threads in their last bits, and for tiny models the app leaves a core to the browser.
     threads = f"OMP_NUM_THREADS={torch.get_num_threads()}"
     right.caption(f"The same from the command line, to the last bit with `{threads}`:")
-    line = calibrate_command(state.reference(), config, opening.defaults(session), name, of.name)
+    line = calibrate_line(state.suite_reference(), config, opening.defaults(session), name, of.name)
     right.code(line, language="bash", wrap_lines=True)
     for written in _find_written(session, model)[:1]:
         show_notes(written)
@@ -178,4 +178,4 @@ def show_card(folder: Path, session: Session | None, model: ModelRef | None = No
     st.code(text, language="markdown", wrap_lines=True)
     st.caption("From a command line to the Hub: without --yes, files and card are shown and nothing is sent.")
     known = licence_of(card.data.to_dict()) is not None
-    st.code(without_places(push_command(str(folder), known)), language="bash", wrap_lines=True)
+    st.code(without_places(push_line(str(folder), known)), language="bash", wrap_lines=True)

@@ -39,12 +39,12 @@ class FirstPage:
     cards: Sequence[Card]
     verdict: Verdict
     booked: pd.DataFrame
-    """Rows of `ledger_tables.attribution` of the merge."""
+    """Rows of `ledger_tables.attribution_table` of the merge."""
     layers: Mapping[str, pd.DataFrame]
     """Model → rows of `tables.layer_rows`, relative; the merge first."""
 
 
-def keep(found: FirstPage) -> None:
+def keep_first_page(found: FirstPage) -> None:
     """Keep what the first page shows; a folder that cannot be written only costs the next start time."""
     file = _file()
     tables = {
@@ -71,7 +71,7 @@ def read_kept() -> FirstPage | None:
     return FirstPage(cards, Verdict.from_json(document["verdict"]), _read_table(document["booked"]), layers)
 
 
-def say(verdict: Verdict) -> None:
+def write_verdict_lines(verdict: Verdict) -> None:
     """Write the lines of a verdict, but for the last two, which stand at the button and below it."""
     for number, one in enumerate(shown_sentences(verdict)):
         st.markdown(format_line(one, number == 0))

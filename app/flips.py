@@ -32,20 +32,22 @@ def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationS
         return None
 
 
-def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: Origin) -> None:
+def show_differences(found: Comparison, pair: tuple[str, str], metric: str, origin: Origin) -> None:
     """Show the difference of two models per task with its interval."""
     rows = {**found.tasks, "average": found.average}
     summary = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
     st.header(f"What {pair[1]} gains over {pair[0]}")
-    figure = sample_charts.differences(found, pair, metric)
-    view.picture(figure, "differences", f"Difference per task: {summary}", downloads.file_name("differences", origin))
+    figure = sample_charts.differences_chart(found, pair, metric)
+    view.picture(
+        figure, "differences", f"Difference per task: {summary}", downloads.download_name("differences", origin)
+    )
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
     units = f"a is {pair[0]}, b {pair[1]}: scores, difference and interval are shares; p: McNemar's exact test"
     of_pair = replace(origin, models={name: origin.models[name] for name in pair})
     view.tools(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"), text.DIFFERENCES)
 
 
-def section(
+def show_flips(
     session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, found: Comparison
 ) -> None:
     """Show how many answers changed, and every sample of a task in a table with a filter.
@@ -78,7 +80,9 @@ def section(
         st.info(f"No sample of {plain(task)} is {show}.", icon=":material/info:")
     else:
         name = "flips" if show == "flipped" else f"samples {show}"
-        samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split)
+        samples.show_sample_table(
+            Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split
+        )
     samples.offer_measurements(session, models, on)
     if not samples.picked_samples(session, on) and data.images is not None and not kept.empty:
         samples.gallery(data, kept.head(MOST_UNASKED))

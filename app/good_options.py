@@ -18,7 +18,7 @@ from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import config_asked
 from featcal.suite.calibration_options import OWN, CalibrationConfig
-from featcal.suite.command_lines import select_command, shared_options
+from featcal.suite.command_lines import select_line, shared_options
 from featcal.system.errors import InputError
 
 LABEL = "Find good options"
@@ -29,7 +29,7 @@ _WHAT = (
 )
 
 
-def section(session: Session, model: ModelRef) -> None:
+def show_good_options(session: Session, model: ModelRef) -> None:
     """Show a job that chooses recipe and options for the merge on the table with the chosen samples, switches and
     parts; when it is done, what it found, and one button that takes it over.
 
@@ -39,7 +39,7 @@ def section(session: Session, model: ModelRef) -> None:
     config, of = model.require_calibration()
     asked = shared_options(config, opening.defaults(session))
     st.markdown(_WHAT)
-    st.code(select_command(state.reference(), asked, of.name), language="bash", wrap_lines=True)
+    st.code(select_line(state.suite_reference(), asked, of.name), language="bash", wrap_lines=True)
     try:
         seconds = seconds_to_select(session, config_asked(session.family, **asked))
         document = jobs.ensure("select", {"options": asked, **jobs.model_argument(of)}, seconds)
@@ -54,7 +54,7 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
     """Show candidates with the margin between them, and take the chosen options over."""
     for note in document["notes"]:
         st.caption(f"Note: {plain(note)}.")
-    rows, columns = selection_table.candidates(document)
+    rows, columns = selection_table.candidate_table(document)
     if rows:
         table = pd.DataFrame(rows, columns=columns).drop(columns="start")
         st.dataframe(table, hide_index=True, alt=f"{len(rows)} candidates, the best first, with scores and margins")
@@ -69,7 +69,7 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
         type="primary",
         icon=":material/check:",
         disabled=chosen == config,
-        on_click=state.select,
+        on_click=state.look_at,
         kwargs=options.fields_of(session, chosen),
     )
 

@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import cards, jobs, state
-from app.cards import Card, Measured
+from app.cards import Card, HeadlineNumbers
 from app.selection import CALIBRATED
 from featcal.evaluation.comparison import Comparison, compare_scores
 from featcal.evaluation.evaluate import Scores
@@ -45,7 +45,7 @@ class _Headline:
     def score_kind(self) -> str:
         """Return what scores are made of."""
         whole = self.scored_on.samples is None
-        return "answers" if whole else state.kind_of_scores(self.session, self.scored_on)
+        return "answers" if whole else state.page_score_kind(self.session, self.scored_on)
 
     def find_scores(self, model: ModelRef) -> Scores | None:
         """Return the scores of a model where they cost nothing."""
@@ -61,7 +61,9 @@ def forget() -> None:
     st.session_state.pop(_NOW, None)
 
 
-def begin(session: Session, models: Mapping[str, ModelRef], scored_on: EvaluationSamples | None = None) -> None:
+def begin_headline(
+    session: Session, models: Mapping[str, ModelRef], scored_on: EvaluationSamples | None = None
+) -> None:
     """Draw the headline here, with what is known before the page measures anything.
 
     Args:
@@ -71,10 +73,10 @@ def begin(session: Session, models: Mapping[str, ModelRef], scored_on: Evaluatio
     on = EvaluationSamples(state.selection().n)
     now = st.session_state[_NOW] = _Headline(st.container(key="headline").empty(), session, models, on, scored_on or on)
     with now.place.container():
-        cards.draw(_make_cards(now))
+        cards.draw_cards(_make_cards(now))
 
 
-def finish() -> None:
+def finish_headline() -> None:
     """Draw the headline anew with what the page has measured, and a button for what it has not."""
     now: _Headline | None = st.session_state.get(_NOW)
     if now is None:
@@ -84,7 +86,7 @@ def finish() -> None:
     # A look at the test split is for the Accuracy page to count.
     unscored = now.scored_on.split == "test"
     with now.place.container():
-        cards.draw(found)
+        cards.draw_cards(found)
         if len(now.models) == 1 and _is_repair_left_out(now):
             # Not a callback: `switch_page` works in the run of a page alone.
             if st.button("Repair it", "headline-repair", icon=":material/tune:", type="tertiary"):
@@ -114,10 +116,10 @@ def _make_cards(now: _Headline) -> list[Card]:
     whole = len(scores) == len(now.models)
     expert = now.find_scores(EVERY_EXPERT) if whole else None
     known = [model for model in now.models.values() if measure.has_features(model, now.on)]
-    drift = [float(tables.relative_drift(measure.features(model, now.on)).iloc[-1]) for model in known]
+    drift = [float(tables.relative_drift_table(measure.features(model, now.on)).iloc[-1]) for model in known]
     metric = tables.metric_name({"": scores[0]}) if scores else "score"
-    return cards.make(
-        Measured(
+    return cards.make_cards(
+        HeadlineNumbers(
             metric,
             now.scored_on.split or now.session.split,
             scores if whole else (),

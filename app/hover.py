@@ -63,7 +63,7 @@ export default function ({ data }) {
 )
 
 
-def draw(chart: str, session: Session, task: str, on: EvaluationSamples) -> None:
+def add_hover_pictures(chart: str, session: Session, task: str, on: EvaluationSamples) -> None:
     """Let a chart whose points carry numbers of samples show their pictures; nothing where there are none.
 
     Args:

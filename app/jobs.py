@@ -23,7 +23,7 @@ from featcal.server import kinds
 from featcal.server.lengths import is_long, seconds_to_make, seconds_to_score
 from featcal.server.manager import ensure_manager
 from featcal.server.orders import order, submit
-from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
+from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, JobOrder, Queue
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
@@ -89,7 +89,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
     return None
 
 
-def follow(kind: str, args: Mapping[str, Any], start: bool, left: bool = True) -> None:
+def follow_jobs(kind: str, args: Mapping[str, Any], start: bool, left: bool = True) -> None:
     """Show the progress of every job of a kind on the selected suite, and how the one with these arguments ended if
     that left no result; for work whose results are looked for elsewhere. The page runs again as pieces are finished,
     and when one has ended.
@@ -122,13 +122,13 @@ def is_unfinished(kind: str, args: Mapping[str, Any]) -> bool:
     return job is not None and not job.is_over
 
 
-def _ask(wanted: Order, seconds: float, again: bool) -> bool:
+def _ask(wanted: JobOrder, seconds: float, again: bool) -> bool:
     """Draw the button that starts an order, and say whether it was pressed; it is gone then."""
     place = st.empty()
     label = "Start again" if again else "Start"
     note = "Runs as a background job: pages stay free meanwhile, and it goes on when you close this one."
     with place.container():
-        st.markdown(f"**{title(wanted)}** takes about {duration(seconds)} on this machine.")
+        st.markdown(f"**{job_title(wanted)}** takes about {duration(seconds)} on this machine.")
         pressed = st.button(
             label, type="primary", icon=":material/play_arrow:", help=note, key=f"start-{wanted.key[:12]}"
         )
@@ -166,7 +166,7 @@ def is_quick_or_done(session: Session, model: ModelRef) -> bool:
 
 def _calibrate_args(config: CalibrationConfig, start: ModelRef) -> dict[str, Any]:
     """Return the arguments of a job that calibrates the suite's merged model, or another start."""
-    return {"options": kinds.options_of(config), **model_argument(start)}
+    return {"options": kinds.job_options(config), **model_argument(start)}
 
 
 def model_argument(start: ModelRef) -> dict[str, str]:
@@ -174,7 +174,7 @@ def model_argument(start: ModelRef) -> dict[str, str]:
     return {} if start.kind == "merged" else {"model": start.name}
 
 
-def scores(
+def finished_scores(
     session: Session, model: ModelRef, view: EvaluationSamples, progress: Progress, *, at_once: bool = False
 ) -> Scores | None:
     """Return scores of a model on a split; None until a job has made them, where they take long."""
@@ -187,7 +187,9 @@ def scores(
     return session.measure.adopt_scores(model, view, kinds.scores_from(document))
 
 
-def report(session: Session, models: Iterable[ModelRef], on: EvaluationSamples, seconds: float) -> bytes | None:
+def finished_report(
+    session: Session, models: Iterable[ModelRef], on: EvaluationSamples, seconds: float
+) -> bytes | None:
     """Return a report as a job has written it; None until it has."""
     args = {
         "models": [_model_argument(model) for model in models],
@@ -216,9 +218,9 @@ def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> d
     return {"model": _model_argument(model), **asdict(view), "split": view.split or session.split}
 
 
-def _order(kind: str, args: Mapping[str, Any]) -> Order:
+def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
     """Return the order of a job on the selected suite."""
-    return order(kind, state.reference(), args, state.stamp())
+    return order(kind, state.suite_reference(), args, state.stamp())
 
 
 def _model_argument(model: ModelRef) -> str:
@@ -261,7 +263,7 @@ def _card(queue: Queue, job: Job, place: str = "") -> None:
         place: tells a card from that of the same job elsewhere on the page.
     """
     with st.container(border=True, key=f"{place}job-{job.id}"):
-        st.markdown(f"**{title(job.order)}**")
+        st.markdown(f"**{job_title(job.order)}**")
         share = job.done / job.total if job.total else 0.0
         st.progress(share, text=progress_line(job, time.time(), queue))
         left, right = st.columns([1, 4], vertical_alignment="top")
@@ -290,7 +292,7 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
     return f"{plain(job.label)}: {here}, {so_far} so far{rest}"
 
 
-def title(order: Order) -> str:
+def job_title(order: JobOrder) -> str:
     """Name what is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = {**order.args.get("options", order.args), "model": order.args.get("model")}
@@ -382,7 +384,7 @@ def _listing(busy: bool) -> None:
         st.markdown("**Ended**")
     for job in ended[:ENDED]:
         took = "" if job.started is None else f" · {duration((job.ended or job.started) - job.started)}"
-        with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):
+        with st.expander(f"{job_title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):
             if job.message:
                 st.text(without_places(job.message))
             files = "" if server_rules() else f"; files in {job.folder}"

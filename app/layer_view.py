@@ -11,13 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from app import downloads, ledger_view, samples, state, view
-from app.downloads import Numbers, file_name
-from featcal.drift.depth import Depth
+from app.downloads import Numbers, download_name
+from featcal.drift.depth import DepthDecisions
 from featcal.drift.tokens import CLASS_TOKEN, FEATURE, PICTURE
 from featcal.figures import layer_charts, layer_tables, tables, text, token_charts
-from featcal.figures.names import plain, shorten
+from featcal.figures.names import cut_text, plain
 from featcal.figures.report.samples import data_address
-from featcal.figures.sample_tables import right_answers
+from featcal.figures.sample_tables import answer_column
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -59,12 +59,12 @@ def depth(
     except NoScores:
         ledger_view.say_needs_of_scores(session)
         return
-    frames = {name: layer_tables.agreement({one: own[one] for one in tasks}) for name, own in found.items()}
+    frames = {name: layer_tables.agreement_table({one: own[one] for one in tasks}) for name, own in found.items()}
     summary = tables.describe_ranges(
         {name: 100 * one.set_index("layer")["agreement"] for name, one in frames.items()}, 0
     )
     view.chart(
-        layer_charts.agreement(frames, layer),
+        layer_charts.agreement_chart(frames, layer),
         "depth",
         f"Decisions after every block that are the expert's final one, %, on {over}: {summary}",
         Numbers(
@@ -78,11 +78,11 @@ def depth(
     )
     of_task = {name: own[task] for name, own in found.items()}
     sample = int(_choose_sample(task, of_task))
-    rows = layer_tables.course(of_task, sample)
+    rows = layer_tables.course_table(of_task, sample)
     stays = rows[rows["stays"] & (rows["rank"] == 1)].groupby("model", sort=False).first()
     summary = "; ".join(f"{model}: {one['answer']} from {one['layer']} on" for model, one in stays.iterrows())
     view.chart(
-        layer_charts.course(rows),
+        layer_charts.course_chart(rows),
         "course",
         f"First answer after every block for sample {sample} of {task}: {summary}",
         Numbers(
@@ -97,7 +97,7 @@ def depth(
     )
 
 
-def _choose_sample(task: str, found: Mapping[str, Depth]) -> str:
+def _choose_sample(task: str, found: Mapping[str, DepthDecisions]) -> str:
     """Let a sample be chosen by what expert and models decide in the end; by default the first that they part on."""
     first = next(iter(found.values()))
     ends = {"expert": first.beside or first, **found}
@@ -124,7 +124,7 @@ def block_maps(
     """
     with state.progress() as report:
         found = {name: session.measure.maps(model, on, report) for name, model in models.items()}
-    frames = {name: layer_tables.maps(one, over, layer, relative) for name, one in found.items()}
+    frames = {name: layer_tables.maps_table(one, over, layer, relative) for name, one in found.items()}
     if all(frame.empty for frame in frames.values()):
         st.caption(f"There are no linear maps of a block in {plain(layer)}: choose a block above.")
         return
@@ -135,21 +135,23 @@ def block_maps(
     with left:
         axis = "mismatch / norm of the expert's output" if relative else "mismatch"
         summary = tables.describe_ranges({name: one.set_index("map")["mismatch"] for name, one in frames.items()})
-        figure = layer_charts.maps(frames, "mismatch", axis, ".3f" if relative else ".2f")
-        view.picture(figure, "maps", f"Mismatch of every linear map of {layer}: {summary}", file_name("maps", origin))
+        figure = layer_charts.maps_chart(frames, "mismatch", axis, ".3f" if relative else ".2f")
+        view.picture(
+            figure, "maps", f"Mismatch of every linear map of {layer}: {summary}", download_name("maps", origin)
+        )
     with right:
         if changed:
             summary = tables.describe_ranges({name: one.set_index("map")["changed"] for name, one in changed.items()})
-            figure = layer_charts.maps(changed, "changed", "share of what calibration changed", ".1%")
+            figure = layer_charts.maps_chart(changed, "changed", "share of what calibration changed", ".1%")
             alt = f"Share of every linear map of {layer} in what calibration changed: {summary}"
-            view.picture(figure, "changed", alt, file_name("changed", origin))
+            view.picture(figure, "changed", alt, download_name("changed", origin))
         else:
             st.caption("What calibration changed stands here when one of the two models is calibrated.")
     rows = tables.stack_models(frames)
     view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), text.MAPS)
 
 
-def tokens(
+def show_tokens(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str, layer: str, relative: bool
 ) -> None:
     """Draw the drift of every token of one sample of `task` after a layer: over its picture, or as its text.
@@ -163,7 +165,7 @@ def tokens(
         sample = int(_choose_shown(session, task, on))
     with state.progress() as report:
         found = {name: session.measure.tokens(model, task, on, report) for name, model in models.items()}
-    frame = layer_tables.tokens(found, sample, layer)
+    frame = layer_tables.token_table(found, sample, layer)
     frames = {name: frame[frame["model"] == name] for name in models}
     words.caption(" · ".join([f"Sample {sample} of {plain(task)}, {plain(layer)}", *_describe_whole(frames, relative)]))
     if session.family.adapter.class_token and layer == session.family.adapter.layers()[-2]:
@@ -185,13 +187,13 @@ def tokens(
 def _choose_shown(session: Session, task: str, on: EvaluationSamples) -> str:
     """Let a sample be chosen by its right answer; by default the first that is picked on any page."""
     data = session.viewable_samples(task, on)
-    answers = right_answers(data)
+    answers = answer_column(data)
     numbers = [str(i) for i in range(len(data))]
     picked = [i for i in samples.picked_samples(session, on) if i < len(data)]
     chosen = view.one_of(numbers, state.selection().sample, next(iter(picked), 0))
 
     def words(number: str) -> str:
-        return number if answers is None else f"{number}: {shorten(answers[int(number)], 40)}"
+        return number if answers is None else f"{number}: {cut_text(answers[int(number)], 40)}"
 
     state.control(st.selectbox, "sample", chosen, None, f"Sample of {plain(task)}", numbers, format_func=words)
     return chosen
@@ -225,7 +227,7 @@ def _draw_patches(
     for number, (place, (name, frame)) in enumerate(zip(st.columns(len(own)), own.items(), strict=True)):
         place.markdown(f"**{plain(name)}**")
         figure = token_charts.patches(frame, column, top, grid, picture, form)
-        file = file_name(f"{numbers.what} {name}", numbers.origin)
+        file = download_name(f"{numbers.what} {name}", numbers.origin)
         view.picture(figure, f"tokens-{number}", f"Drift of every patch, {column}: {summaries[name]}", file, place)
 
 

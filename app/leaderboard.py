@@ -13,7 +13,7 @@ from app import jobs, on_table, state, view
 from app.downloads import Numbers, Origin
 from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain, short_model, shorten_models
-from featcal.samples.sources import look
+from featcal.samples.sources import preview_samples
 from featcal.studies import library
 from featcal.studies.corrupt import CLEAN, corrupt_suite
 from featcal.studies.history import suite_hash
@@ -39,11 +39,11 @@ HIDDEN = ("seeds", "wall s", "failure")
 def find_studies() -> list[Study]:
     """Return the studies of the selected suite, tables of methods first; say which files hold none, and why."""
     own, problems = library.own()
-    view.say_problems(problems)
-    return library.studies_of_suite(state.reference(), suite_hash(state.opened_files()[0]), own)
+    view.show_problems(problems)
+    return library.studies_of_suite(state.suite_reference(), suite_hash(state.opened_files()[0]), own)
 
 
-def show(of_suite: Sequence[Study]) -> None:
+def show_leaderboard(of_suite: Sequence[Study]) -> None:
     """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
     methods, suites, printed = st.tabs(["Methods", "Every suite", "The paper's tables"])
     with methods:
@@ -108,7 +108,7 @@ def _choose_row() -> None:
     model = st.session_state[_LISTED][rows[0]] if rows else EXPERT
     if model != EXPERT:  # every page has them beside its models already
         as_merge = st.session_state[_AS] == SUBJECT
-        state.select(**({"merge": model} if as_merge else on_table.fields_beside_merge(model)))
+        state.look_at(**({"merge": model} if as_merge else on_table.fields_beside_merge(model)))
 
 
 def _rank(frame: pd.DataFrame) -> pd.DataFrame:
@@ -134,7 +134,10 @@ def _show_corrupted(study: Study) -> None:
     with st.expander("What the pictures look like", icon=":material/image:"):
         for kind, severity in places:
             shown = suite if kind == CLEAN else corrupt_suite(suite, kind, severity)
-            drawn = [(task, look(shown, task, "calibration", 1, SEEDS[0])) for task in list(suite.tasks)[:MOST_TASKS]]
+            drawn = [
+                (task, preview_samples(shown, task, "calibration", 1, SEEDS[0]))
+                for task in list(suite.tasks)[:MOST_TASKS]
+            ]
             st.caption(kind if kind == CLEAN else f"{kind}, severity {severity}")
             seen = [(task, one.images[0]) for task, one in drawn if one.images]
             names = [task for task, _ in seen]
@@ -172,7 +175,7 @@ def _suites(studies: Sequence[Study]) -> None:
 
 def _paper() -> None:
     """Show the paper's tables as printed; misprints are marked."""
-    tables, here = paper_tables(), state.reference()
+    tables, here = paper_tables(), state.suite_reference()
     own = next((number for number, one in enumerate(tables) if here in one.suites.values()), 0)
     picked = st.selectbox(
         "Table of the paper", range(len(tables)), own, format_func=lambda number: tables[number].name, key="paper-table"
@@ -193,7 +196,17 @@ def _measure(before: Sequence[Study]) -> None:
     """Say what it takes to measure every method, as far as that was `before`, and draw the button that does it in a
     process of its own, and the command that does it too."""
     seeds = ",".join(map(str, SEEDS))
-    command = ["featcal", "compare", state.reference(), "--model", "all", "--samples", str(SAMPLES), "--seeds", seeds]
+    command = [
+        "featcal",
+        "compare",
+        state.suite_reference(),
+        "--model",
+        "all",
+        "--samples",
+        str(SAMPLES),
+        "--seeds",
+        seeds,
+    ]
     with st.container(horizontal=True):
         with st.popover("Measure every method", icon=":material/leaderboard:"):
             st.markdown(" ".join([_LONG, *(_took(study) for study in before[:1] if study.kind == TABLE)]))
@@ -203,7 +216,7 @@ def _measure(before: Sequence[Study]) -> None:
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
     if wanted or jobs.has_job("compare", args):
-        jobs.follow("compare", args, wanted)
+        jobs.follow_jobs("compare", args, wanted)
 
 
 def _took(study: Study) -> str:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app import downloads, picking, samples, slices, state, view
-from app.downloads import Numbers, Origin, file_name
+from app.downloads import Numbers, Origin, download_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables, text
 from featcal.figures.names import plain
@@ -36,7 +36,7 @@ LAYERS = ("blocks", "attention and MLP")
 DEPTH, INSIDE, TOKENS = "Through depth", "Inside the block", "Token by token"
 
 
-def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
+def show_growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
     """Draw where drift grows on its way over `over` (a task or the mean)."""
     tokens = "class" if _class_token(session) else "all"
     options = DriftOptions(on.samples, on.split, on.seed, tokens, _sublayers())
@@ -45,7 +45,7 @@ def growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSampl
     _growth(ledgers, over, layer, downloads.sample_origin(session, options, models, over))
 
 
-def decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
+def show_decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
     """Draw what drift does to decisions, task by task, and sample by sample of one task."""
     options = DriftOptions(on.samples, on.split, on.seed)
     with state.progress() as report:
@@ -83,7 +83,7 @@ def _class_token(session: Session) -> bool:
     return chosen
 
 
-def attribution(
+def show_attribution(
     figure: go.Figure,
     booked: Mapping[str, pd.DataFrame],
     over: str,
@@ -93,7 +93,7 @@ def attribution(
     """Draw the waterfall of the final drift over `over` (a task or the mean), with its table.
 
     Args:
-        booked: model → rows of `ledger_tables.attribution`.
+        booked: model → rows of `ledger_tables.attribution_table`.
         chosen: is called with the chart's key when a bar is clicked.
     """
     shares = {name: one.set_index("layer")["share"] for name, one in booked.items()}
@@ -104,17 +104,17 @@ def attribution(
 
 
 def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
-    grown = {name: ledger_tables.growth(ledger, over) for name, ledger in ledgers.items()}
+    grown = {name: ledger_tables.growth_table(ledger, over) for name, ledger in ledgers.items()}
     of_blocks = {name: one.set_index("layer") for name, one in grown.items()}
     left, right = st.columns(2)
     with left:
         stretched = tables.describe_ranges({f"{name}, γ": one["gamma"] for name, one in of_blocks.items()})
-        figure, alt = ledger_charts.growth(grown, layer), f"Stretching and new mismatch per block on {over}"
-        view.picture(figure, "growth", f"{alt}: {stretched}", file_name("growth", origin))
+        figure, alt = ledger_charts.growth_chart(grown, layer), f"Stretching and new mismatch per block on {over}"
+        view.picture(figure, "growth", f"{alt}: {stretched}", download_name("growth", origin))
     with right:
         answered = tables.describe_ranges({name: one["response"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
-        view.picture(figure, "response", f"{alt}: {answered}", file_name("response", origin))
+        view.picture(figure, "response", f"{alt}: {answered}", download_name("response", origin))
     view.tools(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"), text.GROWTH)
 
 
@@ -125,11 +125,11 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], origin: Ori
     with left:
         drifted = tables.describe_ranges({name: one["score_drift"] for name, one in per_task.items()})
         figure, alt = ledger_charts.score_drift(frames), "Score drift and its bound per task"
-        view.picture(figure, "outputs", f"{alt}: {drifted}", file_name("score drift", origin))
+        view.picture(figure, "outputs", f"{alt}: {drifted}", download_name("score drift", origin))
     with right:
         agreed = tables.describe_ranges({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
-        figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
-        view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
+        figure, alt = ledger_charts.decisions_chart(frames), "Decisions that agree with the expert's, %"
+        view.picture(figure, "decisions", f"{alt}: {agreed}", download_name("decisions", origin))
     numbers = Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions")
     view.tools(numbers, text.BY_SCORES[session.family.adapter.scores_with].outputs)
 
@@ -150,9 +150,9 @@ def _every_sample(
         f"Drift of every sample of {task} against the expert's margin: {', '.join(found)}",
         numbers.name,
     )
-    slices.draw(session, models, task, on)
+    slices.draw_slices(session, models, task, on)
     with st.expander("Every sample in a table", icon=":material/table:"):
-        samples.table(numbers, on.split)
+        samples.show_sample_table(numbers, on.split)
 
 
 def say_needs_of_scores(session: Session) -> None:
@@ -162,7 +162,7 @@ def say_needs_of_scores(session: Session) -> None:
     st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
-def sources(session: Session, model: ModelRef) -> None:
+def show_sources(session: Session, model: ModelRef) -> None:
     """Show what other feature sources would have cost the calibration, measured when asked for."""
     config, _ = model.require_calibration()
     if config.recipe != PAPER:
@@ -174,11 +174,11 @@ def sources(session: Session, model: ModelRef) -> None:
         return
     with state.progress() as report:
         found = session.fit.sources(model, report)
-    frame = ledger_tables.sources(found)
+    frame = ledger_tables.sources_table(found)
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    origin = downloads.sample_origin(session, downloads.calibration_samples(model), {"calibrated": model})
+    origin = downloads.sample_origin(session, downloads.samples_of_calibration(model), {"calibrated": model})
     view.chart(
-        ledger_charts.sources(frame),
+        ledger_charts.sources_chart(frame),
         "sources-chart",
         f"Excess per source over the deployed minimum: {tables.describe_ranges(largest, 4)}",
         Numbers("feature sources", frame, _SOURCES, origin, 4, kind="sources"),

@@ -60,7 +60,7 @@ def lead_on(target: str, chosen: dict[str, Any]) -> Callable[[], None]:
     """Return a page that leads to another one."""
 
     def lead() -> None:
-        state.select(**chosen)
+        state.look_at(**chosen)
         st.switch_page(f"../pages/{target}.py")
 
     return lead
@@ -92,8 +92,8 @@ def draw_first_page() -> None:
     if kept is None or asked.pop("suite", first_page.HOME_SUITE) != first_page.HOME_SUITE or asked:
         return
     with st.container(key="headline-kept"):
-        cards.draw(kept.cards)
-    first_page.say(kept.verdict)
+        cards.draw_cards(kept.cards)
+    first_page.write_verdict_lines(kept.verdict)
     figures = first_page.figures(kept)
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
         column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
@@ -116,7 +116,7 @@ opening.empty()
 
 # While a page runs, the map process must not start to compile beside it.
 state.map_worker().put_off_start()
-state.begin(page.url_path or HOME_PAGE, tools)
+state.begin_page(page.url_path or HOME_PAGE, tools)
 headline.forget()
 try:
     with page_end.warn_if_stopped():
@@ -128,9 +128,9 @@ try:
         tour.box(name, FIRST)
         place_of_check = st.container()
         page.run()
-        headline.finish()
+        headline.finish_headline()
         if name != "models":
-            catalogue.verdict(place_of_check)
+            catalogue.show_suite_findings(place_of_check)
 except FeatcalError as error:
     view.problem(error)
 finally:

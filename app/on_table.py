@@ -7,7 +7,7 @@ from pathlib import Path
 from app import options, state
 from app.selection import CALIBRATED, NOTHING
 from featcal.figures.verdict.measure import is_repairable
-from featcal.models.model import brings
+from featcal.models.model import tasks_with_own_modules
 from featcal.session.model_names import recorded_calibration
 from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
@@ -64,7 +64,7 @@ def why_not(session: Session, model: ModelRef) -> str:
     """
     if not is_repairable(model):
         return _WHY.get(model.kind, "is calibrated already")
-    if model.kind != MERGED.kind and brings(session.fit.weights(model)):
+    if model.kind != MERGED.kind and tasks_with_own_modules(session.fit.weights(model)):
         return "is more than its weights"
     return ""
 

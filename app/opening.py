@@ -24,7 +24,7 @@ def open_resident(suite: Suite | str) -> Session:
     return session
 
 
-def bytes_needed(suite: Suite) -> int:
+def suite_bytes(suite: Suite) -> int:
     """Estimate the memory that a suite takes beside the libraries: every model as `open_resident` holds it, and a
     calibration with the suite's own options; from headers and the first samples.
 
@@ -32,7 +32,7 @@ def bytes_needed(suite: Suite) -> int:
         FeatcalError: the suite cannot be used.
     """
     session = Session(open_family(suite))
-    return lengths.bytes_needed(session, defaults(session), resident=True) - LIBRARIES
+    return lengths.calibration_bytes(session, defaults(session), resident=True) - LIBRARIES
 
 
 def prepare(reference: str = HOME_SUITE) -> None:

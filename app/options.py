@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import OPTIONS, chosen_parts, turned_switches
-from featcal.calibration.config import all_parts, idle_options, resolve
+from featcal.calibration.config import all_parts, idle_options, resolve_options
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -47,7 +47,7 @@ def controls_on_page(session: Session) -> DeltaGenerator:
     return more
 
 
-def describe(model: ModelRef, session: Session) -> str:
+def summarise_options(model: ModelRef, session: Session) -> str:
     """Return recipe, λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     config, _ = model.require_calibration()
     numbers = _numbers(config, (*NUMBERS[config.recipe], "samples"))
@@ -87,7 +87,7 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
     whose = "the paper's" if config.recipe == PAPER else "featcal's own"
     alike = recipe_numbers(config.recipe, config.samples) == recipe_numbers(config.recipe, config.samples, False)
     where = "all architectures" if alike and config.recipe != PAPER else f"{session.family.adapter.family} models"
-    bare = resolve(
+    bare = resolve_options(
         CalibrationConfig(recipe=config.recipe, samples=config.samples), session.family.adapter, session.tasks
     )
     suite_symbols = [OPTIONS[name].symbol for name in names if getattr(own, name) != getattr(bare, name)]
@@ -124,7 +124,7 @@ def chosen_config(session: Session) -> CalibrationConfig:
             problems[name] = (
                 f"{name} = {shorten(str(meant[name]), 40)} cannot be used and is left out: {message(str(error))}"
             )
-    view.leave_out(problems, kept)
+    view.leave_out_faults(problems, kept)
     return _config(session, kept)
 
 
@@ -135,7 +135,7 @@ def _config(session: Session, chosen: Mapping[str, Any]) -> CalibrationConfig:
         InputError: one of them is out of range or does not go with another.
     """
     defaults = opening.defaults(session, chosen.get("recipe"), chosen.get("samples"))
-    return resolve(replace(defaults, **chosen), session.family.adapter, session.tasks)
+    return resolve_options(replace(defaults, **chosen), session.family.adapter, session.tasks)
 
 
 def fields_of(session: Session, config: CalibrationConfig) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _recommend(session: Session) -> None:
         return
     st.button(
         f"Recommended: {INFORMED}",
-        on_click=state.select,
+        on_click=state.look_at,
         kwargs={"recipe": INFORMED},
         icon=":material/recommend:",
         type="tertiary",
@@ -249,4 +249,4 @@ def _step_name(step: float | str) -> str:
 
 def reset() -> None:
     """Leave every option to the suite."""
-    state.select(**dict.fromkeys(OPTIONS))
+    state.look_at(**dict.fromkeys(OPTIONS))

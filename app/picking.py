@@ -83,4 +83,4 @@ def _pick(key: str) -> None:
     """Keep what was picked."""
     # A chart that is drawn anew has forgotten its own selection, and would clear the picked samples.
     if ids := ids_of(st.session_state[key].selection.points):
-        samples.pick(ids)
+        samples.pick_samples(ids)

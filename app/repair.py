@@ -58,7 +58,7 @@ def preview(session: Session, on: EvaluationSamples, chart: DeltaGenerator, word
     shown, (suite, last) = Previewed(layer), st.session_state.get(_EXACT, ("", model))
     exact, start = last.require_calibration()
     # What was kept says nothing of another merge.
-    if suite != state.reference() or exact == config or start.key != of.key:
+    if suite != state.suite_reference() or exact == config or start.key != of.key:
         return shown
     try:
         if not session.fit.has_preview(last, layer, on):
@@ -92,10 +92,10 @@ def rest(
     """Draw what nobody waits for: the anchor alone, and prepare the next preview of a block."""
     assert compared.calibration is not None
     anchor_only(session, compared, features, on)
-    keep(layer, session, compared.calibration, on)
+    keep_block_preview(layer, session, compared.calibration, on)
 
 
-def keep(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
+def keep_block_preview(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     """Keep what the next preview of the block needs, for the next move of a slider."""
     if not _is_quick(session, model):
         return
@@ -106,7 +106,7 @@ def keep(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -
 
     with suppress(InputError):  # these options leave the block as merged
         session.fit.preview(model, layer, on, ends_if_moved)
-    st.session_state[_EXACT] = state.reference(), model
+    st.session_state[_EXACT] = state.suite_reference(), model
 
 
 def _is_quick(session: Session, model: ModelRef) -> bool:
@@ -157,11 +157,11 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     )
     origin = downloads.sample_origin(session, on, models)
     kind = state.kind_of_chart(session, on, "gains") if scores else "drift"
-    view.table(Numbers("anchor only", frame, units, origin, kind=kind))
+    view.show_table(Numbers("anchor only", frame, units, origin, kind=kind))
     view.explain(text.ANCHOR_ONLY)
 
 
-def spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
+def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     """Show mean and range of every score over calibrations that differ in their seed alone, when asked for."""
     config, of = model.require_calibration()
     wanted = state.selection().spread
@@ -178,7 +178,7 @@ def spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
         return
-    frame = repair_tables.spread({int(seed): one for seed, one in scores.items()})
+    frame = repair_tables.spread_table({int(seed): one for seed, one in scores.items()})
     metric = tables.metric_name(scores)
     average = frame.set_index("task").loc["average"]
     models = {f"seed {seed}": one for seed, one in seeds.items()}
@@ -198,7 +198,7 @@ def spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     )
 
 
-def conditioning(session: Session, model: ModelRef) -> None:
+def show_conditioning(session: Session, model: ModelRef) -> None:
     """Show how well every linear system is posed, folded and measured when asked for."""
     wanted = state.selection().conditioning
     state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
@@ -206,13 +206,15 @@ def conditioning(session: Session, model: ModelRef) -> None:
         return
     with state.progress() as report:
         found = session.fit.conditioning(model, report)
-    frame = repair_tables.conditioning(found)
+    frame = repair_tables.conditioning_table(found)
     worst = frame.loc[frame["condition"].idxmax()]
     st.caption(
         f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
     )
-    origin = downloads.sample_origin(session, downloads.calibration_samples(model), {"calibrated": model})
-    view.table(Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning"))
+    origin = downloads.sample_origin(session, downloads.samples_of_calibration(model), {"calibrated": model})
+    view.show_table(
+        Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
+    )
     st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
 
 

@@ -10,8 +10,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import compare, jobs, state, view
-from app.downloads import file_name, sample_origin
-from featcal.figures.report.write import report_command, write_report
+from app.downloads import download_name, sample_origin
+from featcal.figures.report.write import report_line, write_report
 from featcal.server.lengths import is_long, seconds_to_report
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -22,7 +22,7 @@ from featcal.system.sandbox import without_places
 _WRITTEN = "report"
 
 
-def section(session: Session, on: EvaluationSamples) -> None:
+def show_report(session: Session, on: EvaluationSamples) -> None:
     """Offer a report about the models that are looked at."""
     st.header("Report")
     try:
@@ -45,16 +45,16 @@ def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
     row = st.container(horizontal=True)
     seconds = seconds_to_report(session, len(models), on)
     if is_long(session, seconds):
-        content = jobs.report(session, models.values(), on, seconds)
+        content = jobs.finished_report(session, models.values(), on, seconds)
     else:
         content = _write_on_request(row, session, names, on)
     if content is not None:
-        name = file_name("report", sample_origin(session, on, models))
+        name = download_name("report", sample_origin(session, on, models))
         row.download_button(
             "Download the report", content, f"{name}.html", "text/html", on_click="ignore", icon=":material/download:"
         )
     st.caption("The same from the command line, or as Markdown with `--out report.md`:")
-    st.code(report_command(state.reference(), names, on), language="bash", wrap_lines=True)
+    st.code(report_line(state.suite_reference(), names, on), language="bash", wrap_lines=True)
 
 
 def _write_on_request(
@@ -80,5 +80,5 @@ def _write(session: Session, names: tuple[str, ...], on: EvaluationSamples) -> b
     """
     with tempfile.TemporaryDirectory(prefix="featcal-report-") as folder, state.progress() as progress:
         out = Path(folder) / "report.html"
-        write_report(session, state.reference(), out, models=names, on=on, progress=progress)
+        write_report(session, state.suite_reference(), out, models=names, on=on, progress=progress)
         return without_places(out.read_bytes().decode()).encode()

@@ -15,11 +15,11 @@ from app import on_table, opening, options, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import run_tables
-from featcal.figures.names import plain, shorten
+from featcal.figures.names import cut_text, plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import recording
-from featcal.studies.history import History, HistoryEntry, Mark, Measured
+from featcal.studies.history import History, HistoryEntry, Mark, RunMeasurement
 from featcal.studies.recording import hash_of, record
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT
@@ -36,17 +36,19 @@ _COLUMNS = (
 
 def keep_calibrated(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history."""
-    keep(session, {name: model for name, model in models.items() if model.config is not None}, on)
+    record_runs(session, {name: model for name, model in models.items() if model.config is not None}, on)
 
 
-def keep(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+def record_runs(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Put models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        if problem := record(session, model, on, History(), state.kind_of_scores(session, on)):
-            view.say_problems([problem])
+        if problem := record(session, model, on, History(), state.page_score_kind(session, on)):
+            view.show_problems([problem])
 
 
-def count_looks(session: Session, models: Iterable[ModelRef], on: EvaluationSamples) -> AbstractContextManager[None]:
+def count_page_looks(
+    session: Session, models: Iterable[ModelRef], on: EvaluationSamples
+) -> AbstractContextManager[None]:
     """Count looks at the test split: models that the body of the `with` scores on it."""
     return recording.count_looks(session, models, on, "app", History())
 
@@ -58,14 +60,14 @@ def say_looks(session: Session) -> None:
     st.caption(
         f"Test split evaluated {times} times, on {models} models. A test set used to choose a model no longer tests it."
     )
-    view.say_problems(history.problems)
+    view.show_problems(history.problems)
 
 
-def choose(run_id: str) -> None:
+def choose_run(run_id: str) -> None:
     """Look at a run: on the Runs page, and beside the merge on every other, a calibration beside what it calibrates."""
-    state.select(run=run_id)
+    state.look_at(run=run_id)
     try:
-        state.select(**_select_beside(History().get(run_id)))
+        state.look_at(**_select_beside(History().get(run_id)))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
@@ -78,7 +80,7 @@ def _select_beside(run: HistoryEntry) -> dict[str, Any]:
     beside = {"merge": HOME.merge, **on_table.fields_beside_merge(run.model)}
     if not run.options:
         return beside
-    defaults = opening.defaults(state.session())
+    defaults = opening.defaults(state.current_session())
     try:
         config = CalibrationConfig(**run.options)
     except TypeError:
@@ -86,22 +88,22 @@ def _select_beside(run: HistoryEntry) -> dict[str, Any]:
     fixed = set(run.options) - {*OPTIONS}
     if any(getattr(config, name) != getattr(defaults, name) for name in fixed):
         return beside
-    return {**beside, "beside": CALIBRATED, **options.fields_of(state.session(), config)}
+    return {**beside, "beside": CALIBRATED, **options.fields_of(state.current_session(), config)}
 
 
 def _choose_both(run_a: str, run_b: str) -> None:
     """Compare two runs on every page."""
-    choose(run_b)
+    choose_run(run_b)
     try:
         a, b = History().get(run_a).model, History().get(run_b).model
         # The sliders show a calibration of the merge on the table alone.
-        same = on_table.merge_of(state.session(), a).name == on_table.merge_of(state.session(), b).name
-        state.select(run=run_a, against=run_b, merge=a, **({} if same else {"beside": b}))
+        same = on_table.merge_of(state.current_session(), a).name == on_table.merge_of(state.current_session(), b).name
+        state.look_at(run=run_a, against=run_b, merge=a, **({} if same else {"beside": b}))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
 
-def section(session: Session, history: History) -> None:
+def show_runs(session: Session, history: History) -> None:
     """Show the list of runs, one of them to be named, pinned, deleted or shown, and another to compare it with."""
     st.header("Every run of this suite")
     if _PROBLEM in st.session_state:
@@ -109,7 +111,7 @@ def section(session: Session, history: History) -> None:
     _offer_undo()
     everything, here = history.runs(), hash_of(session)
     known = [run for run in everything if run.suite_hash == here]
-    view.say_problems(history.problems)
+    view.show_problems(history.problems)
     if known:
         _list(known)
         _one(session, known)
@@ -194,7 +196,7 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
 def _choose_row() -> None:
     rows = st.session_state[_LIST].selection.rows
     if rows:
-        state.select(run=st.session_state["runs-listed"][rows[0]])
+        state.look_at(run=st.session_state["runs-listed"][rows[0]])
 
 
 def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
@@ -205,7 +207,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     second = other if other in known and other != first else _NOTHING
 
     def format_run(run_id: str) -> str:
-        return f"{shorten(run_tables.title(known[run_id]), 70)} · {run_id[:6]}" if run_id in known else run_id
+        return f"{cut_text(run_tables.run_title(known[run_id]), 70)} · {run_id[:6]}" if run_id in known else run_id
 
     left, right = st.columns(2)
     state.control(left.selectbox, "run", first, HOME.run, "Run", list(known), format_func=format_run)
@@ -215,7 +217,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     buttons = st.columns(4)
     buttons[0].button(
         "Show it on every page",
-        on_click=choose,
+        on_click=choose_run,
         args=(run.id,),
         icon=":material/open_in_full:",
         width="stretch",
@@ -285,7 +287,7 @@ def _delete(run_id: str) -> None:
         run = History().get(run_id)
         History().delete(run_id)
         st.session_state[_DELETED] = run
-        state.select(run=None)
+        state.look_at(run=None)
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
@@ -295,7 +297,7 @@ def _offer_undo() -> None:
     run: HistoryEntry | None = st.session_state.get(_DELETED)
     if run is not None:
         with st.container(horizontal=True, vertical_alignment="center", key="deleted-run"):
-            st.markdown(f"Deleted: {plain(shorten(run_tables.title(run), 80))}", width="content")
+            st.markdown(f"Deleted: {plain(cut_text(run_tables.run_title(run), 80))}", width="content")
             st.button("Bring it back", on_click=_bring_back, args=(run,), icon=":material/undo:")
 
 
@@ -310,12 +312,12 @@ def _bring_back(run: HistoryEntry) -> None:
         st.session_state[_PROBLEM] = str(error)
     if all(kept):
         del st.session_state[_DELETED]
-        state.select(run=run.id)
+        state.look_at(run=run.id)
 
 
 def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
     """Show what tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
-    st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
+    st.markdown(f"**A** {plain(run_tables.run_title(a))}  \n**B** {plain(run_tables.run_title(b))}")
     differences = run_tables.different(a, b)
     if len(differences):
         st.dataframe(differences, hide_index=True, alt="Options that differ")
@@ -325,7 +327,7 @@ def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
     if not both:
         st.info("They were not measured on the same samples.", icon=":material/info:")
     for one, other in both:
-        st.caption(f"On {plain(run_tables.describe_samples(one))}:")
+        st.caption(f"On {plain(run_tables.describe_measured_samples(one))}:")
         frame = run_tables.compare_runs(one, other)
         formats = {name: st.column_config.NumberColumn(format="%.3f" if "drift" in name else "%.1f") for name in frame}
         # A number's format on a column of text would show nothing.
@@ -335,7 +337,7 @@ def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
         _flips(session, (a, b), both[0][0])
 
 
-def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: Measured) -> None:
+def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: RunMeasurement) -> None:
     """Show how many samples of a measurement B has right and A has not, task by task, and the other way round."""
     on = EvaluationSamples(measured.samples, measured.split, measured.seed)
     try:
@@ -343,7 +345,7 @@ def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: 
             models = [session.resolve(run.model) for run in runs]
             for model in models:
                 session.measure.features(model, on, report)
-            before, after = (recording.score(session, model, on, measured.how, report) for model in models)
+            before, after = (recording.score_run(session, model, on, measured.how, report) for model in models)
             found = compare_scores(before, after)
     except FeatcalError as error:
         view.problem(error)

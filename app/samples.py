@@ -33,14 +33,14 @@ MOST_PICTURES, MOST_TEXTS, MOST_THUMBNAILS = 24, 6, 16
 _TABLE = "table of samples"
 
 
-def pick(ids: Sequence[int], split: str | None = None) -> None:
+def pick_samples(ids: Sequence[int], split: str | None = None) -> None:
     """Pick samples of the selected task, the first `MOST_PICKED` of them.
 
     Args:
         ids: numbers of samples in their view.
         split: None is the one that models are measured on.
     """
-    state.select(picked=tuple(sorted(set(ids)))[:MOST_PICKED], picked_of=split if ids else None)
+    state.look_at(picked=tuple(sorted(set(ids)))[:MOST_PICKED], picked_of=split if ids else None)
 
 
 def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
@@ -81,7 +81,9 @@ def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = F
             many = f"**{len(ids)}** of {len(data)} {on.split or session.split} samples of {plain(task)} selected"
             st.markdown(many + sample_tables.describe_picked(found, list(models), ids), width="content")
             clear = "Clear the selection"
-            st.button(clear, "clear-picked", on_click=pick, args=([],), type="tertiary", icon=":material/close:")
+            st.button(
+                clear, "clear-picked", on_click=pick_samples, args=([],), type="tertiary", icon=":material/close:"
+            )
         with st.container(horizontal=True, vertical_alignment="center"):
             _thumbnails(data, ids)
     title = "What every model says of the selected samples"
@@ -106,7 +108,7 @@ def _details(
     gallery(data, frame)
     origin = downloads.sample_origin(session, on, with_ends(session, models)).with_task(task)
     kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
-    view.table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
+    view.show_table(Numbers(f"selected samples {task}", frame, sample_tables.UNITS, origin, kind=kind))
     if on.samples is not None:
         offer_measurements(session, models, on)
 
@@ -115,7 +117,7 @@ def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: Eval
     """Take the models of a page, base and expert through picked samples where that takes a moment."""
     left = [one for one in with_ends(session, models).values() if not _decides(session, one, on)]
     if on.samples is not None and left and not is_long(session, len(left) * seconds_to_score(session, on)):
-        measure(session, with_ends(session, models), on)
+        measure_samples(session, with_ends(session, models), on)
 
 
 def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
@@ -139,7 +141,7 @@ def with_ends(session: Session, models: Mapping[str, ModelRef]) -> dict[str, Mod
     return {**base, **models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 
 
-def measure(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
+def measure_samples(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
     """Take every model through the samples of a view, where that was not done, and let its features decide."""
     with state.progress() as report:
         for model in models.values():
@@ -192,7 +194,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
     everyone = with_ends(session, models)
     label = f"Measure margin and drift on the {on.split or session.split} split"
     if not are_measured(session, everyone, on) and st.button(label, icon=":material/straighten:"):
-        measure(session, everyone, on)
+        measure_samples(session, everyone, on)
         st.rerun()
     if not session.is_text or all(session.measure.has_scores(model, on) for model in everyone.values()):
         return
@@ -237,7 +239,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
         st.caption(f"The first {len(shown)} of {len(ids)} are shown; the table has all.")
 
 
-def table(numbers: Numbers, split: str | None = None) -> None:
+def show_sample_table(numbers: Numbers, split: str | None = None) -> None:
     """Show a table of samples with its CSV; rows selected in it are picked, and picked rows selected.
 
     Args:
@@ -270,7 +272,7 @@ def _pick_rows(key: str, split: str | None) -> None:
     version, (ids, mine) = st.session_state[_TABLE]
     hidden = set(mine) - set(ids)
     rows = [ids[row] for row in st.session_state[key].selection.rows if row < len(ids)]
-    pick([*hidden, *rows], split)
+    pick_samples([*hidden, *rows], split)
     # The table shows its new selection already: it need not be replaced by the next run.
     st.session_state[_TABLE] = version, (ids, state.selection().picked)
 

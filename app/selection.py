@@ -45,7 +45,7 @@ _Chosen: Any = make_dataclass("_Chosen", [(name, _field_type(one), None) for nam
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection(_Chosen):  # type: ignore[misc]
+class PageSelection(_Chosen):  # type: ignore[misc]
     """Everything that was chosen, `OPTIONS` among it; None leaves a field to the suite. Fields are names in the
     address."""
 
@@ -121,7 +121,7 @@ class Selection(_Chosen):  # type: ignore[misc]
         """Say whether alpha and beta are those that `cautious` is short for."""
         return {"alpha": self.alpha, "beta": self.beta} == CAUTIOUS
 
-    def change(self, **changed: Any) -> Selection:
+    def change(self, **changed: Any) -> PageSelection:
         """Return the selection with other values; a new suite forgets what meant something in the old one alone, a new
         recipe the numbers of the one before. `cautious` is on or off: its numbers, or those that were before."""
         if "cautious" in changed:
@@ -142,11 +142,11 @@ class Selection(_Chosen):  # type: ignore[misc]
         return {name: _format_value(value) for name, value in named.items() if value != getattr(HOME, name)}
 
 
-HOME = Selection()
+HOME = PageSelection()
 """Selection that the app opens on."""
 
 
-def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
+def from_query(query: Mapping[str, str]) -> tuple[PageSelection, list[str]]:
     """Read the selection that an address asks for, and one sentence for every part of it that says nothing usable.
 
     Names that are not fields are somebody else's and passed over; those that fields had before are read.
@@ -157,7 +157,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         query |= {"merge": HOME.merge if other == CALIBRATED else other, "beside": CALIBRATED}
     chosen: dict[str, Any] = {}
     problems = []
-    for name, kind in get_type_hints(Selection).items():
+    for name, kind in get_type_hints(PageSelection).items():
         if name not in query:
             continue
         try:

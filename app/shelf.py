@@ -12,7 +12,7 @@ LOADED, OWN, REPORT = "What is loaded", "Bring your own", "Report"
 TABS = (LOADED, OWN, REPORT)
 
 
-def draw(tab: str) -> None:
+def draw_tab(tab: str) -> None:
     """Draw a tab."""
     if tab == OWN:
         _draw_own()
@@ -21,8 +21,8 @@ def draw(tab: str) -> None:
     else:
         session = view.open_or_explain()
         on = view.sample_selector(session)
-        compare.choose(session)
-        report.section(session, on)
+        compare.choose_models(session)
+        report.show_report(session, on)
 
 
 def _draw_loaded() -> None:
@@ -63,7 +63,7 @@ def _draw_loaded() -> None:
     session = view.open_or_explain()
     on = view.sample_selector(session)
     with headline_place:
-        compare.choose(session)
+        compare.choose_models(session)
     with tasks_place:
         catalogue.tasks_section(session, on)
     with examples_place:
@@ -85,7 +85,7 @@ def _draw_own() -> None:
     file = bring.place(text) if text else None
     if file is not None:
         st.header("Does it fit together?")
-        suite = bring.verdict(text, file)
+        suite = bring.show_draft_findings(text, file)
         if suite is not None:
             st.header("Take it into use")
-            bring.write(text, file)
+            bring.offer_to_write(text, file)

@@ -11,7 +11,7 @@ from app import samples, state, view
 from featcal.figures import sample_slices
 from featcal.figures.names import plain
 from featcal.figures.sample_slices import Mask
-from featcal.figures.sample_tables import right_answers
+from featcal.figures.sample_tables import answer_column
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -19,14 +19,14 @@ from featcal.suite.views import EvaluationSamples
 ANY = "any"
 
 
-def draw(session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples) -> None:
+def draw_slices(session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples) -> None:
     """Draw a button behind which a part of a task's samples is chosen and, with another button, selected.
 
     Args:
         models: those of the page, A first.
     """
     data, found = session.viewable_samples(task, on), samples.measured_samples(session, models, task, on)
-    answers, last = right_answers(data), [*models][-1]
+    answers, last = answer_column(data), [*models][-1]
     margin = found[last].margin
     by_class = {} if answers is None else sample_slices.mask_classes(answers)
     by_answers = sample_slices.mask_answers(found, list(models))
@@ -40,11 +40,13 @@ def draw(session: Session, models: Mapping[str, ModelRef], task: str, on: Evalua
         if not samples.are_measured(session, models, on):
             st.caption("Answers and margins are known once the models have been taken through these samples.")
             if st.button("Measure answers and margins", icon=":material/straighten:"):
-                samples.measure(session, models, on)
+                samples.measure_samples(session, models, on)
                 st.rerun()
         ids = np.flatnonzero(mask).tolist()
         st.caption(f"{len(ids)} of {len(data)} samples of {plain(task)}")
-        st.button(f"Select these {len(ids)}", on_click=samples.pick, args=(ids,), disabled=not ids, type="primary")
+        st.button(
+            f"Select these {len(ids)}", on_click=samples.pick_samples, args=(ids,), disabled=not ids, type="primary"
+        )
 
 
 def _choose(field: str, label: str, masks: Mapping[str, Mask]) -> Mask | bool:

@@ -18,8 +18,8 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app.held_sessions import Held
 from app.maps import MapWorker
-from app.opening import bytes_needed, open_resident
-from app.selection import FORMER, HOME, Selection, from_query
+from app.opening import open_resident, suite_bytes
+from app.selection import FORMER, HOME, PageSelection, from_query
 from featcal.evaluation.evaluate import Scores
 from featcal.server.lengths import is_long, seconds_to_score, share_cores
 from featcal.session.fingerprint import Stamp, suite_stamp
@@ -77,7 +77,7 @@ export default function ({ data }) {
 )
 
 
-def begin(page: str, top: DeltaGenerator) -> None:
+def begin_page(page: str, top: DeltaGenerator) -> None:
     """Begin a run of `page`, whose title stands in the row `top`; the first run of a session reads its address."""
     st.session_state[_PAGE], st.session_state[_TOP] = page, top
     st.session_state.pop(_STAMP, None)
@@ -85,20 +85,20 @@ def begin(page: str, top: DeltaGenerator) -> None:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
 
 
-def top() -> DeltaGenerator:
+def title_row() -> DeltaGenerator:
     """Return the row of the page's title, where what it measures on is chosen."""
     row: DeltaGenerator = st.session_state[_TOP]
     return row
 
 
-def selection() -> Selection:
+def selection() -> PageSelection:
     """Return what this session looks at."""
-    chosen: Selection = st.session_state[_SELECTION]
+    chosen: PageSelection = st.session_state[_SELECTION]
     return chosen
 
 
-def select(**changed: Any) -> None:
-    """Look at something else; the fields are those of `Selection`."""
+def look_at(**changed: Any) -> None:
+    """Look at something else; the fields are those of `PageSelection`."""
     st.session_state[_SELECTION] = selection().change(**changed)
     st.session_state[_LEFT_OUT] = []
 
@@ -112,7 +112,7 @@ def ignored_parts() -> list[str]:
 def clamp(field: str, value: Any, sentence: str) -> None:
     """Bring a field into its range, and keep the sentence that says why until something is chosen."""
     sentences = [*ignored_parts(), sentence]
-    select(**{field: value})
+    look_at(**{field: value})
     st.session_state[_LEFT_OUT] = sentences
 
 
@@ -124,18 +124,18 @@ def leave_out_unknown(field: str, known: Sequence[str]) -> str:
     if chosen is None or any(chosen == one or (parts and chosen.startswith(f"{one} ")) for one in known):
         return ""
     sentence = f"The address asks for {field} = {shorten(chosen, 40)!r}, which this suite does not have; left out."
-    leave_out({field: f"{sentence}{did_you_mean(chosen, known)}"})
+    leave_fields({field: f"{sentence}{did_you_mean(chosen, known)}"})
     return ignored_parts()[-1]
 
 
-def leave_out(problems: Mapping[str, str], kept: Mapping[str, Any] | None = None) -> None:
+def leave_fields(problems: Mapping[str, str], kept: Mapping[str, Any] | None = None) -> None:
     """Leave fields to the suite, and keep the sentence that says why, by field, until something is chosen.
 
     Args:
         kept: fields that stay as they are, though others are left out that they would go with.
     """
     sentences = [*ignored_parts(), *problems.values()]
-    select(**dict.fromkeys(problems), **(kept or {}))
+    look_at(**dict.fromkeys(problems), **(kept or {}))
     st.session_state[_LEFT_OUT] = sentences
 
 
@@ -189,19 +189,19 @@ def _take(name: str, key: str, field: str, default: Any, listed: Sequence[str]) 
     st.session_state[_USED] = name
     value = st.session_state[key]
     if listed:
-        value = complete(value, listed)
+        value = complete_name(value, listed)
     if isinstance(value, list):  # a list is not hashable; with nothing chosen the field is as it was at first
         value = tuple(value) or getattr(HOME, field)
     if isinstance(default, int | float) and not isinstance(default, bool):
         value = type(default)(value)  # a slider that offers other steps by now gives the name of one
-    select(**{field: getattr(HOME, field) if value == default else value})
+    look_at(**{field: getattr(HOME, field) if value == default else value})
 
 
-def complete(typed: str, listed: Sequence[str]) -> str:
+def complete_name(typed: str, listed: Sequence[str]) -> str:
     """Return the one listed name that a typed text begins, where it begins one alone; else the text itself. Names that
     another one begins (`ties:scale=1`, of ties) count as that one.
 
-    >>> complete("calib", ["merged", "calibrated", "calibrated:rho=1"]), complete("t", ["ties", "tsv-m"])
+    >>> complete_name("calib", ["merged", "calibrated", "calibrated:rho=1"]), complete_name("t", ["ties", "tsv-m"])
     ('calibrated', 't')
     """
     begun = sorted((one for one in listed if one.lower().startswith(typed.strip().lower())), key=len)
@@ -223,12 +223,12 @@ def map_worker() -> MapWorker:
     return MapWorker()
 
 
-def reference() -> str:
+def suite_reference() -> str:
     """Return the selected suite: an embedded name or a path."""
     return selection().suite
 
 
-def session() -> Session:
+def current_session() -> Session:
     """Open the selected suite; it is opened anew when one of its files has changed.
 
     Raises:
@@ -236,7 +236,7 @@ def session() -> Session:
     """
     suite, files = opened_files()
     with st.spinner("Reading the models …"):
-        opened = _held_sessions().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
+        opened = _held_sessions().get(files, lambda: open_resident(suite), lambda: suite_bytes(suite))
     share_cores(opened)
     return opened
 
@@ -248,7 +248,7 @@ def opened_files() -> tuple[Suite, Stamp]:
         FeatcalError: the suite cannot be used.
     """
     if _STAMP not in st.session_state:
-        suite = load_suite(reference())
+        suite = load_suite(suite_reference())
         st.session_state[_STAMP] = suite, suite_stamp(suite)
     found: tuple[Suite, Stamp] = st.session_state[_STAMP]
     return found
@@ -268,7 +268,7 @@ def _held_sessions() -> Held:
     return Held(server_rules())
 
 
-def kind_of_scores(session: Session, on: EvaluationSamples) -> How:
+def page_score_kind(session: Session, on: EvaluationSamples) -> How:
     """Return what a page makes scores of: as everywhere, but first tokens where whole answers take long."""
     how = recording.kind_of_scores(session)
     return "features" if how == "answers" and is_long(session, seconds_to_score(session, on)) else how
@@ -277,7 +277,7 @@ def kind_of_scores(session: Session, on: EvaluationSamples) -> How:
 def kind_of_chart(session: Session, on: EvaluationSamples, kind: str) -> str:
     """Return the measurement (`featcal.figures.commands.KINDS`) that gives a chart of scores: `kind`, or the one of
     whole answers where the page's scores are those."""
-    return _OF_ANSWERS[kind] if kind_of_scores(session, on) == "answers" else kind
+    return _OF_ANSWERS[kind] if page_score_kind(session, on) == "answers" else kind
 
 
 def answer_scores(
@@ -289,9 +289,9 @@ def answer_scores(
         NumericalError: features that are not finite, which is another matter than missing labels.
     """
     try:
-        how = kind_of_scores(session, on)
+        how = page_score_kind(session, on)
         with progress() as report:
-            return {name: recording.score(session, model, on, how, report) for name, model in models.items()}, ""
+            return {name: recording.score_run(session, model, on, how, report) for name, model in models.items()}, ""
     except InputError as error:
         return {}, str(error)
 

@@ -16,7 +16,7 @@ from app.downloads import Numbers
 from featcal.figures import run_tables, study_tables, sweep_charts, tables, text
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import plain
-from featcal.server.kinds import options_of
+from featcal.server.kinds import job_options
 from featcal.server.lengths import seconds_to_calibrate
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -60,7 +60,7 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
-def section(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], table: Study | None) -> None:
+def show_sweep(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], table: Study | None) -> None:
     """Draw values to try, a button that orders a job to try them, and one plot of everything that was tried on the
     same samples, a point as soon as it is measured.
 
@@ -123,7 +123,7 @@ def _start(
     )
     with row.popover("Command and Python", icon=":material/terminal:"):
         names = tuple(model.name for model in calibrations(session, grid))
-        view.show_commands(ChartSource("sweep", state.reference(), names, on))
+        view.show_commands(ChartSource("sweep", state.suite_reference(), names, on))
     takes = f", about {duration(1.5 * len(new) * seconds_to_calibrate(session, grid.options))}" if new else ""
     values = (f"{symbol} {', '.join(map(exactly, getattr(grid, name)))}" for name, symbol, _ in AXES)
     st.caption(
@@ -132,16 +132,16 @@ def _start(
         "background job: leave this page, come back, and its points are here."
     )
     try:
-        jobs.follow("sweep", args, wanted, left)
+        jobs.follow_jobs("sweep", args, wanted, left)
     except InputError as error:
         if wanted:  # where no jobs can be kept there are none to show
             view.problem(error)
 
 
 def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
-    """Return the arguments of a job that sweeps (`featcal.server.kinds.sweep`)."""
+    """Return the arguments of a job that sweeps (`featcal.server.kinds.run_sweep_job`)."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
-    options = {name: value for name, value in options_of(grid.options).items() if name not in values}
+    options = {name: value for name, value in job_options(grid.options).items() if name not in values}
     named = {} if grid.of == "merged" else {"model": grid.of}
     return {**values, "options": options, **named, "n": on.samples}
 
@@ -218,6 +218,6 @@ def _choose() -> None:
     points = st.session_state[_CHART].selection.points
     ids = [str(point["customdata"]) for point in points if "customdata" in point]
     if ids and is_run_id(ids[0]):
-        runs.choose(ids[0])
+        runs.choose_run(ids[0])
     elif ids and ids[0] != EXPERT:  # every page has them beside its models already
-        state.select(**on_table.fields_beside_merge(ids[0]))
+        state.look_at(**on_table.fields_beside_merge(ids[0]))

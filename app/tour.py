@@ -14,7 +14,7 @@ _STEP, _SUITE = "step of the tour", "suite of the tour"
 
 
 @dataclass(frozen=True)
-class Step:
+class TourStep:
     """A step of the tour: a page, and what to look at on it."""
 
     page: str
@@ -24,29 +24,29 @@ class Step:
 
 
 STEPS = (
-    Step(
+    TourStep(
         "verdict",
         "Eight experts were merged into one model. The cards say what a repair brings, the lines what was measured, "
         "each with the way to its chart. In the first chart every bar is what a layer caused of the final drift, and "
         "the bars add up to it; the second shows what each layer adds by itself and what it inherits.",
     ),
-    Step(
+    TourStep(
         "drift",
         "Drift is how far the model's features are from the expert's: the lines, of the merge and of its repair. The "
         "layer that causes most is chosen, and the tabs below look at it; click another. Bars are its own mismatch and "
         "what earlier layers sent on; they do not add up to the line, since they can point in different directions.",
     ),
-    Step(
+    TourStep(
         "calibrate",
         "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as near "
         "to those of the experts as one model can. No training: move a slider and the model is computed again.",
     ),
-    Step(
+    TourStep(
         "features",
         "One point is the final feature of one sample. Where calibration works, its points lie nearer to the expert's.",
         {"layer": "head"},
     ),
-    Step(
+    TourStep(
         "accuracy",
         "And does it answer better? The button below scores the calibrated model on the test split, and then shows "
         "which samples became right and which became wrong. What you choose from here on holds on every page.",
@@ -63,10 +63,10 @@ def box(page: str, opened_at: str) -> None:
     """
     if _STEP not in st.session_state:
         st.session_state[_STEP] = None if st.query_params.to_dict() or page != opened_at else 0
-        st.session_state[_SUITE] = state.reference()
+        st.session_state[_SUITE] = state.suite_reference()
     number: int | None = st.session_state[_STEP]
     # Its words are of the suite that it began on.
-    if number is None or STEPS[number].page != page or state.reference() != st.session_state[_SUITE]:
+    if number is None or STEPS[number].page != page or state.suite_reference() != st.session_state[_SUITE]:
         return
     last = number == len(STEPS) - 1
     with st.container(border=True, key="tour"):
@@ -80,7 +80,7 @@ def box(page: str, opened_at: str) -> None:
 
 def _go(number: int) -> None:
     st.session_state[_STEP] = number
-    state.select(**STEPS[number].select)
+    state.look_at(**STEPS[number].select)
     st.switch_page(f"../pages/{STEPS[number].page}.py")
 
 

@@ -9,7 +9,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import on_table, opening, options, state
 from app.trail import Trail
-from featcal.figures.names import plain, shorten
+from featcal.figures.names import cut_text, plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 
@@ -68,13 +68,13 @@ def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, 
     trail.note(on, config, score)
     best = trail.best(on)
     for number, (other, reached) in enumerate(trail.recent(on, opening.defaults(session)).items()):
-        words = shorten(options.describe_difference(other, session), _LONGEST)
+        words = cut_text(options.describe_difference(other, session), _LONGEST)
         row.button(
             plain(f"{words} · {reached}"),
             key=f"chip-{number}",
             icon=":material/check:" if other == config else ":material/star:" if other == best else None,
             help="Go back to these options" + (", the best so far" if other == best else ""),
-            on_click=state.select,
+            on_click=state.look_at,
             kwargs=options.fields_of(session, other),
         )
 
@@ -88,10 +88,10 @@ def _move(session: Session, trail: Trail, by: int) -> None:
     config = trail.find_step(by)
     if config is not None:
         trail.move(by)
-        state.select(**options.fields_of(session, config))
+        state.look_at(**options.fields_of(session, config))
 
 
 def _trail(merge: ModelRef) -> Trail:
     """Return the trail of a merge of the suite that is looked at."""
     trails: dict[Hashable, Trail] = st.session_state.setdefault(_TRAILS, {})
-    return trails.setdefault((state.reference(), merge.key), Trail())
+    return trails.setdefault((state.suite_reference(), merge.key), Trail())

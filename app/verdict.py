@@ -20,7 +20,7 @@ from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
-from featcal.figures.verdict.sentences import Sentence, Verdict, judge
+from featcal.figures.verdict.sentences import Sentence, Verdict, judge_numbers
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -68,7 +68,7 @@ def find_evidence(one: Sentence) -> Evidence | None:
     }.get(one.about)
 
 
-def draw(session: Session, compared: Compared, on: EvaluationSamples) -> None:
+def draw_verdict(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Draw the verdict on the merge as its measurements arrive, and the charts of both models."""
     # One place per part, so that a sentence that comes late pushes nothing away that is being read.
     lines, step, below = st.empty(), st.empty(), st.container()
@@ -99,7 +99,7 @@ def _say(verdict: Verdict) -> None:
                 icon=":material/arrow_forward:",
                 icon_position="right",
             ):
-                state.select(**evidence.chosen)
+                state.look_at(**evidence.chosen)
                 st.switch_page(f"../pages/{evidence.page}.py")
 
 
@@ -116,16 +116,16 @@ def _measure(
     measured = dict(compared.models)
     with state.progress(step) as report:
         for found in _examine(session, compared, repair, on, report):
-            verdict = judge(found)
+            verdict = judge_numbers(found)
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with lines.container(gap="xsmall"):
-                first_page.say(verdict)
+                first_page.write_verdict_lines(verdict)
         kept = _tables(session, compared, on, verdict, report)
     with below:
         _draw_charts(session, compared, on, kept)
     runs.keep_calibrated(session, measured, on)
     if _is_home(on):
-        first_page.keep(replace(kept, cards=headline.shown_cards()))
+        first_page.keep_first_page(replace(kept, cards=headline.shown_cards()))
     return verdict
 
 
@@ -161,7 +161,7 @@ def _tables(
         name: tables.layer_rows(tables.drift_table(one), tables.ALL_TASKS, relative=True)
         for name, one in ledgers.items()
     }
-    booked = ledger_tables.attribution(merge, tables.ALL_TASKS)
+    booked = ledger_tables.attribution_table(merge, tables.ALL_TASKS)
     return FirstPage((), verdict, booked, layers)
 
 
@@ -175,7 +175,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, ke
     with left:
         st.header("Which layer caused the final drift?")
         origin = downloads.sample_origin(session, on, merge)
-        ledger_view.attribution(first, {compared.merge: kept.booked}, tables.ALL_TASKS, origin)
+        ledger_view.show_attribution(first, {compared.merge: kept.booked}, tables.ALL_TASKS, origin)
     with right:
         st.header("Own mismatch or inherited?")
         drifts = {name: one.set_index("layer")["drift"] for name, one in kept.layers.items()}
@@ -209,7 +209,7 @@ def _draw_step(session: Session, compared: Compared, on: EvaluationSamples, verd
             pressed = st.button(label, type="primary", icon=icon, key="next-step-button")
             st.markdown(texts["next"] + known)
         if pressed:
-            state.select(bench=METHODS if verdict.next == sentences.MERGE else None)
+            state.look_at(bench=METHODS if verdict.next == sentences.MERGE else None)
             st.switch_page(f"../pages/{page}.py")
     st.caption(texts["samples"])
 

@@ -16,7 +16,7 @@ from app.downloads import Numbers
 from app.first_page import HOME_SUITE
 from app.selection import HOME
 from featcal.figures import text
-from featcal.figures.commands import ChartSource, commands, python
+from featcal.figures.commands import ChartSource, command_lines, python_lines
 from featcal.figures.names import plain, plain_lines
 from featcal.session.session import Session
 from featcal.studies.history import History
@@ -32,7 +32,7 @@ PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
 
 def suite_selector() -> None:
     """Draw a field for an embedded suite, or for the path of a suite file typed into it."""
-    names, chosen = list(embedded_suites()), state.reference()
+    names, chosen = list(embedded_suites()), state.suite_reference()
     state.control(
         st.selectbox,
         "suite",
@@ -50,9 +50,9 @@ def show_ignored() -> None:
     _warn_of_address(state.ignored_parts())
 
 
-def leave_out(problems: Mapping[str, str], kept: Mapping[str, Any]) -> None:
+def leave_out_faults(problems: Mapping[str, str], kept: Mapping[str, Any]) -> None:
     """Leave what cannot be used to the suite, by field, and say why; the other fields stay."""
-    state.leave_out(problems, kept)
+    state.leave_fields(problems, kept)
     _warn_of_address([*problems.values()])
 
 
@@ -65,7 +65,7 @@ def open_or_explain() -> Session:
     """Open the selected suite and say what the address asks for that it does not have; where it cannot be used, say
     why, offer the embedded one and end the page."""
     try:
-        session = state.session()
+        session = state.current_session()
     except FeatcalError as error:
         problem(error)
         offer_home()
@@ -79,14 +79,14 @@ def open_or_explain() -> Session:
 
 def offer_home() -> None:
     """Draw one button back to the embedded suite, unless that is the one that fails."""
-    if state.reference() != HOME_SUITE:
-        st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.select, kwargs={"suite": HOME_SUITE})
+    if state.suite_reference() != HOME_SUITE:
+        st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.look_at, kwargs={"suite": HOME_SUITE})
 
 
 def task_selector(session: Session, place: DeltaGenerator | None = None, disabled: bool = False) -> str:
     """Let one task be chosen, at the top of the page where no other place is given."""
     task = one_of(session.tasks, state.selection().task)
-    draw = partial(state.top().selectbox, width=180, label_visibility="collapsed")
+    draw = partial(state.title_row().selectbox, width=180, label_visibility="collapsed")
     draw = draw if place is None else partial(place.selectbox, width=180)
     state.control(draw, "task", task, session.tasks[0], "Task", session.tasks, disabled=disabled)
     return task
@@ -113,7 +113,7 @@ def sample_selector(session: Session) -> EvaluationSamples:
         sentence = f"The address asks for n = {n}; a task has {most} {session.split} samples, so it is {most}."
         state.clamp("n", n := most, sentence)
         _warn_of_address([sentence])
-    draw = partial(state.top().selectbox, width=190, label_visibility="collapsed")
+    draw = partial(state.title_row().selectbox, width=190, label_visibility="collapsed")
     words, offered = f"{session.split} samples per task to measure on", sorted({*SAMPLE_CHOICES, n})
     state.control(draw, "n", n, HOME.n, words, offered, format_func=lambda count: f"{count} samples per task")
     return EvaluationSamples(n)
@@ -124,7 +124,7 @@ def tabs(names: Sequence[str], field: str, shown: str | None = None) -> tuple[st
     shown, key = shown or one_of(names, getattr(state.selection(), field)), f"tabs-{field}"
 
     def choose() -> None:
-        state.select(**{field: st.session_state[key]})
+        state.look_at(**{field: st.session_state[key]})
 
     return shown, dict(zip(names, st.tabs(names, default=shown, key=key, on_change=choose), strict=True))
 
@@ -175,7 +175,7 @@ def explain(explanation: str) -> None:
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def table(numbers: Numbers, rows: slice | None = None) -> None:
+def show_table(numbers: Numbers, rows: slice | None = None) -> None:
     """Draw a table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give these
     numbers. What a row marks as within noise is grey."""
     _table(numbers, rows)
@@ -216,7 +216,7 @@ def _download(numbers: Numbers) -> None:
 
 def _command(numbers: Numbers) -> None:
     """Draw a button for the command and the Python that give a table's numbers, where there are such."""
-    measured = numbers.measurement(state.reference())
+    measured = numbers.measurement(state.suite_reference())
     if measured is not None:
         with _tool("Command", "terminal"):
             show_commands(measured)
@@ -232,12 +232,12 @@ def formats(numbers: Numbers) -> dict[str, Any]:
 
 def show_commands(measured: ChartSource) -> None:
     """Show the command lines and the lines of Python that give these numbers, to be copied."""
-    kind, lines = measured.kind, commands(measured)
+    kind, lines = measured.kind, command_lines(measured)
     if lines:
         st.caption(f"On the command line; the numbers are at `{kind.where}` of what it prints:")
         st.code("\n".join(lines), language="bash", wrap_lines=True)
     st.caption("In Python:")
-    st.code(python(measured), wrap_lines=True)
+    st.code(python_lines(measured), wrap_lines=True)
     if kind.note:
         st.caption(kind.note)
 
@@ -251,7 +251,7 @@ def _fade(frame: pd.DataFrame) -> pd.DataFrame:
     return styles
 
 
-def say_problems(problems: Iterable[str]) -> None:
+def show_problems(problems: Iterable[str]) -> None:
     """Say what is wrong with the history, or with studies that are kept."""
     for one in problems:
         st.warning(plain(one), icon=":material/history_toggle_off:")

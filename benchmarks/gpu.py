@@ -29,7 +29,7 @@ import families
 import measure
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, config_for
+from featcal.calibration.calibrate import calibrate_family, config_for
 from featcal.family.opening import open_family
 from featcal.suite.calibration_options import PRECISIONS, RECIPES
 from featcal.suite.schema import load_suite
@@ -217,7 +217,7 @@ def walk(suite: Path, recipe: str, precision: str) -> dict[str, Any]:
 
 def _calibrated(suite: Path, device: str, recipe: str, precision: str) -> Mapping[str, Tensor]:
     family = open_family(load_suite(suite), device, precision)
-    made = calibrate(family, config_for(family, samples=DRY_SAMPLES, recipe=recipe, precision=precision))
+    made = calibrate_family(family, config_for(family, samples=DRY_SAMPLES, recipe=recipe, precision=precision))
     tensors = made.weights.read([name for block in family.adapter.blocks() for name in block.names])
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 

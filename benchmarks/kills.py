@@ -36,7 +36,7 @@ from featcal.formats.locate import locate
 from featcal.models.families.registry import adapter_for
 from featcal.session.session import Session
 from featcal.studies.compare import compare_methods
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import Views
 from featcal.studies.store import Rows
 from featcal.suite.calibration_options import CalibrationConfig
@@ -72,7 +72,7 @@ def converted(family: Family, out: Path, again: bool) -> None:
 def studied(family: Family, out: Path, again: bool) -> None:
     """Three models in one table, with the rows of it that are kept."""
     on = Views(EvaluationSamples(SAMPLES, "test"), EvaluationSamples(SAMPLES))
-    plan = Plan(["merged", "anchor:rho=2", "calibrated"], (42,), SAMPLES, on, Rows(out / "rows"))
+    plan = StudyPlan(["merged", "anchor:rho=2", "calibrated"], (42,), SAMPLES, on, Rows(out / "rows"))
     study = compare_methods(Session(family), plan)
     failures = [row.found.failure for row in study.rows if row.found.failure]
     assert not failures, failures

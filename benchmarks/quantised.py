@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import featcal
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.column_rounding import round_to_nearest
-from featcal.formats.grid import Grid
+from featcal.formats.grid import QuantizationGrid
 
 SEEDS = (42, 43, 44)
 READ = ("input_ids", "attention_mask", "token_type_ids")
@@ -32,7 +32,7 @@ DAMPING = 0.01
 """Share of the mean diagonal that GPTQ adds to its matrix (Frantar et al., section 3.3)."""
 
 
-def gptq(weight: Tensor, moments: Tensor, grid: Grid) -> Tensor:
+def gptq(weight: Tensor, moments: Tensor, grid: QuantizationGrid) -> Tensor:
     """Round a weight `[m, d]` as GPTQ publishes it, columns from the first to the last; float64."""
     weight, columns = weight.double().clone(), weight.shape[1]
     damped = moments + DAMPING * moments.diagonal().mean() * torch.eye(columns, dtype=torch.float64)
@@ -90,7 +90,7 @@ def has_known_blocks(folder: Path) -> bool:
     return True
 
 
-def round_afterwards(model: Any, batches: list[dict[str, Tensor]], grid: Grid) -> None:
+def round_afterwards(model: Any, batches: list[dict[str, Tensor]], grid: QuantizationGrid) -> None:
     """Round the linear maps by GPTQ, block by block; what a map is given comes from rounded blocks."""
     for block in blocks_of(model):
         maps = {name: one for name, one in block.named_modules() if isinstance(one, nn.Linear)}
@@ -103,7 +103,7 @@ def round_afterwards(model: Any, batches: list[dict[str, Tensor]], grid: Grid) -
             one.weight.copy_(gptq(one.weight, moments[name], grid))
 
 
-def round_by_llmcompressor(source: Path, out: Path, batches: list[dict[str, Tensor]], grid: Grid) -> None:
+def round_by_llmcompressor(source: Path, out: Path, batches: list[dict[str, Tensor]], grid: QuantizationGrid) -> None:
     """Write a folder that llmcompressor's GPTQ makes of one, at its defaults."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
@@ -126,7 +126,9 @@ def round_by_llmcompressor(source: Path, out: Path, batches: list[dict[str, Tens
     )
 
 
-def rows(session: featcal.Session, asked: dict[str, Any], grid: Grid, place: Path) -> Iterator[tuple[str, Any]]:
+def rows(
+    session: featcal.Session, asked: dict[str, Any], grid: QuantizationGrid, place: Path
+) -> Iterator[tuple[str, Any]]:
     """Yield every row's name and model: a name, or a folder."""
     family = session.family
     config = config_for(family, **asked)
@@ -175,7 +177,7 @@ def main() -> None:
         session = featcal.Session(featcal.open_family(suite))
         asked = {"recipe": options.recipe, "samples": options.samples, "seed": seed}
         with tempfile.TemporaryDirectory() as place:
-            for name, model in rows(session, asked, Grid(4, options.group_size), Path(place)):
+            for name, model in rows(session, asked, QuantizationGrid(4, options.group_size), Path(place)):
                 score = featcal.evaluate(session, model).average
                 tasks = featcal.measure_drift(session, model).to_json()["tasks"].values()
                 drift = statistics.mean(task["final"]["drift"] for task in tasks)

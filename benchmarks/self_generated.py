@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from featcal import Session, load_suite, open_family
-from featcal.samples.sources import look
+from featcal.samples.sources import preview_samples
 from featcal.suite.schema import suite_from_dict
-from featcal.suite.template import fill
+from featcal.suite.template import fill_template
 from featcal.suite.views import EvaluationSamples
 from featcal.system.resources import data_path, embedded_suites
 
@@ -29,7 +29,7 @@ Sources = Mapping[str, dict[str, Any]]
 def real_prompts(suite: str) -> dict[str, list[str]]:
     """The prompts of the calibration texts, without their answers."""
     opened = load_suite(suite)
-    return {task: [*(look(opened, task, "calibration", None, 42).texts or ())] for task in opened.tasks}
+    return {task: [*(preview_samples(opened, task, "calibration", None, 42).texts or ())] for task in opened.tasks}
 
 
 def plain_prompts(suite: str) -> dict[str, list[str]]:
@@ -41,7 +41,7 @@ def plain_prompts(suite: str) -> dict[str, list[str]]:
     else:
         from tasks import rows
     made = {task: rows(task, COUNT, seed=5, plain=True) for task in load_suite(suite).tasks}
-    return {task: [fill(template, row) for row in made[task]] for task, template in templates(suite).items()}
+    return {task: [fill_template(template, row) for row in made[task]] for task, template in templates(suite).items()}
 
 
 def templates(suite: str) -> dict[str, str]:

@@ -17,10 +17,10 @@ from roofline import SIDE, gemm_peaks
 from safetensors.torch import save_file
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate_family, config_for, expert_passes
 from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family, open_family
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.models.model import Model
 from featcal.suite.calibration_options import PAPER, RECIPES, CalibrationConfig
 from featcal.suite.schema import load_suite
@@ -89,14 +89,14 @@ def again_after(family: Family, config: CalibrationConfig) -> Work:
     """featcal's own calibration once more in a session, which keeps what no option changes: as far as there is room,
     expert passes and priors."""
     keep_memory()
-    work = _calibration(family, config, expert_passes(family, config, Kept.from_device(family.compute.device)))
+    work = _calibration(family, config, expert_passes(family, config, WalkCache.from_device(family.compute.device)))
     work()
     return work
 
 
 def _calibration(family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass]) -> Work:
     def work() -> tuple[dict[str, Tensor], dict[str, float]]:
-        result = calibrate(family, config, experts=passes)
+        result = calibrate_family(family, config, experts=passes)
         calibrated = result.weights.read(name for block in family.adapter.blocks() for name in block.names)
         return calibrated, result.record["seconds"]
 

@@ -15,7 +15,7 @@ from kaleido import PageGenerator
 from plotly.subplots import make_subplots
 
 import featcal
-from featcal.figures.theme import COLOUR, finish
+from featcal.figures.theme import COLOUR, apply_theme
 from featcal.studies.study import read_study
 from featcal.system.resources import data_path
 
@@ -55,7 +55,7 @@ def draw(drift: dict[str, pd.DataFrame], scores: dict[str, dict[str, float]], in
         figure.add_scatter(x=frame.index, y=frame.mean(axis=1), mode="lines+markers", showlegend=False,
                            line={"color": COLOUR[model], "width": 4}, marker={"size": 9}, row=1, col=1)  # fmt: skip
     _draw_scores(figure, scores)
-    finish(figure, 400)
+    apply_theme(figure, 400)
     figure.update_xaxes(tickangle=0, tickfont={"size": 13})
     figure.update_xaxes(ticksuffix=" %", row=1, col=2)
     figure.update_layout(

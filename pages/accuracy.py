@@ -22,8 +22,8 @@ known = {
     if model.name in USUAL or jobs.has_scores_job(session, model, WHOLE)
 }
 try:
-    with runs.count_looks(session, known.values(), WHOLE), state.progress() as report:
-        found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
+    with runs.count_page_looks(session, known.values(), WHOLE), state.progress() as report:
+        found = {shown: jobs.finished_scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/bar_chart:")
@@ -41,9 +41,9 @@ if unscored and st.button(
     icon=":material/visibility:",
     help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
 ):
-    with runs.count_looks(session, unscored.values(), WHOLE), state.progress() as report:
+    with runs.count_page_looks(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
-            jobs.scores(session, model, WHOLE, report, at_once=True)
+            jobs.finished_scores(session, model, WHOLE, report, at_once=True)
     # What is above is drawn with all models then.
     st.rerun()
 
@@ -61,7 +61,7 @@ measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 left, right = st.columns(2) if between is not None else (None, st.container())
 if left is not None and pair is not None and between is not None:
     with left:
-        flips.differences(between, pair, metric, origin)
+        flips.show_differences(between, pair, metric, origin)
 with right:
     st.header(f"{metric.capitalize()} of every task")
     base = next((shown for shown, model in known.items() if model.name == "base"), None)
@@ -77,5 +77,5 @@ st.caption(f"{size} test samples per task. {how}The test split is for the final 
 runs.say_looks(session)
 if pair is not None and between is not None:
     with st.expander("Which answers changed?", icon=":material/swap_horiz:"):
-        flips.section(session, compared.models, task, WHOLE, between)
+        flips.show_flips(session, compared.models, task, WHOLE, between)
 samples.panel(session, compared.models, details=True)

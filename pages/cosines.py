@@ -51,7 +51,7 @@ if compared.pair is not None:
         )
         dots = picking.make_dots(session, compared.models, task, on)
         picking.scatter(sample_charts.cosine_pairs(cosines, dots), "b", alt, numbers.name)
-        slices.draw(session, compared.models, task, on)
+        slices.draw_slices(session, compared.models, task, on)
         view.tools(numbers)
     left, right = st.columns(2)
     with left:

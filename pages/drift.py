@@ -19,7 +19,7 @@ def choose_layer(key: str) -> None:
     """Select the layer whose bar was clicked."""
     points = st.session_state[key].selection.points
     if points and points[0]["x"] != ledger_charts.TOTAL:
-        state.select(layer=str(points[0]["x"]).removesuffix(" attention").removesuffix(" mlp"))
+        state.look_at(layer=str(points[0]["x"]).removesuffix(" attention").removesuffix(" mlp"))
 
 
 session = view.open_or_explain()
@@ -40,7 +40,7 @@ with state.progress() as report:
     booked = session.measure.drift(models[compared.merge], attributes, report)
 runs.keep_calibrated(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
-attributed = ledger_tables.attribution(booked, over)
+attributed = ledger_tables.attribution_table(booked, over)
 layers = list(dict.fromkeys(drift[compared.merge]["layer"]))
 # By default the one that the verdict blames. A layer of another suite may still be chosen.
 shares = attributed.dropna(subset="share").set_index("layer")["share"]
@@ -60,7 +60,7 @@ with left:
     st.header("Which layer caused the final drift?")
     origin = downloads.sample_origin(session, attributes, {compared.merge: models[compared.merge]}, over)
     figure = ledger_charts.waterfall({compared.merge: attributed}, layer)
-    ledger_view.attribution(figure, {compared.merge: attributed}, over, origin, choose_layer)
+    ledger_view.show_attribution(figure, {compared.merge: attributed}, over, origin, choose_layer)
 with right:
     st.header("Drift per layer")
     summary = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
@@ -78,7 +78,7 @@ shown_tab, places = view.tabs(
 with places[shown_tab]:
     if shown_tab == BY_TASK:
         st.caption(f"{plain(layer)}, task by task, the largest drift on top")
-        of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
+        of_tasks = {shown: tables.task_table(one, layer, relative) for shown, one in drift.items()}
         summary = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
         view.chart(
             charts.drift_tasks(of_tasks, relative),
@@ -90,18 +90,18 @@ with places[shown_tab]:
     elif shown_tab == ledger_view.INSIDE:
         layer_view.block_maps(session, models, on, over, layer, relative)
     elif shown_tab == ledger_view.TOKENS:
-        layer_view.tokens(session, models, on, task, layer, relative)
+        layer_view.show_tokens(session, models, on, task, layer, relative)
     else:
         more = view.one_of(VIEWS, chosen)
         state.control(st.segmented_control, "tab", more, None, "View", VIEWS, required=True)
         if more == "Growth":
-            ledger_view.growth(session, models, on, over, layer)
+            ledger_view.show_growth(session, models, on, over, layer)
         elif more == "Decisions":
-            ledger_view.decisions(session, models, on, task)
+            ledger_view.show_decisions(session, models, on, task)
         elif more == ledger_view.DEPTH:
             layer_view.depth(session, models, on, over, task, layer)
         elif compared.calibration:
-            ledger_view.sources(session, compared.calibration)
+            ledger_view.show_sources(session, compared.calibration)
         else:
             st.caption("Feature sources are those of a calibration: compare the merge with its repair.")
 samples.panel(session, models)

@@ -26,7 +26,7 @@ with right:
     cloud.search_section(shown)
     cloud.pick_section(shown)
     cloud.neighbour_section(shown, features)
-    slices.draw(session, compared.models, task, on)
+    slices.draw_slices(session, compared.models, task, on)
     cloud.distance_section(features, origin, layer)
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 

@@ -4,4 +4,4 @@ from app import shelf, view
 
 tab, places = view.tabs(shelf.TABS, "shelf")
 with places[tab]:
-    shelf.draw(tab)
+    shelf.draw_tab(tab)

@@ -7,9 +7,9 @@ from featcal.studies.sweep import comparable_points
 
 session = view.open_or_explain()
 on = view.sample_selector(session)
-compare.choose(session)
+compare.choose_models(session)
 history = History()
 if points := comparable_points(session, on, history.runs(hash_of(session))):
     sweep.draw_lines(session, on, points)
-runs.section(session, history)
-checkpoints.section(session, on)
+runs.show_runs(session, history)
+checkpoints.show_checkpoints(session, on)

@@ -4,7 +4,7 @@ from app import check, compare, samples, verdict, view
 
 session = view.open_or_explain()
 on = view.sample_selector(session)
-compared = compare.choose(session)
+compared = compare.choose_models(session)
 check.draw_field()
-verdict.draw(session, compared, on)
+verdict.draw_verdict(session, compared, on)
 samples.panel(session, compared.models)

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-from featcal.samples.embedded_pictures import CLASSES, TEMPLATES, draw
+from featcal.samples.embedded_pictures import CLASSES, TEMPLATES, draw_pictures
 
 HERE = Path(__file__).resolve().parent
 TASKS = list(CLASSES)
@@ -121,7 +121,7 @@ def picture_pool(task: str, count: int, seed: int, *, plain: bool = False) -> Po
     """Training pictures of a task, plain or in its look, and their classes."""
     rng = np.random.RandomState(seed)
     labels = rng.permutation(np.arange(count) % len(CLASSES[task])).astype(np.int64)
-    return draw(task, labels, rng, split="train", plain=plain), labels
+    return draw_pictures(task, labels, rng, split="train", plain=plain), labels
 
 
 def sample(pools: dict[str, Pool], count: int, rng: np.random.RandomState) -> tuple[torch.Tensor, torch.Tensor]:

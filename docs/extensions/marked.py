@@ -121,11 +121,11 @@ def _call_featcal(words: list[str]) -> str:
     """Run a command line of featcal; return what is wrong, "" where nothing is."""
     import click
 
-    from featcal.cli import commands
+    from featcal.cli import featcal_command
     from featcal.system.errors import FeatcalError
 
     try:
-        status = commands.main(words, prog_name="featcal", standalone_mode=False)
+        status = featcal_command.main(words, prog_name="featcal", standalone_mode=False)
     except (click.ClickException, FeatcalError) as error:
         return error.format_message() if isinstance(error, click.ClickException) else str(error)
     return f"exit status {status}" if status else ""

@@ -46,7 +46,7 @@ ledger.plot()
 config = featcal.CalibrationConfig(recipe="informed", samples=32)
 after = featcal.measure_drift(session, config, samples=16)
 lines = {
-    name: tables.relative_drift(one)
+    name: tables.relative_drift_table(one)
     for name, one in (("merged", ledger), ("calibrated", after))
 }
 charts.compare_drift(lines)

@@ -37,7 +37,10 @@ sound = featcal.measure_drift(session, samples=16, attribution=True)
 # Drift over the norm of the expert's features: it is larger after every block from there on, and largest at the end,
 # where nothing is wrong.
 
-drift = {"sound": tables.relative_drift(sound), "faulty": tables.relative_drift(faulty)}
+drift = {
+    "sound": tables.relative_drift_table(sound),
+    "faulty": tables.relative_drift_table(faulty),
+}
 pd.DataFrame(drift).round(2)
 
 # %%
@@ -53,7 +56,9 @@ faulty.plot()
 
 attributed = {"sound": sound, "faulty": faulty}
 shares = {
-    name: ledger_tables.attribution(one, tables.ALL_TASKS).set_index("layer")["share"]
+    name: ledger_tables.attribution_table(one, tables.ALL_TASKS).set_index("layer")[
+        "share"
+    ]
     for name, one in attributed.items()
 }
 (100 * pd.DataFrame(shares)).round().astype(int)

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.express as px
 
 import featcal
-from featcal.figures.theme import colours, finish
+from featcal.figures.theme import apply_theme, colours
 
 RECIPES = ("paper", "refined", "informed")
 VALIDATION = {"split": "validation", "samples": 64}
@@ -49,7 +49,7 @@ figure = px.line(
     markers=True,
     color_discrete_sequence=colours(3),
 )
-finish(figure, 400)
+apply_theme(figure, 400)
 
 # %%
 # **What to keep:** ``informed`` is the best of the three on every suite here; begin with it.

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.express as px
 
 import featcal
-from featcal.figures.theme import COLOUR, colours, finish
+from featcal.figures.theme import COLOUR, apply_theme, colours
 
 session = featcal.open_session("lm-mini")
 VALIDATION = {"split": "validation", "samples": 64}
@@ -59,7 +59,7 @@ for name, height in (("merged", merged), ("experts", expert)):
     figure.add_hline(
         y=height, line={"color": COLOUR["base"], "dash": "dot"}, annotation_text=name
     )
-finish(figure, 400)
+apply_theme(figure, 400)
 
 # %%
 # With fewer than eight samples the paper's recipe does more harm than good: matrices of thousands of numbers are

@@ -26,8 +26,8 @@ view = featcal.EvaluationSamples(64, "validation")
 depth = {
     name: session.measure.depth(one, "sentiment", view) for name, one in models.items()
 }
-table = layer_tables.agreement({"sentiment": depth["merged"]}).set_index("layer")
-table["calibrated"] = layer_tables.agreement(
+table = layer_tables.agreement_table({"sentiment": depth["merged"]}).set_index("layer")
+table["calibrated"] = layer_tables.agreement_table(
     {"sentiment": depth["calibrated"]}
 ).set_index("layer")["agreement"]
 table.rename(columns={"agreement": "merged", "expert_agreement": "expert"})[
@@ -48,7 +48,7 @@ sample = next(
     for i, (merged, repaired) in enumerate(zip(*ends, strict=True))
     if merged != repaired
 )
-layer_charts.course(layer_tables.course(depth, sample))
+layer_charts.course_chart(layer_tables.course_table(depth, sample))
 
 # %%
 # All three decide in the same block, in the middle of the model. The merge is as sure as the others, of the wrong word.

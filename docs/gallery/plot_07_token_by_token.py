@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.express as px
 
 import featcal
-from featcal.figures.theme import finish
+from featcal.figures.theme import apply_theme
 
 session = featcal.open_session("lm-mini")
 view = featcal.EvaluationSamples(8, "validation")
@@ -38,7 +38,7 @@ figure = px.imshow(
 )
 figure.update_coloraxes(colorbar_title="drift")
 figure.update_xaxes(tickangle=-60, title="token")
-finish(figure, 380)
+apply_theme(figure, 380)
 
 # %%
 # How much of the last block's squared drift the fullest quarter of the tokens carries, over eight texts:

@@ -12,7 +12,7 @@ import plotly.express as px
 
 import featcal
 from featcal.calibration.low_rank import Limits
-from featcal.figures.theme import COLOUR, finish
+from featcal.figures.theme import COLOUR, apply_theme
 
 session = featcal.open_session("clip-mini")
 config = featcal.CalibrationConfig(recipe="informed", samples=32)
@@ -59,7 +59,7 @@ figure.add_hline(
     line={"color": COLOUR["calibrated"], "dash": "dot"},
     annotation_text="the whole repair",
 )
-finish(figure, 400)
+apply_theme(figure, 400)
 
 # %%
 # The matrices here are 96 to 384 wide, and rank 16 keeps most of the gain.

@@ -12,7 +12,7 @@ import plotly.express as px
 
 import featcal
 from featcal.figures import tables
-from featcal.figures.theme import COLOUR, finish
+from featcal.figures.theme import COLOUR, apply_theme
 
 session = featcal.open_session("t5-mini")
 
@@ -28,7 +28,7 @@ for way in ("off", "int4", "int4-nearest"):
     config = featcal.CalibrationConfig(
         recipe="informed", samples=32, quantize=way, group_size=32
     )
-    drift[way] = tables.relative_drift(
+    drift[way] = tables.relative_drift_table(
         featcal.measure_drift(session, config, samples=32)
     )
 pd.DataFrame(drift).round(3)
@@ -49,7 +49,7 @@ figure = px.bar(
     },
     color_discrete_sequence=[COLOUR["merged"], COLOUR["calibrated"]],
 )
-finish(figure, 400)
+apply_theme(figure, 400)
 
 # %%
 # **What to keep:** what rounding takes from one column, others can give back while they are still to be rounded.

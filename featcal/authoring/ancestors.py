@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.card_data import read_card_data
-from featcal.formats.checkpoint import resolve
+from featcal.formats.checkpoint import local_folder
 from featcal.formats.hub import HubModel, hub_model, look_up, snapshot
 from featcal.formats.hub_errors import Unreachable
 from featcal.formats.lora import split_lora
@@ -31,7 +31,7 @@ def find_common_ancestors(models: Sequence[str], asks_hub: bool) -> list[str]:
     """Return the models from which all of some models come, nearest first; none of those that are given is its own.
 
     Args:
-        models: references, as `authoring.common.reference` gives them.
+        models: references, as `authoring.common.model_reference` gives them.
         asks_hub: whether the Hub may be asked for cards that are not in its local cache; its files are never fetched.
     """
     lines = [_walk_up(one, asks_hub) for one in models]
@@ -124,7 +124,7 @@ def find_folder(model: str, root: Path) -> Path | None:
     if model.startswith(PREFIXES):
         return None
     if (root / model).is_dir():
-        return resolve(model, root, "model")
+        return local_folder(model, root, "model")
     on_hub = hub_model(model)
     if on_hub is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from featcal.samples.table import Table
+from featcal.samples.table import ColumnTable
 from featcal.suite.source import TURNS
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
@@ -56,7 +56,7 @@ Reads = Literal["answers", "turns", "classes", "likeness"]
 head, or how alike two texts are."""
 
 
-def columns_of_table(table: Table) -> dict[str, Column]:
+def columns_of_table(table: ColumnTable) -> dict[str, Column]:
     """Tell the kinds of columns by their first rows; a column that some of these lack is "other"."""
     wanted = range(min(LOOKED_AT, len(table)))
     found = {}
@@ -125,15 +125,15 @@ def _is_picture(value: Any) -> bool:
     return stored or type(value).__module__.startswith("PIL.")
 
 
-def options_of(
+def source_options(
     columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers"
 ) -> FoundOptions:
     """Return the options of a source of these columns: those that are given, and the others found.
 
     >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
-    >>> options_of(columns, {}, "a.parquet")[0]
+    >>> source_options(columns, {}, "a.parquet")[0]
     {'input': '{text}\\n', 'targets': ['no', 'yes']}
-    >>> options_of(columns, {}, "a.parquet", "classes")[0]
+    >>> source_options(columns, {}, "a.parquet", "classes")[0]
     {'input': '{text}', 'label': 'label'}
     """
     pictures = [name for name, column in columns.items() if column.kind == "picture"]

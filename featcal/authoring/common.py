@@ -39,7 +39,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
     return content
 
 
-def reference(path: str, revision: str | None, beside: Path) -> str:
+def model_reference(path: str, revision: str | None, beside: Path) -> str:
     """Return a reference for a suite file: a folder as an absolute path, else unchanged, with the revision.
 
     Relative folders are looked for where the command runs, as the other tools do, then in `beside`, then in the folders
@@ -82,7 +82,7 @@ def _comment(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"# {title}", *wrapped]) + "\n"
 
 
-def write_new(out: Path, text: str) -> None:
+def write_new_file(out: Path, text: str) -> None:
     """Write a file that must not be there yet.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from featcal.authoring.common import write_new
+from featcal.authoring.common import write_new_file
 from featcal.authoring.recipes import import_recipe
 from featcal.suite.schema import SPLITS, Suite, load_suite, suite_from_dict
 from featcal.system.errors import InputError
@@ -119,5 +119,5 @@ def write_draft(text: str, out: Path) -> Suite:
         InputError: not YAML, not a valid suite file, or `out` is there already or cannot be written.
     """
     read_draft(text, out)
-    write_new(out, text)
+    write_new_file(out, text)
     return load_suite(out)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.authoring.common import Imported, read_recipe, reference, samples_missing
+from featcal.authoring.common import Imported, model_reference, read_recipe, samples_missing
 from featcal.suite.schema import task_catalogue
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -74,7 +74,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
         notes.append("a pool says nothing of merging: merged is Task Arithmetic with scale 0.3; change it if it is not")
     suite: dict[str, Any] = {"name": file.stem, "description": f"Imported from {file.name} (FusionBench, {pool})."}
     suite |= {"base": models[BASE]} if BASE in models else {}
-    suite["merged"] = reference(merged, None, file.parent) if merged else {**_MERGE}
+    suite["merged"] = model_reference(merged, None, file.parent) if merged else {**_MERGE}
     return Imported({**suite, "tasks": tasks}, tuple(missing), tuple(notes))
 
 
@@ -121,7 +121,7 @@ def _list_unknown(content: Mapping[str, Any]) -> Iterator[str]:
 def _model(value: Any, where: str, beside: Path) -> str:
     """Return a model as a suite's reference; InputError for a function or arguments that featcal does not know."""
     if isinstance(value, str):
-        return reference(value, None, beside)
+        return model_reference(value, None, beside)
     arguments = dict(_mapping(value))
     target = str(arguments.get("_target_", "from_pretrained"))
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
@@ -136,8 +136,8 @@ def _model(value: Any, where: str, beside: Path) -> str:
     if lacking:
         raise InputError(f"{where}: {' and '.join(lacking)} is missing")
     path = "/".join(str(one) for one in (arguments[model], arguments.get("subfolder")) if one)
-    found = reference(path, arguments.get("revision"), beside)
-    return found if adapter is None else f"{found}+{reference(arguments[adapter], None, beside)}"
+    found = model_reference(path, arguments.get("revision"), beside)
+    return found if adapter is None else f"{found}+{model_reference(arguments[adapter], None, beside)}"
 
 
 def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], text: bool) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from featcal.authoring.ancestors import find_common_ancestors, is_named_by_all, is_reachable
-from featcal.authoring.common import reference, task_names
-from featcal.authoring.from_mergekit import Contents, is_configuration, read_contents
+from featcal.authoring.common import model_reference, task_names
+from featcal.authoring.from_mergekit import MergedModels, is_configuration, read_contents
 from featcal.formats.card_data import read_card_data, read_card_text
 from featcal.formats.hub import CARD_FILE, RECIPE_FILE, RECORD_FILE, hub_model
 from featcal.formats.lora import split_lora
@@ -79,7 +79,7 @@ class Origins:
     base: str | None
     experts: Mapping[str, str]
     where: str = ""
-    contents: Contents | None = None
+    contents: MergedModels | None = None
     found: bool = False
     missed: str = ""
 
@@ -179,7 +179,7 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
     data = read_card_data(folder)
     stated, tags = data.get("base_model"), data.get("tags") or ()
     listed = stated if isinstance(stated, list) else [stated] if stated else []
-    names = [reference(str(one), None, folder) for one in listed]
+    names = [model_reference(str(one), None, folder) for one in listed]
     is_merge = data.get("base_model_relation") == "merge" or (isinstance(tags, list) and "merge" in tags)
     if not is_merge or not names:
         return None
@@ -197,7 +197,7 @@ def _count_models(folder: Path) -> int:
     return sum(one == "base" or one.startswith("expert ") for one in inputs) if isinstance(inputs, dict) else 0
 
 
-def _read_configuration(folder: Path) -> tuple[str, Contents] | None:
+def _read_configuration(folder: Path) -> tuple[str, MergedModels] | None:
     """Return mergekit's configuration, from its file or from the card that quotes it, and the name of that file."""
     file = folder / RECIPE_FILE
     if file.is_file():

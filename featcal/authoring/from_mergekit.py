@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from featcal.authoring.common import Imported, read_recipe, reference, samples_missing, task_names
-from featcal.authoring.mergekit_schema import Configuration, Model, validate_configuration
+from featcal.authoring.common import Imported, model_reference, read_recipe, samples_missing, task_names
+from featcal.authoring.mergekit_schema import Configuration, MergekitModel, validate_configuration
 from featcal.suite.methods import merger_names, method
 from featcal.suite.options import options_of_class
 from featcal.suite.recipe import Dtype, MergeRecipe
@@ -62,7 +62,7 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
         problems += recipe.problems
         notes += recipe.notes
     else:
-        content = reference(merged, None, file.parent)
+        content = model_reference(merged, None, file.parent)
     if problems:
         raise InputError(*(f"{file}: {problem}" for problem in problems))
     about = {"name": file.stem, "description": f"Imported from {file.name} (mergekit, {config.merge_method})."}
@@ -74,7 +74,7 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
 
 
 @dataclass(frozen=True)
-class Contents:
+class MergedModels:
     """Models that a configuration merges, as references of a suite file.
 
     Args:
@@ -93,7 +93,7 @@ class Contents:
     notes: tuple[str, ...]
 
 
-def read_contents(content: dict[str, Any], beside: Path, label: str) -> Contents:
+def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedModels:
     """Return the models of a configuration whose output is there already, so that any method will do.
 
     Args:
@@ -106,7 +106,7 @@ def read_contents(content: dict[str, Any], beside: Path, label: str) -> Contents
     config = validate_configuration(content, label)
     base, tasks = _base_and_experts(config, beside)
     coefficients, is_exact = _coefficients(config, base, tasks)
-    return Contents(
+    return MergedModels(
         config.merge_method,
         None if base is None else base.to_reference(beside),
         {task: model.to_reference(beside) for task, model in tasks.items()},
@@ -116,7 +116,7 @@ def read_contents(content: dict[str, Any], beside: Path, label: str) -> Contents
     )
 
 
-def _base_and_experts(config: Configuration, beside: Path) -> tuple[Model | None, dict[str, Model]]:
+def _base_and_experts(config: Configuration, beside: Path) -> tuple[MergekitModel | None, dict[str, MergekitModel]]:
     """Return the model that the experts were fine-tuned from, where the method names it, and the experts by task."""
     base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
     models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
@@ -125,7 +125,7 @@ def _base_and_experts(config: Configuration, beside: Path) -> tuple[Model | None
 
 
 def _coefficients(
-    config: Configuration, base: Model | None, tasks: Mapping[str, Model]
+    config: Configuration, base: MergekitModel | None, tasks: Mapping[str, MergekitModel]
 ) -> tuple[dict[str, float] | None, bool]:
     """Return how far the merge goes from the base to every expert, and whether that is all it does."""
     recipe = _Recipe(config, base, tasks)
@@ -167,8 +167,8 @@ class _Recipe:
     """A configuration as a recipe of featcal, and what stands in the way."""
 
     config: Configuration
-    base: Model | None
-    tasks: Mapping[str, Model]
+    base: MergekitModel | None
+    tasks: Mapping[str, MergekitModel]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -245,12 +245,12 @@ class _Recipe:
             )
         return {} if wanted is None else {"dtype": wanted}
 
-    def _value(self, name: str, model: Model | None, default: Any) -> Any:
+    def _value(self, name: str, model: MergekitModel | None, default: Any) -> Any:
         """Look a parameter up as mergekit does: the model's own, else the file's."""
         own = next((one.parameters for one in self.config.models or [] if one.model == model), {})
         return own.get(name, self.config.parameters.get(name, default))
 
-    def _number(self, name: str, model: Model | None, default: float | None = None) -> float:
+    def _number(self, name: str, model: MergekitModel | None, default: float | None = None) -> float:
         value = self._value(name, model, default)
         of = "" if model is None else f" of '{model.to_reference(Path())}'"
         if isinstance(value, (list, dict)):

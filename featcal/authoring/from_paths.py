@@ -62,7 +62,7 @@ class Beginning:
     missing: tuple[str, ...]
 
 
-def begin(parts: SuiteParts, out: Path) -> Beginning:
+def write_suite_text(parts: SuiteParts, out: Path) -> Beginning:
     """Write the text of the suite file `out`, without writing the file.
 
     Raises:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, options_of
+from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, source_options
 from featcal.samples.arrow import read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
-from featcal.samples.table import Table, read_jsonl
+from featcal.samples.table import ColumnTable, read_jsonl
 from featcal.suite.other_files import refuse_other_files
 from featcal.suite.schema import SPLITS, task_catalogue
 from featcal.suite.source import ENDINGS, SOURCE_KINDS
@@ -136,13 +136,15 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
     )
 
 
-def _table(file: Path) -> tuple[str, Table]:
+def _table(file: Path) -> tuple[str, ColumnTable]:
     return ("parquet", read_parquet(file, None)[0]) if file.suffix == ".parquet" else ("jsonl", read_jsonl(file))
 
 
-def _guess_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
+def _guess_table(
+    source: Mapping[str, Any], table: ColumnTable, given: Mapping[str, Any], where: str, reads: Reads
+) -> Guess:
     """Guess from a file of rows: its column "split" tells splits apart, else all of it is for calibration."""
-    options, assumed, missing = options_of(columns_of_table(table), given, where, reads)
+    options, assumed, missing = source_options(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
     values = set(table.column("split"))
@@ -178,7 +180,7 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
         kind, table = _table(place)
         # Columns are told by the first split; the others are files of the same data set.
         if options is None:
-            options, more, missing = options_of(columns_of_table(table), given, str(place), reads)
+            options, more, missing = source_options(columns_of_table(table), given, str(place), reads)
             assumed += more
         task[split] = {kind: from_folder(place, root), **options}
     return _with_warning(task, assumed, missing, str(folder))
@@ -200,7 +202,7 @@ def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Re
     source = {"parquet": from_folder(folder, root)}
     if not found:
         return _guess_table(source, table, given, str(folder), reads)
-    options, assumed, missing = options_of(columns_of_table(table), given, str(folder), reads)
+    options, assumed, missing = source_options(columns_of_table(table), given, str(folder), reads)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
     return _with_warning(task, (*_note_renamed(found, str(folder)), *assumed), missing, str(folder))
 
@@ -221,7 +223,7 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     splits, columns = columns_of_hub(repo, **{"revision": revision or None, **place})
     found = _find_splits(lambda one: one if one in splits else None)
     rest = {option: value for option, value in given.items() if option not in place}
-    options, assumed, missing = options_of(columns, rest, name, reads)
+    options, assumed, missing = source_options(columns, rest, name, reads)
     task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
     return _with_warning(task, (*_note_renamed(found, name), *assumed), missing, name)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from featcal.authoring.common import reference
+from featcal.authoring.common import model_reference
 from featcal.suite.strict import Strict
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -34,7 +34,7 @@ class ModelPath(Strict):
 ModelPlace = Annotated[ModelPath, _split("@", "path", "revision")]
 
 
-class Model(Strict):
+class MergekitModel(Strict):
     """A model with or without a LoRA adapter: `path[@revision][+lora[@revision]]`, or a mapping with these keys."""
 
     model: ModelPlace
@@ -43,10 +43,10 @@ class Model(Strict):
     def to_reference(self, beside: Path) -> str:
         """Return the reference as a suite file has it; relative folders may lie in `beside`."""
         parts = [self.model] if self.lora is None else [self.model, self.lora]
-        return "+".join(reference(part.path, part.revision, beside) for part in parts)
+        return "+".join(model_reference(part.path, part.revision, beside) for part in parts)
 
 
-ModelRef = Annotated[Model, _split("+", "model", "lora")]
+ModelRef = Annotated[MergekitModel, _split("+", "model", "lora")]
 Parameters = Annotated[
     dict[str, Any], BeforeValidator(lambda content: {} if content is None else content), Field(default_factory=dict)
 ]
@@ -100,7 +100,7 @@ class Configuration(Strict):
             raise ValueError(f"give exactly one of models, slices, modules (found {', '.join(kinds) or 'none'})")
         return self
 
-    def inputs(self) -> Iterator[Model]:
+    def inputs(self) -> Iterator[MergekitModel]:
         """Yield every model that is named as an input, as often as it is."""
         parts: list[Configuration | Module] = [self, *(self.modules or {}).values()]
         for part in parts:
@@ -120,7 +120,7 @@ def _explain(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "(top level)"
     if error["type"] != "extra_forbidden":
         return f"{place}: {str(error['msg']).removeprefix('Value error, ')}"
-    nested: tuple[type[BaseModel], ...] = (Input, SliceInput, Slice, Module, Model, ModelPath, Tokenizer)
+    nested: tuple[type[BaseModel], ...] = (Input, SliceInput, Slice, Module, MergekitModel, ModelPath, Tokenizer)
     schemas = nested if len(error["loc"]) > 1 else (Configuration,)
     known = {field for schema in schemas for field in schema.model_fields}
     return f"{place}: unknown key.{did_you_mean(str(error['loc'][-1]), sorted(known))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featcal.authoring.common import Imported, comments, read_recipe, write_new
+from featcal.authoring.common import Imported, comments, read_recipe, write_new_file
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
 
@@ -49,7 +49,7 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
 
     imported = import_recipe(file, merged)
     head = comments({"To be filled in:": imported.missing, "Not quite the recipe:": imported.notes})
-    write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
+    write_new_file(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
 
 
@@ -67,5 +67,5 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
     from featcal.authoring.to_fusion_bench import export_fusion_bench
 
     pool = export_fusion_bench(suite)
-    write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
+    write_new_file(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "models": list(pool["models"])}

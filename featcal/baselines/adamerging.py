@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
-from featcal.baselines.common.baseline import Given, Made, Trained
+from featcal.baselines.common.baseline import FitInputs, Made, Trained
 from featcal.baselines.common.gradients import draw_batches, log_probabilities
 from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights
@@ -52,7 +52,7 @@ START = 0.3
 )
 @dataclass(frozen=True)
 class AdaMerging(Trained):
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         scored = dict.fromkeys(given.experts, given.family.base)
         return adamerging(given.run, given.experts, heads_of(given.family, scored, self.split), self)
 

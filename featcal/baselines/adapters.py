@@ -19,22 +19,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Given, Made, Sampled
-from featcal.calibration.config import config_of
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
+from featcal.calibration.config import resolve_recipe
 from featcal.calibration.deployed_inputs import DeployedInputs
 from featcal.calibration.low_rank import Limits
 from featcal.calibration.repair import MapCut, cut_changes, left_out_share
 from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import lane_rows
 from featcal.export.adapter_files import require_adaptable
-from featcal.formats.low_rank import Adapted, Factors, add_product
+from featcal.formats.low_rank import Adapted, Factors, add_low_rank
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.linear_maps import is_transposed
-from featcal.models.model import Model, brings
-from featcal.models.walk import Walk
+from featcal.models.model import Model, tasks_with_own_modules
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import MODULES, PROPOSED, SAMPLES, TASK, register_method
 from featcal.suite.options import option
@@ -54,10 +54,10 @@ class Adapters(Sampled):
     rank: int = option(16, "of every adapted map", least=1)
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         family = given.family
         # Not `config_for`: what the suite recommends for calibrations stands in no name of this method.
-        config = config_of(family.adapter, family.suite.tasks, {"samples": self.samples, "seed": self.seed})
+        config = resolve_recipe(family.adapter, family.suite.tasks, {"samples": self.samples, "seed": self.seed})
         return adapters(given.run, given.experts, family.merged, config, self)
 
 
@@ -72,10 +72,8 @@ def adapters(
         InputError: an architecture without linear maps of its own, or a model that has more than its weights.
         NumericalError: features that are not finite.
     """
-    if brings(model):
-        raise InputError(
-            f"{options.kind}: {model.label} has maps, heads or adapters of its own of {some(sorted(brings(model)))}"
-        )
+    if own := tasks_with_own_modules(model):
+        raise InputError(f"{options.kind}: {model.label} has maps, heads or adapters of its own of {some(sorted(own))}")
     require_adaptable(run.adapter)
     adapted: dict[str, Weights] = {}
     left_out: dict[str, float] = {}
@@ -95,7 +93,7 @@ def _fit(
     cuts: list[MapCut] = []
     passes = {one.task: one.copy_for_one_walk(model)}
     with walking(run.adapter):
-        walk = Walk(run, f"{options.kind}, {one.task}", passes, {})
+        walk = BlockwiseForward(run, f"{options.kind}, {one.task}", passes, {})
         lane = walk.experts[one.task]
         for stage in run.adapter.stages:
             walk.enter(stage)
@@ -121,6 +119,6 @@ def _tensors(run: Run, weights: Weights, block: Block) -> dict[str, Tensor]:
 def _add(block: Block, tensors: Mapping[str, Tensor], products: Mapping[str, Factors]) -> dict[str, Tensor]:
     """Return the adapted weights of a block by name inside it."""
     return {
-        f"{name}.weight": add_product(tensors[f"{name}.weight"], pair, is_transposed(block.linears[name]))
+        f"{name}.weight": add_low_rank(tensors[f"{name}.weight"], pair, is_transposed(block.linears[name]))
         for name, pair in products.items()
     }

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.common.block_tensors import read_double
 from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.closed_form import task_weight
@@ -37,8 +37,8 @@ from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Lane, Step
-from featcal.models.walk import Walk
+from featcal.models.lane import BlockStep, ExpertPass, ModelStream
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.methods import SAMPLES, register_method
 from featcal.system.errors import NumericalError
 
@@ -52,7 +52,7 @@ from featcal.system.errors import NumericalError
 )
 @dataclass(frozen=True)
 class Coefficients(Sampled):
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return coefficients(given.run, given.experts, self)
 
 
@@ -74,7 +74,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
     found: dict[str, Tensor] = {}
     account: dict[str, Any] = {"coefficients": {}, "captured": {}}
     with walking(run.adapter), run.seconds(options.kind):
-        walk = Walk(run, options.kind, student, {})
+        walk = BlockwiseForward(run, options.kind, student, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
@@ -94,7 +94,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
 
 def _count(
     run: Run,
-    lanes: Mapping[str, Lane],
+    lanes: Mapping[str, ModelStream],
     stage: Stage,
     index: int,
     rows: Mapping[str, TaskRows],
@@ -127,7 +127,7 @@ class ProjectionSums:
         self._vectors: dict[str, Mapping[str, Tensor]] = {}
         """Task vectors by task."""
 
-    def count(self, task: str, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
+    def count(self, task: str, steps: Iterable[BlockStep], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.
 
         Args:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Given, Made, Trained
+from featcal.baselines.common.baseline import FitInputs, Made, Trained
 from featcal.baselines.common.gradients import accumulate_losses, draw_batches, log_probabilities
 from featcal.calibration.calibrate import expert_passes
 from featcal.evaluation.evaluate import heads_of
@@ -62,7 +62,7 @@ class Distillation(Trained):
     batch: int = option(8, "samples of every task in a step", least=1)
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         family = given.family
         held = expert_passes(family, self.counting, split="validation")
         models = {task: one.weights for task, one in given.experts.items()}

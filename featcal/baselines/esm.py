@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.common.averages import average_changes
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.common.block_tensors import read_double
 from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.store import prefix_errors, to_stored
@@ -40,9 +40,9 @@ from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.mergers.common.singular import orthonormal
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step
+from featcal.models.lane import BlockStep, ExpertPass
 from featcal.models.linear_maps import orient_weight
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
@@ -63,7 +63,7 @@ Directions: TypeAlias = tuple[Tensor, Tensor]
 class Esm(Sampled):
     scale: float = option(1.0, "factor of the merged task vector")
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return esm(given.run, given.experts, self), {}
 
 
@@ -82,7 +82,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
     under = average_changes(run, experts, options.scale)
     found: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
-        walk = Walk(run, options.kind, experts, {})
+        walk = BlockwiseForward(run, options.kind, experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
@@ -112,7 +112,7 @@ class BlockShifts:
         self._maps = stage.blocks[index].linears
         self._found: dict[str, list[Directions]] = {name: [] for name in self._maps}
 
-    def count(self, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
+    def count(self, steps: Iterable[BlockStep], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Take one task.
 
         Args:

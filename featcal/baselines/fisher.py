@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.common.gradients import log_probabilities
 from featcal.evaluation.evaluate import heads_of
 from featcal.formats.weights import Overlay, Weights, all_finite
@@ -56,7 +56,7 @@ class Fisher(Sampled):
     )
     normalize: bool = option(False, "divide every expert's information by its norm, so that none outweighs others")
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return fisher(given.run, given.experts, heads_of(given.family, given.family.experts, self.split), self), {}
 
 

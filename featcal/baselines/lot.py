@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from featcal.baselines.common.averages import average_changes
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.common.block_tensors import read_double
 from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.block_statistics import check_inputs
@@ -37,8 +37,8 @@ from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step
-from featcal.models.walk import Walk
+from featcal.models.lane import BlockStep, ExpertPass
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
@@ -54,7 +54,7 @@ from featcal.system.errors import NumericalError
 class Lot(Sampled):
     scale: float = option(1.0, "factor of the merged task vector")
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return lot(given.run, given.experts, self), {}
 
 
@@ -73,7 +73,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
     under = average_changes(run, experts, options.scale)
     found: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
-        walk = Walk(run, options.kind, experts, {})
+        walk = BlockwiseForward(run, options.kind, experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
@@ -113,7 +113,7 @@ class DriftSums:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
         """Sums of the experts' weights, and of their task vectors times these, by name of the tensor."""
 
-    def count(self, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
+    def count(self, steps: Iterable[BlockStep], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.
 
         Args:

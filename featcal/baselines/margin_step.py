@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.calibration.closed_form import divide_by_factor
 from featcal.calibration.decisions import find_answers
 from featcal.evaluation.evaluate import heads_of
@@ -78,12 +78,12 @@ class MarginStep(Sampled):
     guard: float = option(0.15, "leave-one-out R2 that a step needs", below=1)
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return take_step(given, self)
 
 
 @dataclass(frozen=True)
-class Aimed(Sample):
+class SampleWithScores(Sample):
     """A sample with the scores that its task's expert gives it."""
 
     wanted: Float[Tensor, " c"]
@@ -120,7 +120,7 @@ class Batched:
     """g_nt, by map; a map that no margin depends on is left out."""
 
 
-def take_step(given: Given, options: MarginStep) -> Made:
+def take_step(given: FitInputs, options: MarginStep) -> Made:
     """Take the step, if it is worth one; return the model, and the leave-one-out R2.
 
     The whole tower of one model is in memory at a time, with what the gradients of a few samples need.
@@ -155,14 +155,16 @@ def take_step(given: Given, options: MarginStep) -> Made:
 
 
 @torch.no_grad()
-def _aim(scoring: Scorer, experts: Mapping[str, ExpertPass], rows: int) -> list[Aimed]:
+def _aim(scoring: Scorer, experts: Mapping[str, ExpertPass], rows: int) -> list[SampleWithScores]:
     """Return samples of all tasks, as many of each as there are `rows` for, with their experts' scores."""
-    run, found = scoring.run, list[Aimed]()
+    run, found = scoring.run, list[SampleWithScores]()
     for task, one in experts.items():
         tensors = run.compute.place(one.weights.read(run.adapter.tower))
         for batch, some in batch_by_shape(samples_of(one)[: max(1, rows // len(experts))]):
             scores = scoring.score(one.weights, tensors, task, batch)
-            found += [Aimed(task, own.inputs, own.number, row) for own, row in zip(some, scores, strict=True)]
+            found += [
+                SampleWithScores(task, own.inputs, own.number, row) for own, row in zip(some, scores, strict=True)
+            ]
     return found
 
 
@@ -170,7 +172,7 @@ class _Step:
     """The linearised margins of one model on samples; every pass over them is a forward and a backward pass."""
 
     def __init__(
-        self, scoring: Scorer, model: Weights, tensors: Mapping[str, Tensor], samples: Sequence[Aimed]
+        self, scoring: Scorer, model: Weights, tensors: Mapping[str, Tensor], samples: Sequence[SampleWithScores]
     ) -> None:
         self._scoring, self._model, self._tensors, self._samples = scoring, model, tensors, samples
         moments: dict[str, dict[str, Tensor]] = {}
@@ -285,7 +287,7 @@ def factor_metric(moments: Sequence[Float[Tensor, "d d"]]) -> Float[Tensor, "d d
 
 
 @dataclass(frozen=True)
-class Solved:
+class KernelSolution:
     """The solution of the kernel's system."""
 
     coefficients: Float[Tensor, " n"]
@@ -295,7 +297,7 @@ class Solved:
     """Share of the margins that samples explain which were left out one by one."""
 
 
-def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> Solved:
+def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> KernelSolution:
     """Solve (K + ridge mean(diag K) I) a = r by the ridge of `RIDGES` with the largest R2.
 
     Raises:
@@ -305,11 +307,11 @@ def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> S
     if not (bool(mean > 0) and all_finite(kernel)):
         raise NumericalError("margin-step: no margin depends on a map, or gradients are not finite")
 
-    def solve(ridge: float) -> Solved:
+    def solve(ridge: float) -> KernelSolution:
         inverse = torch.linalg.inv(kernel + ridge * mean * eye)
         coefficients = inverse @ wanted
         errors = coefficients / inverse.diagonal()
-        return Solved(coefficients, ridge, 1 - float(errors.square().sum() / wanted.square().sum()))
+        return KernelSolution(coefficients, ridge, 1 - float(errors.square().sum() / wanted.square().sum()))
 
     return max(map(solve, RIDGES), key=lambda one: one.r2)
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Given, Made, Trained
+from featcal.baselines.common.baseline import FitInputs, Made, Trained
 from featcal.baselines.common.gradients import accumulate_losses, draw_batches
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
@@ -30,7 +30,7 @@ from featcal.suite.options import option
 
 
 @dataclass(frozen=True)
-class Aimed(Sample):
+class SampleWithFeatures(Sample):
     """A sample with the final features of its task's expert."""
 
     target: Float[Tensor, "1 k"]
@@ -55,7 +55,7 @@ class Polish(Trained):
     batch: int = option(8, "samples of every task in a step", least=1)
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return polish(given.run, given.experts, given.family.merged, self)
 
 
@@ -94,18 +94,20 @@ def polish(
     return Overlay(f"{model.label}, {options.kind}", model, found), {"loss_before": before, "loss": after}
 
 
-def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> list[list[Aimed]]:
+def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> list[list[SampleWithFeatures]]:
     """Return all samples with their targets, by task."""
     return [
         [
-            Aimed(task, sample.inputs, sample.number, target, 1 / (len(experts) * targets[task].numel()))
+            SampleWithFeatures(task, sample.inputs, sample.number, target, 1 / (len(experts) * targets[task].numel()))
             for sample, target in zip(samples_of(one), torch.split(targets[task], 1), strict=True)
         ]
         for task, one in experts.items()
     ]
 
 
-def _weigh(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> list[Aimed]:
+def _weigh(
+    few: Sequence[Sequence[SampleWithFeatures]], tasks: Sequence[Sequence[SampleWithFeatures]]
+) -> list[SampleWithFeatures]:
     """Weigh some samples of every task so that their loss estimates that of all."""
     return [
         replace(one, share=one.share * len(own) / len(some))
@@ -114,7 +116,7 @@ def _weigh(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> 
     ]
 
 
-def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iterable[Aimed]) -> float:
+def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iterable[SampleWithFeatures]) -> float:
     """Return the loss of a tower; where gradients are enabled, add its own to those of the tensors.
 
     Args:

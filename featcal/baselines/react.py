@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.surgery import with_modules
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
@@ -68,7 +68,7 @@ class React(Sampled):
     )
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return react(given.run, given.experts, given.family.merged, self)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from featcal.baselines.common.averages import average_experts
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.baselines.common.task_grams import TaskGrams
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.linear_group import LinearGroup
@@ -29,8 +29,8 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step
-from featcal.models.walk import Walk
+from featcal.models.lane import BlockStep, ExpertPass
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.methods import SAMPLES, register_method
 from featcal.suite.options import option
 from featcal.system.errors import NumericalError
@@ -70,7 +70,7 @@ class RegMean(Sampled):
         modality = "causal" if family.adapter.causal else family.adapter.modality
         return super().defaults(family) | {"reduce": _REDUCE[modality]}
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return regmean(given.run, given.experts, self), {}
 
 
@@ -91,7 +91,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
     own = {task: one.copy_for_one_walk(average) for task, one in experts.items()}
     solved: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
-        walk = Walk(run, options.kind, own if streamed else experts, {})
+        walk = BlockwiseForward(run, options.kind, own if streamed else experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, options.counting)
@@ -112,7 +112,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
 
 
 def _experts_at(
-    run: Run, walk: Walk, experts: Mapping[str, ExpertPass], block: Block
+    run: Run, walk: BlockwiseForward, experts: Mapping[str, ExpertPass], block: Block
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield every task with its expert's tensors of a block, whatever model the walk is of."""
     if all(walk.experts[task].weights is one.weights for task, one in experts.items()):
@@ -130,7 +130,7 @@ class RegressionSums:
         self._groups: list[LinearGroup] = []
         self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
-    def count(self, steps: Iterable[Step], expert: Mapping[str, Tensor], rows: TaskRows) -> None:
+    def count(self, steps: Iterable[BlockStep], expert: Mapping[str, Tensor], rows: TaskRows) -> None:
         """Count one task.
 
         Args:

@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Given, Made, Sampled
+from featcal.baselines.common.baseline import FitInputs, Made, Sampled
 from featcal.formats.weights import Weights, all_finite
 from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
-from featcal.models.model import FeatureMap, Model, brings
+from featcal.models.model import FeatureMap, Model, tasks_with_own_modules
 from featcal.suite.methods import MODULES, PROPOSED, SAMPLES, TASK, TRAINING, register_method
 from featcal.suite.options import option
 from featcal.system.errors import InputError, NumericalError
@@ -64,7 +64,7 @@ class Surgery(Sampled):
     batch: int = option(16, "samples in a step", least=1)
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return surgery(given.run, given.experts, given.family.merged, self)
 
     @property
@@ -108,8 +108,10 @@ def with_modules(
     Raises:
         InputError: a model that has maps or heads of its own already, or one whose answers are text.
     """
-    if brings(model):
-        raise InputError(f"{kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
+    if tasks_with_own_modules(model):
+        raise InputError(
+            f"{kind}: {model.label} has maps or heads of its own of {some(sorted(tasks_with_own_modules(model)))}"
+        )
     if run.adapter.answers == "text":
         raise InputError(
             f"{kind}: its modules stand after the final features, where the library that generates text has "

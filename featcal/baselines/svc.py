@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.common.baseline import Baseline, Given, Made
+from featcal.baselines.common.baseline import Baseline, FitInputs, Made
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.context import Run
 from featcal.suite.methods import register_method
@@ -38,7 +38,7 @@ class Svc(Baseline):
     )
     on_another: ClassVar[bool] = True
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         return svc(given.run, given.family.experts, given.family.merged, self), {}
 
 
@@ -62,19 +62,19 @@ def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) 
             run.progress(options.kind, done, len(matrices))
             own = model.read([name])[name]
             theirs = (read(one, name) for one in experts.values())
-            new = matrix(read(run.base, name), read(model, name), theirs, options.alpha)
+            new = calibrate_matrix(read(run.base, name), read(model, name), theirs, options.alpha)
             found[name] = (new.mT if name in turned else new).to(own)
         run.progress(options.kind, len(matrices), len(matrices))
     return Overlay(f"{model.label}, {options.kind}", model, found)
 
 
-def matrix(
+def calibrate_matrix(
     base: Float[Tensor, "m d"], merged: Float[Tensor, "m d"], experts: Iterable[Float[Tensor, "m d"]], alpha: float
 ) -> Float[Tensor, "m d"]:
     """Calibrate the singular values of one matrix; the experts' matrices are read one at a time.
 
     >>> zero, one = torch.zeros(2, 2), torch.eye(2)
-    >>> matrix(zero, 2 * one, [one, one], alpha=0.1).tolist()  # two experts that agree were added up
+    >>> calibrate_matrix(zero, 2 * one, [one, one], alpha=0.1).tolist()  # two experts that agree were added up
     [[1.0, 0.0], [0.0, 1.0]]
     """
     delta = merged - base

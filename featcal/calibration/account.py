@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from featcal.export.card import Making
+from featcal.export.card import CardProvenance
 from featcal.family.opening import Family
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.suite.schema import Suite
 
 
 def account_of(
     family: Family, config: CalibrationConfig, defaults: CalibrationConfig, warnings: Sequence[str]
-) -> Making:
+) -> CardProvenance:
     """Return what the card of a calibration says of it.
 
     Args:
         defaults: the suite's own options.
     """
     texts = {task: one["text"] for task in family.suite.tasks if (one := describe_text(family.suite, task))}
-    return Making(
+    return CardProvenance(
         f"{family.suite.name}, calibrated",
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules.",
         config.settings() | {f"text of {task}": text for task, text in texts.items()},
-        lambda suite: calibrate_command(suite, config, defaults, "calibrated", family.merged_name),
+        lambda suite: calibrate_line(suite, config, defaults, "calibrated", family.merged_name),
         warnings,
     )
 

@@ -14,7 +14,7 @@ from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.config import calibrated_blocks, calibrated_maps
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.rounding import Rounding
-from featcal.calibration.store import Solved, Watch, solve_block, watch_nothing
+from featcal.calibration.store import SolvedTensors, Watch, solve_block, watch_nothing
 from featcal.calibration.streams import Gap, Streams
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.context import Run
@@ -137,7 +137,7 @@ class ForwardOrder:
                     student_is_behind = False
                     if finished is not None:  # by the interrupted run that this one resumes
                         streams.walk.pass_experts(stage, block)
-                        solved = Solved.from_finished(finished, merged, blocks.facts(block))
+                        solved = SolvedTensors.from_finished(finished, merged, blocks.facts(block))
                     elif self.pieces is not None and block.name in self.chosen:
                         solved, student_is_behind = self.pieces.calibrate(stage, index), True
                     else:
@@ -185,7 +185,7 @@ class ForwardOrder:
             first.keep(self.run.merged, self.experts, self.config, statistics)
         return statistics
 
-    def _note(self, stage: Stage, block: Block, solved: Solved, gaps: Mapping[str, Gap]) -> None:
+    def _note(self, stage: Stage, block: Block, solved: SolvedTensors, gaps: Mapping[str, Gap]) -> None:
         """Note for the account how far the student is from the experts after a block, what storing the block costs,
         and which experts of its mixtures were not solved."""
         self._gaps[block.name], self._rounding[block.name] = gaps, solved.rounding

@@ -10,7 +10,7 @@ from torch import Tensor
 from featcal.models.adapter import Batch, Block, Stage
 from featcal.models.compute import widen
 from featcal.models.context import Run
-from featcal.models.lane import Entrance, ExpertPass, Lane
+from featcal.models.lane import ExpertPass, ModelStream, StageEntrance
 
 SAMPLES = 8
 """Number of a task's calibration samples that are looked at, the first ones of its middle batch, since texts that stand
@@ -40,11 +40,11 @@ class BaselineDrift:
         self._places = {task: (len(one.batches) - 1) // 2 for task, one in experts.items()}
         """Which batch of a task the samples are of."""
         self._lanes = {
-            task: Lane(run.merged, [first_samples(one.batches[self._places[task]])], run.compute, run.store)
+            task: ModelStream(run.merged, [first_samples(one.batches[self._places[task]])], run.compute, run.store)
             for task, one in experts.items()
         }
 
-    def enter(self, front: Entrance) -> None:
+    def enter(self, front: StageEntrance) -> None:
         """Make the first calls of a stage."""
         for lane in self._lanes.values():
             for _ in lane.enter(front):
@@ -60,7 +60,9 @@ class BaselineDrift:
             for lane in self._lanes.values():
                 lane.pass_block(stage, block, tensors)
 
-    def measure(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
+    def measure(
+        self, experts: Mapping[str, ModelStream], calibrated: Mapping[str, ModelStream]
+    ) -> dict[str, FinalDrift]:
         """Compare final features, by task, of the merged model and the calibrated one with those of the experts.
 
         Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import BlockStatistics, corners
 from featcal.calibration.column_rounding import rounder_of
-from featcal.calibration.config import resolve
+from featcal.calibration.config import resolve_options
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.store import to_stored
@@ -89,7 +89,7 @@ class Preview:
             InputError: another option differs, which only an exact run can tell, or a part that does not exist.
             NumericalError: a system that cannot be solved with these options.
         """
-        config = resolve(config, self.run.adapter, self.before)
+        config = resolve_options(config, self.run.adapter, self.before)
         free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
         if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
             raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
@@ -107,7 +107,7 @@ class Preview:
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
-def hold(
+def build_preview(
     run: Run,
     config: CalibrationConfig,
     model: Weights,
@@ -127,7 +127,7 @@ def hold(
         InputError: no such block, nothing of it is calibrated, or the options name parts that do not exist.
     """
     adapter = run.adapter
-    config = resolve(config, adapter, measured)
+    config = resolve_options(config, adapter, measured)
     if config.decisions:
         raise InputError("there is no preview with decisions: the directions of every expert would have to be kept")
     names = {layer: name for name, layer in adapter.block_names().items()}

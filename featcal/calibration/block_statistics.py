@@ -24,7 +24,7 @@ from featcal.calibration.routed_group import routed_groups, router_groups, routi
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
-from featcal.models.lane import ExpertPass, Step
+from featcal.models.lane import BlockStep, ExpertPass
 from featcal.models.linear_maps import KINDS, widths
 from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
@@ -126,7 +126,7 @@ class BlockStatistics:
         rows: TaskRows,
         position: int,
         inputs: Named,
-        trace: Step,
+        trace: BlockStep,
         expert: Named,
         weighed: Mapping[str, Sequence[TokenRows]] | None = None,
     ) -> None:

@@ -15,26 +15,26 @@ from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.column_rounding import calibrated_weights, require_packable
 from featcal.calibration.config import (
-    config_of,
     config_of_suite,
     options_without_base,
     require_base,
-    resolve,
+    resolve_options,
+    resolve_recipe,
     select_tasks,
 )
 from featcal.calibration.decisions import add_directions
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, own_passes, shares
 from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget, gradient_bytes, state_budget
-from featcal.calibration.rounding import Storing, summarise_storing
+from featcal.calibration.rounding import QuantizationError, summarise_storing
 from featcal.calibration.routed_group import note_starved
 from featcal.calibration.store import Watch, watch_nothing
-from featcal.evaluation.generation_check import canary, canary_warnings, note_unchecked
+from featcal.evaluation.generation_check import canary_warnings, compare_generation, note_unchecked
 from featcal.export.card import model_card
 from featcal.export.drift_picture import PICTURE_FILE, write_drift_picture
 from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import identify_model, input_files, input_hashes, read_draws
-from featcal.export.to_model import library_model
+from featcal.export.to_model import to_library_model
 from featcal.export.write import can_reload, plain_card, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import WITHOUT_BASE, Family, ensure_family
@@ -45,7 +45,7 @@ from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.models.lane import ExpertPass, WalkCache, require_same_compute
 from featcal.suite.calibration_options import ASKED, CAUTIOUS, IDLE, OWN, PAPER, CalibrationConfig
 from featcal.suite.facts import suite_facts
 from featcal.suite.recipe import MergeRecipe
@@ -84,7 +84,7 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
         recommended = {name: value for name, value in recommended.items() if name not in OWN}
     if given.get("cautious"):
         recommended = {name: value for name, value in recommended.items() if name not in CAUTIOUS}
-    return config_of(family.adapter, family.suite.tasks, options_without_base(family.suite) | recommended | given)
+    return resolve_recipe(family.adapter, family.suite.tasks, options_without_base(family.suite) | recommended | given)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class CalibrationResult(Drawable):
         Raises:
             InputError: a model of another library than transformers.
         """
-        return library_model(self.family, self.family.container, self.weights)
+        return to_library_model(self.family, self.family.container, self.weights)
 
 
-def calibrate(
+def calibrate_family(
     suite: Suite | Family,
     config: CalibrationConfig | None = None,
     *,
@@ -239,7 +239,7 @@ def _folder(
 
 
 def expert_passes(
-    family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
+    family: Family, config: CalibrationConfig, kept: WalkCache | None = None, split: str = "calibration"
 ) -> dict[str, ExpertPass]:
     """Draw the samples of every task that takes part, with its expert; texts of unlike lengths stand by length.
 
@@ -265,7 +265,7 @@ def _resolve(config: CalibrationConfig | None, family: Family) -> CalibrationCon
             card names both.
     """
     config_of_suite(family.suite, family.adapter)
-    found = resolve(config or config_for(family), family.adapter, family.suite.tasks)
+    found = resolve_options(config or config_for(family), family.adapter, family.suite.tasks)
     require_base(found, family.suite)
     return found
 
@@ -417,7 +417,7 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
     if not family.adapter.generates or not whole:
         return {}
     # Another seed: prompts that were calibrated on would flatter the model.
-    return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
+    return {"canary": compare_generation(family, made.weights, seed=made.config.seed + 1).to_json()}
 
 
 def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
@@ -425,7 +425,7 @@ def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
     layers = adapter.block_names()
     found = note_starved(layers, record.get("starved", {}))
     if "storing" in record:
-        stored = Storing(**record["storing"])
+        stored = QuantizationError(**record["storing"])
         found.append(stored.describe(layers[stored.block]))
     return found
 

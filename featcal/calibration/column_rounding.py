@@ -24,7 +24,7 @@ from torch import Tensor
 from featcal.calibration.rounding import Rounding, sum_parts
 from featcal.export.config_files import unpacked_maps
 from featcal.family.opening import Family
-from featcal.formats.grid import SCALE, Grid, OnGrid
+from featcal.formats.grid import SCALE, OnGrid, QuantizationGrid
 from featcal.formats.weights import Overlay, Weights
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.extras import require_packages
@@ -41,7 +41,7 @@ class Rounder:
         nearest: round every weight for itself, for comparison.
     """
 
-    def __init__(self, grid: Grid, nearest: bool) -> None:
+    def __init__(self, grid: QuantizationGrid, nearest: bool) -> None:
         self._grid, self._nearest = grid, nearest
         self.scales: dict[str, Tensor] = {}
         """Scales `[outputs, groups]` by name inside the block, that of the weight with `SCALE`."""
@@ -73,11 +73,11 @@ def rounder_of(config: CalibrationConfig) -> Rounder | None:
     return None if grid is None else Rounder(grid, config.quantize.endswith("-nearest"))
 
 
-def grid_of(config: CalibrationConfig) -> Grid | None:
+def grid_of(config: CalibrationConfig) -> QuantizationGrid | None:
     """Return the grid that the options name; None where nothing is quantised."""
     if not config.is_quantized:
         return None
-    return Grid(int(config.quantize.removeprefix("int").partition("-")[0]), config.group_size)
+    return QuantizationGrid(int(config.quantize.removeprefix("int").partition("-")[0]), config.group_size)
 
 
 def calibrated_weights(merged: Weights, config: CalibrationConfig, solved: Mapping[str, Tensor]) -> Overlay:
@@ -104,7 +104,7 @@ def require_packable(family: Family, config: CalibrationConfig) -> None:
 
 
 def round_to_nearest(
-    weight: Float[Tensor, "m d"], grid: Grid, dtype: torch.dtype
+    weight: Float[Tensor, "m d"], grid: QuantizationGrid, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
     """Round every weight for itself; see `round_columns` for arguments and what is returned."""
     parts = torch.split(weight, grid.columns(weight.shape[1]), dim=1)
@@ -114,7 +114,7 @@ def round_to_nearest(
 
 
 def round_columns(
-    weight: Float[Tensor, "m d"], factor: Float[Tensor, "d d"], grid: Grid, dtype: torch.dtype
+    weight: Float[Tensor, "m d"], factor: Float[Tensor, "d d"], grid: QuantizationGrid, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
     """Round the columns from the last to the first, each at the value that makes up for those after it.
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
-from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import calibrate_family
+from featcal.calibration.config import resolve_options
 from featcal.calibration.linear_group import LinearGroup
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
@@ -89,7 +89,7 @@ def measure_conditioning(
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     adapter, found = family.adapter, list[Conditioning]()
-    config = resolve(config, adapter, family.suite.tasks)
+    config = resolve_options(config, adapter, family.suite.tasks)
     if config.decisions:
         raise InputError("with decisions a system is not of one matrix per map; measure its conditioning without them")
     layers = adapter.block_names()
@@ -98,5 +98,5 @@ def measure_conditioning(
         linears = (group for group in statistics.groups if isinstance(group, LinearGroup) and not group.is_starved)
         found.extend(one for group in linears for one in conditioning_of(layers[statistics.block.name], group, config))
 
-    calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)
+    calibrate_family(family, config, experts=experts, first=first, watch=look, progress=progress)
     return found

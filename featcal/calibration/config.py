@@ -24,7 +24,7 @@ from featcal.system.formatting import did_you_mean
 T = TypeVar("T")
 
 
-def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
+def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
     """Return the options that were asked for, and the recipe's for the architecture where they were not.
 
     Args:
@@ -48,7 +48,7 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
             why = f"leave {' and '.join(cautious_options)} out" if cautious_options else f"choose the recipe {theirs}"
             raise InputError(f"cautious sets alpha and beta of featcal's own recipes; {why}")
         options |= CAUTIOUS
-    return resolve(CalibrationConfig(**options), adapter, tasks)
+    return resolve_options(CalibrationConfig(**options), adapter, tasks)
 
 
 def options_without_base(suite: Suite) -> dict[str, Any]:
@@ -85,12 +85,12 @@ def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
     """
     asked = options_without_base(suite) | suite.calibration.explicit_options()
     try:
-        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked)
+        return CalibrationConfig(**asked) if adapter is None else resolve_recipe(adapter, suite.tasks, asked)
     except InputError as error:
         raise InputError(*(f"calibration options of the suite: {problem}" for problem in error.problems)) from None
 
 
-def resolve(config: Any, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
+def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
     """Return the options with nothing left open.
 
     Numbers that were left to the recipe become its own for the architecture and the number of samples. Every part

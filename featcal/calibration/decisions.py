@@ -85,7 +85,10 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
         raise InputError(f"decisions: {error}; or set it 0") from error
     with walking(adapter), run.seconds("decisions"):
         answers = find_answers(run, passes, heads)
-        return {task: replace(one, directions=measure(run, one, heads[task], answers)) for task, one in passes.items()}
+        return {
+            task: replace(one, directions=measure_margin_gradients(run, one, heads[task], answers))
+            for task, one in passes.items()
+        }
 
 
 def find_answers(run: Run, passes: Mapping[str, ExpertPass], heads: Mapping[str, Head | None]) -> list[int]:
@@ -109,7 +112,9 @@ def _score(
     return run.adapter.output(tensors, features) if head is None else head.scores(features)
 
 
-def measure(run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]) -> dict[str, Float[Tensor, "r m"]]:
+def measure_margin_gradients(
+    run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
+) -> dict[str, Float[Tensor, "r m"]]:
     """Measure U of one expert on its samples, by the name that files give to a map, and keep its principal directions
     (`principal_rows`); to be called inside `walking`.
 
@@ -191,7 +196,7 @@ def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
 
 
 @dataclass(frozen=True)
-class Metric:
+class OutputMetric:
     """S of one task for one map, (1 - share) I + V V^T."""
 
     share: float
@@ -200,7 +205,7 @@ class Metric:
     """V, whose columns are directions of U, so scaled that the trace of S is m."""
 
     @classmethod
-    def from_rows(cls, rows: Float[Tensor, "r m"], share: float) -> Metric:
+    def from_rows(cls, rows: Float[Tensor, "r m"], share: float) -> OutputMetric:
         """Make S of the principal directions of U."""
         # The mean of their squares first: squares of small gradients would be below what float32 holds.
         rows = rows / torch.linalg.matrix_norm(rows)
@@ -215,7 +220,7 @@ class Metric:
 class TaskShare:
     """The share of one task in the sums of one map, with what its decisions weigh errors by."""
 
-    metric: Metric
+    metric: OutputMetric
     gram: Gram
     """omega_i G_i."""
     target: Float[Tensor, "m d"]
@@ -327,7 +332,7 @@ class _System:
 
 
 def bias_in_metrics(
-    metrics: Sequence[Metric | None],
+    metrics: Sequence[OutputMetric | None],
     omegas: Sequence[Float[Tensor, ""]],
     errors: Sequence[Float[Tensor, " m"]],
     anchor: Float[Tensor, " m"],

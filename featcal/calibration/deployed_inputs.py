@@ -16,13 +16,13 @@ from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.precision import product_dtype, sum_dtype
 from featcal.calibration.token_rows import Named, TaskRows, uncounted_error
 from featcal.models.adapter import Stage
-from featcal.models.compute import cast, find_place, widen
+from featcal.models.compute import cast, find_device, widen
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import NumericalError
 
 
 @dataclass(frozen=True)
-class Metric:
+class InputMetric:
     """H = sum over tasks of omega_i G_i + (lam + eps) I of maps that share their input: the left matrix of Eq. (17)."""
 
     group: LinearGroup
@@ -75,16 +75,16 @@ class DeployedInputs:
         factor = closed_form.task_weight(norm / weight, self._config.eps) / weight
         first = gram.strips[0]
         total = self._sums.setdefault(
-            name, Gram.zeros(len(first), find_place(first.device, torch.float64), torch.float64)
+            name, Gram.zeros(len(first), find_device(first.device, torch.float64), torch.float64)
         )
         total.add(gram, factor)
 
-    def metrics(self) -> Iterator[Metric]:
+    def metrics(self) -> Iterator[InputMetric]:
         """Yield the metric of every group of maps that share their input."""
         for group in self._groups:
             matrix = self._sums[str(group)].lower(torch.float64)
             matrix.diagonal().add_(self._config.lam + self._config.eps)
-            yield Metric(group, matrix)
+            yield InputMetric(group, matrix)
 
 
 def map_changes(

@@ -13,7 +13,7 @@ from featcal.calibration.rounding import Rounding
 from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family
 from featcal.formats.output import OutputFolder
-from featcal.formats.weights import Metered, Over, Weights
+from featcal.formats.weights import Metered, Weights, WrappedWeights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Block
 from featcal.models.context import Run
@@ -24,7 +24,7 @@ from featcal.system.progress import peak_rss_bytes
 
 
 @dataclass(frozen=True)
-class InTurn(Over):
+class RoundRobinWeights(WrappedWeights):
     """A model that the ranks read together, in the same order: each reads some blocks and sends them to the others.
 
     For a merge that is computed from all experts: each of them is read once for it, whatever the number of ranks.
@@ -88,7 +88,7 @@ def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
 def distribute_run(run: Run, ranks: Ranks) -> Run:
     """Make a run that of one of several ranks."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
-    return replace(run, ranks=ranks, merged=InTurn(run.merged, ranks) if computed else run.merged)
+    return replace(run, ranks=ranks, merged=RoundRobinWeights(run.merged, ranks) if computed else run.merged)
 
 
 def own_passes(

@@ -16,7 +16,7 @@ STRIP = 256
 """Number of columns of a Gram matrix that are formed together."""
 
 
-def add_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: Float[Tensor, "n d"]) -> None:
+def add_gram_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: Float[Tensor, "n d"]) -> None:
     """Add left^T right in place; factors of another dtype give a product of that dtype, which is rounded once."""
     if left.dtype == total.dtype:
         # Accumulated inside the product: no second matrix of this size is needed.
@@ -44,7 +44,7 @@ class Gram:
     def add_rows(self, x: Float[Tensor, "n d"]) -> None:
         """Add x^T x."""
         for start, strip in self._places():
-            add_product(strip, x[:, start:], x[:, start : start + STRIP])
+            add_gram_product(strip, x[:, start:], x[:, start : start + STRIP])
 
     def add(self, other: Gram, factor: Float[Tensor, ""]) -> None:
         """Add `factor` times another matrix of this size, in the dtype of this one."""

@@ -13,15 +13,15 @@ from featcal.calibration import closed_form
 from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.column_rounding import Rounder
-from featcal.calibration.decisions import Metric, TaskShare, bias_in_metrics, weigh_by_decisions
+from featcal.calibration.decisions import OutputMetric, TaskShare, bias_in_metrics, weigh_by_decisions
 from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows, uncounted_error
-from featcal.calibration.weighed_tokens import Acting
+from featcal.calibration.weighed_tokens import TaskVectorEffect
 from featcal.formats.weights import all_finite
 from featcal.models.compute import cast, widen
-from featcal.models.lane import Step
+from featcal.models.lane import BlockStep
 from featcal.models.linear_maps import LinearMap, orient_weight, widths
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
@@ -96,16 +96,16 @@ class LinearGroup:
         """
         return self.features(theirs, tokens), tokens
 
-    def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> Acting:
+    def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> TaskVectorEffect:
         """Begin to see, in products of `dtype`, what a task's vectors do to its tokens."""
         base = self.stack(vectors.base, "weight", dtype)
         rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(base) for name in self.names]
-        return Acting(torch.cat(rows), base)
+        return TaskVectorEffect(torch.cat(rows), base)
 
     def update(
         self,
         inputs: Named,
-        trace: Step,
+        trace: BlockStep,
         expert: Named,
         tokens: TokenRows,
         count: int,
@@ -345,11 +345,11 @@ class LinearGroup:
             target = torch.add(targets[place], pull, alpha=mu, out=pull)
             yield (self.names[place],), partial(sums.left_matrix, place, dtype, mu), target, anchors[place]
 
-    def _find_metrics(self, sums: LinearSums, share: float) -> dict[str, list[Metric | None]]:
+    def _find_metrics(self, sums: LinearSums, share: float) -> dict[str, list[OutputMetric | None]]:
         """Return S_i of every task by map, in the dtype of the tasks' own sums; None for I."""
 
-        def find(own: LinearSums, rows: Tensor | None) -> Metric | None:
-            return None if rows is None else Metric.from_rows(rows.to(own.target), share)
+        def find(own: LinearSums, rows: Tensor | None) -> OutputMetric | None:
+            return None if rows is None else OutputMetric.from_rows(rows.to(own.target), share)
 
         return {
             name: [find(own, directions[place]) for own, directions in sums.apart]
@@ -360,7 +360,7 @@ class LinearGroup:
         self,
         sums: LinearSums,
         names: Sequence[str],
-        metrics: Mapping[str, Sequence[Metric | None]],
+        metrics: Mapping[str, Sequence[OutputMetric | None]],
         plain: Float[Tensor, "m d"],
         factor: Float[Tensor, "d d"],
         left: Callable[[], Tensor],
@@ -382,7 +382,7 @@ class LinearGroup:
     def _weigh_bias(
         self,
         sums: LinearSums,
-        metrics: Mapping[str, Sequence[Metric | None]],
+        metrics: Mapping[str, Sequence[OutputMetric | None]],
         weight: Float[Tensor, "m d"],
         anchor: Float[Tensor, " m"],
         lam: float,

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.alike import add_alike, require_alike
-from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.gram import Gram, add_gram_product
 from featcal.calibration.prior import Prior
 from featcal.calibration.token_rows import TokenRows
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.system.errors import InputError
 
 
@@ -49,7 +49,7 @@ class TaskStatistics:
             root = tokens.weights.sqrt().to(x)[:, None]  # in both factors, so that a token counts by its weight
             x, r = x * root, r * root
         self.gram.add_rows(x)
-        add_product(self.cross, r, x)
+        add_gram_product(self.cross, r, x)
 
     def merge(self, other: TaskStatistics) -> None:
         """Add what was counted of other samples of the same task; InputError if shapes or dtypes differ."""
@@ -103,7 +103,7 @@ class LinearSums:
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
         """Make empty sums for targets like this one, in the dtype of the solve; means are summed in float64."""
-        place = find_place(target.device, torch.float64)
+        place = find_device(target.device, torch.float64)
         zero = partial(torch.zeros, dtype=torch.float64, device=place)
         m, d = target.shape
         return cls(

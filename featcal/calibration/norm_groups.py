@@ -13,7 +13,7 @@ from torch.func import functional_call
 from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.token_rows import Named, TokenRows
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
@@ -78,7 +78,7 @@ class NormGroup:
         self._module, self._shifted = module, isinstance(module, nn.LayerNorm) and module.bias is not None
         width = module.get_parameter("weight").shape
         # Moments of z are near 1 and 0: their sums over many tokens lose digits in float32.
-        self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=find_place(device, torch.float64))
+        self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=find_device(device, torch.float64))
         self._start()
 
     def _start(self) -> None:

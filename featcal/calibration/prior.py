@@ -25,10 +25,10 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
-from featcal.models.compute import cast, find_place, widen
+from featcal.models.compute import cast, find_device, widen
 from featcal.models.linear_maps import LinearMap, orient_weight
 from featcal.system.errors import NumericalError
-from featcal.system.progress import Effort
+from featcal.system.progress import Timing
 
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
 """B and A of a map whose task vector is B A."""
@@ -115,7 +115,7 @@ class TaskVectors:
     """Tensors of the base, on the same device."""
     weights: Weights
     """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
-    effort: Effort = field(default_factory=Effort)
+    effort: Timing = field(default_factory=Timing)
     """Work that went into counting them."""
 
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
@@ -130,7 +130,7 @@ class TaskVectors:
         own, base = (orient_weight(module, cast(one, dtype)) for one in pair)
         tau = own - base
         for factors in factors_of(self.weights, [f"{self.block.stored_name(name)}.weight"]).values():
-            left, right = (factor.to(find_place(tau.device, torch.float64), torch.float64) for factor in factors)
+            left, right = (factor.to(find_device(tau.device, torch.float64), torch.float64) for factor in factors)
             # An adapter may lie over another base, and then its factors are not this task vector.
             apart = torch.linalg.matrix_norm((left @ right).to(tau) - tau)
             if bool(apart <= _SAME * torch.linalg.matrix_norm(own)):

@@ -22,17 +22,17 @@ from featcal.calibration.distributed import end_task
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.precision import product_dtype
 from featcal.calibration.prior import Prior, TaskVectors
-from featcal.calibration.residual_parts import Part, find_parts
-from featcal.calibration.store import Solved, Watch, prefix_errors, solve_block
+from featcal.calibration.residual_parts import ResidualPart, find_parts
+from featcal.calibration.store import SolvedTensors, Watch, prefix_errors, solve_block
 from featcal.calibration.streams import Streams
 from featcal.calibration.token_rows import Named, TokenRows
-from featcal.calibration.weighed_tokens import Acting, weigh
+from featcal.calibration.weighed_tokens import TaskVectorEffect, weigh
 from featcal.models.activations import CallList
 from featcal.models.adapter import Block, Call, Stage, Sublayer
 from featcal.models.capture import capture_inputs
-from featcal.models.lane import Step
+from featcal.models.lane import BlockStep
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.system.progress import Effort
+from featcal.system.progress import Timing
 
 Weighed = Mapping[str, Sequence[TokenRows]]
 """The rows of every batch of a task, by group of linear maps, where they are not those of the stage."""
@@ -52,9 +52,9 @@ class Pieces:
         self, streams: Streams, config: CalibrationConfig, watch: Watch, also: Sequence[CalibrationConfig] = ()
     ) -> None:
         self._streams, self._configs, self._watch = streams, (config, *also), watch
-        self._parts: dict[tuple[object, ...], list[Part]] = {}
+        self._parts: dict[tuple[object, ...], list[ResidualPart]] = {}
 
-    def calibrate(self, stage: Stage, index: int) -> Solved:
+    def calibrate(self, stage: Stage, index: int) -> SolvedTensors:
         """Run every expert through a block; then, piece by piece, count the student on what the pieces before give it
         as they were solved, and solve.
 
@@ -63,7 +63,7 @@ class Pieces:
             InputError: a block that is not the sum of residual parts, or a module that cannot be calibrated.
         """
         run, block = self._streams.run, stage.blocks[index]
-        merged, solved = run.merged.read(block.names), Solved()
+        merged, solved = run.merged.read(block.names), SolvedTensors()
         parts = self._find_parts(stage, block)
         pieces = {
             (part.name, names): [_new_statistics(stage, index, part, names, config) for config in self._configs]
@@ -91,7 +91,7 @@ class Pieces:
             counted.clear()
         return solved
 
-    def _find_parts(self, stage: Stage, block: Block) -> list[Part]:
+    def _find_parts(self, stage: Stage, block: Block) -> list[ResidualPart]:
         """Find the residual parts of a block on an expert's first batch; once for blocks of the same modules.
 
         Raises:
@@ -107,7 +107,7 @@ class Pieces:
 
 
 def _new_statistics(
-    stage: Stage, index: int, part: Part, names: tuple[str, ...], config: CalibrationConfig
+    stage: Stage, index: int, part: ResidualPart, names: tuple[str, ...], config: CalibrationConfig
 ) -> BlockStatistics:
     """Return empty statistics of one piece."""
     moved = [part.writer] if part.writer and part.entering and config.beta else []
@@ -130,7 +130,7 @@ class _CountedBlock:
         self._weighed: dict[str, Weighed] = {}
         """By task: rows with other weights, where the options say so."""
 
-    def run_experts(self, parts: Sequence[Part], counting: Sequence[BlockStatistics]) -> None:
+    def run_experts(self, parts: Sequence[ResidualPart], counting: Sequence[BlockStatistics]) -> None:
         """Take every expert through its block, and keep what targets need of it.
 
         Args:
@@ -155,7 +155,7 @@ class _CountedBlock:
             self._run.store.settle()
 
     def count(
-        self, part: Part, every: Sequence[BlockStatistics], student: Named, later: Sequence[BlockStatistics]
+        self, part: ResidualPart, every: Sequence[BlockStatistics], student: Named, later: Sequence[BlockStatistics]
     ) -> None:
         """Count one piece on all tasks; the student stands in front of the part.
 
@@ -169,7 +169,7 @@ class _CountedBlock:
         name = next(name for name in part.given if name in statistics.modules)
         # without a router all modules of a piece are given what the first one is given
         watched = statistics.modules if statistics.routing else {name: statistics.modules[name]}
-        priors, effort = [self._find_priors(one) for one in every], Effort()
+        priors, effort = [self._find_priors(one) for one in every], Timing()
         # Read anew for every piece: a block of all experts, kept until the last piece, would grow with their number.
         # What a member of a mixture is given is made of maps of other pieces.
         needed = None if statistics.routing else statistics.modules
@@ -219,7 +219,7 @@ class _CountedBlock:
         inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
         return inputs | self._entering, outputs
 
-    def pass_student(self, part: Part, student: Named) -> None:
+    def pass_student(self, part: ResidualPart, student: Named) -> None:
         """Take the student of every task through a part, whose pieces are solved.
 
         Args:
@@ -237,7 +237,7 @@ class _CountedBlock:
         names = self._block.names if modules is None else self._block.names_of(modules)
         return self._block.local(self._run.compute.move(self._run.base.read(names)))
 
-    def _task_vectors(self, task: str, expert: Named, base: Named, effort: Effort) -> TaskVectors:
+    def _task_vectors(self, task: str, expert: Named, base: Named, effort: Timing) -> TaskVectors:
         return TaskVectors(self._block, expert, base, self._streams.experts[task].weights, effort)
 
     def _find_priors(self, statistics: BlockStatistics) -> list[Prior] | None:
@@ -245,7 +245,7 @@ class _CountedBlock:
         room = self._streams.room if self._config.mu else None
         return None if room is None else room.find(self._prior_key(statistics), self._prior_objects())
 
-    def _settle_priors(self, statistics: BlockStatistics, found: list[Prior] | None, effort: Effort) -> None:
+    def _settle_priors(self, statistics: BlockStatistics, found: list[Prior] | None, effort: Timing) -> None:
         """Give a piece, all of whose tasks are counted, the priors that were found, or leave its own for the next
         calibration.
 
@@ -272,12 +272,14 @@ class _CountedBlock:
         """Return the objects that decide all priors."""
         return [self._run.base, *(lane.weights for lane in self._streams.experts.values())]
 
-    def _begin_acting(self, groups: Sequence[LinearGroup], task: str, expert: Named, base: Named) -> list[Acting]:
+    def _begin_acting(
+        self, groups: Sequence[LinearGroup], task: str, expert: Named, base: Named
+    ) -> list[TaskVectorEffect]:
         """Begin to see what the task's vectors do to the tokens of every group; of none where tokens keep their
         weights."""
         if not self._config.weigh_tokens:
             return []
-        vectors = self._task_vectors(task, expert, base, Effort())
+        vectors = self._task_vectors(task, expert, base, Timing())
         dtype = torch.promote_types(self._run.compute.dtype, torch.float32)
         return [group.begin_acting(vectors, dtype) for group in groups]
 
@@ -299,7 +301,7 @@ class _CountedBlock:
             return dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=True))
 
 
-def _target_step(part: Part, call: Call, trace: Call, config: CalibrationConfig) -> Step:
+def _target_step(part: ResidualPart, call: Call, trace: Call, config: CalibrationConfig) -> BlockStep:
     """Return the expert's inputs and outputs for the targets of one batch, with the output of the map that writes into
     the stream moved by the gap there."""
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
@@ -307,13 +309,13 @@ def _target_step(part: Part, call: Call, trace: Call, config: CalibrationConfig)
         gap = inputs[part.entering] - call.hidden_state
         # Divided by alpha, since the target takes alpha of the output (Eq. 10): beta of the gap is left.
         outputs = {**outputs, part.writer: outputs[part.writer] + config.beta / config.alpha * gap}
-    return Step(call, call, inputs, outputs)
+    return BlockStep(call, call, inputs, outputs)
 
 
 def _reduce_step(
-    step: Step,
+    step: BlockStep,
     inputs: Collection[str],
-    acting: Sequence[tuple[LinearGroup, Acting]],
+    acting: Sequence[tuple[LinearGroup, TaskVectorEffect]],
     expert: Named,
     tokens: Mapping[str, TokenRows],
 ) -> Call:

@@ -16,7 +16,7 @@ from featcal.calibration.low_rank import Limits, Truncation, truncate
 from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import lane_rows
 from featcal.export.adapter_card import adapter_card, start_on_hub
-from featcal.export.adapter_files import Difference, Written, require_adaptable, write_adapter
+from featcal.export.adapter_files import LowRankDifference, Written, require_adaptable, write_adapter
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import with_notes
@@ -28,7 +28,7 @@ from featcal.formats.peft import CONFIG_FILE, WEIGHT_FILE
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.lane import ExpertPass
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.facts import suite_facts
 from featcal.system.environment import machine_facts
@@ -93,9 +93,9 @@ class RepairAdapter:
         return Adapted(label, under, self.products, self.family.adapter.transposed_weights)
 
     @property
-    def difference(self) -> Difference:
+    def difference(self) -> LowRankDifference:
         """Return the content of the adapter's files."""
-        return Difference(self.start, self.weights, self.products, [*self.whole])
+        return LowRankDifference(self.start, self.weights, self.products, [*self.whole])
 
     def layers(self) -> list[dict[str, Any]]:
         """Return one row per block: layer, maps, smallest and largest rank, the share of the change that is left out,
@@ -181,7 +181,7 @@ def fit_repair(
     own = {task: one.copy_for_one_walk(model) for task, one in passes.items()}
     run = family.run(progress)
     with walking(run.adapter), run.seconds("adapter"), torch.no_grad():
-        walk = Walk(run, "cutting to a low rank", own, {})
+        walk = BlockwiseForward(run, "cutting to a low rank", own, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, own, config)

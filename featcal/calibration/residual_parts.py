@@ -25,7 +25,7 @@ which they are the same: a scale or a norm between them is more."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ResidualPart:
     """A residual part of a block, as one batch was seen to pass through it."""
 
     name: str
@@ -49,7 +49,7 @@ class Part:
         return [tuple(names) for names in shared.values()]
 
 
-def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[Part]:
+def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[ResidualPart]:
     """Run one batch through the residual parts of a block; return how it passes through each of them.
 
     Args:
@@ -79,7 +79,7 @@ def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: C
 
 def _part(
     name: str, block: Block, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], stream: tuple[Tensor, Tensor]
-) -> Part:
+) -> ResidualPart:
     """Describe a part by what its modules were given and put out, and by the residual stream before and after it."""
     before, after = stream
     # By identity: a copy of the stream, or a normed one, is not the stream.
@@ -89,7 +89,7 @@ def _part(
     # A token of each: whole inputs would stay in memory, and tensors that were shared stay shared.
     tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
     examples = {module: tokens[id(tensor)] for module, tensor in given.items()}
-    return Part(name, examples, entering, writer, _mixture_maps(block))
+    return ResidualPart(name, examples, entering, writer, _mixture_maps(block))
 
 
 def _mixture_maps(block: Block) -> dict[str, tuple[str, bool]]:

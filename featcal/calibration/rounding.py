@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.system.formatting import percent
 
 Rounding = Mapping[str, tuple[float, float]]
@@ -48,7 +48,7 @@ def _is_half(dtype: torch.dtype) -> bool:
 
 def _measure_rounding(merged: Tensor, solved: Tensor, stored: Tensor) -> Rounding:
     moved, lost = (
-        torch.zeros((), dtype=torch.float64, device=find_place(solved.device, torch.float64)) for _ in range(2)
+        torch.zeros((), dtype=torch.float64, device=find_device(solved.device, torch.float64)) for _ in range(2)
     )
     chunks = zip(*(torch.split(tensor.flatten(), CHUNK) for tensor in (merged, solved, stored)), strict=True)
     for before, between, after in chunks:
@@ -69,7 +69,7 @@ def sum_parts(parts: Iterable[Rounding]) -> Rounding:
 
 
 @dataclass(frozen=True)
-class Storing:
+class QuantizationError:
     """Cost of storing a calibrated model, for its record."""
 
     dtype: str
@@ -84,7 +84,7 @@ class Storing:
     def describe(self, layer: str) -> str:
         """Return one sentence; `layer` is the block's name in tables.
 
-        >>> Storing("bfloat16", 0.031, "layers.5", 0.04).describe("block 5")
+        >>> QuantizationError("bfloat16", 0.031, "layers.5", 0.04).describe("block 5")
         'rounding to bfloat16 moves the weights by 3.1 % of what calibration moved them (worst: block 5, 4.0 %)'
         """
         return (
@@ -93,14 +93,14 @@ class Storing:
         )
 
 
-def summarise_storing(blocks: Mapping[str, Rounding]) -> Storing | None:
+def summarise_storing(blocks: Mapping[str, Rounding]) -> QuantizationError | None:
     """Sum up the cost of all blocks; None where nothing that was solved is stored in half precision."""
     total = sum_parts(blocks.values())
     if not total:
         return None
     shares = {block: _share(sums) for block, sums in blocks.items() if sums}
     worst = max(shares, key=lambda block: shares[block])
-    return Storing(" and ".join(sorted(total)), _share(total), worst, shares[worst])
+    return QuantizationError(" and ".join(sorted(total)), _share(total), worst, shares[worst])
 
 
 def _share(sums: Rounding) -> float:

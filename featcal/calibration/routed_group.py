@@ -25,14 +25,14 @@ from featcal.calibration.linear_statistics import CurrentTask
 from featcal.calibration.precision import product_dtype
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
-from featcal.models.compute import cast, find_place, widen
-from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed_tokens
-from featcal.models.lane import Step
+from featcal.models.compute import cast, find_device, widen
+from featcal.models.families.mixture import SHARES, TOKENS, Mixture, MoEExpert, routed_tokens
+from featcal.models.lane import BlockStep
 from featcal.suite.calibration_options import CalibrationConfig
 
 
 @dataclass(frozen=True)
-class Seat:
+class ExpertSlot:
     """Place of a member: its mixture, and its number in it."""
 
     name: str
@@ -42,7 +42,7 @@ class Seat:
     """Its number in the mixture."""
 
     @property
-    def member(self) -> Member:
+    def member(self) -> MoEExpert:
         return self.mixture.members[self.place]
 
     def maps(self, names: Collection[str]) -> list[str]:
@@ -55,7 +55,7 @@ class RoutedGroup(LinearGroup):
     widest input of its maps has features; with a prior always, also from the prior alone.
     """
 
-    def __init__(self, names: Collection[str], weighting: str, seat: Seat) -> None:
+    def __init__(self, names: Collection[str], weighting: str, seat: ExpertSlot) -> None:
         inside = {name: seat.mixture.get_submodule(name[len(seat.name) + 1 :]) for name in seat.maps(names)}
         super().__init__([*inside], weighting, inside)
         self._seat = seat
@@ -83,7 +83,7 @@ class RoutedGroup(LinearGroup):
     def update(
         self,
         inputs: Named,
-        trace: Step,
+        trace: BlockStep,
         expert: Named,
         tokens: TokenRows,
         count: int,
@@ -109,7 +109,7 @@ class RoutedGroup(LinearGroup):
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
         """Choose, of the m tokens that the router sends to the member, the n that count; return which, their places
         among all tokens of the batch, their rows, and the sum of all weights in all members."""
-        shares = shares.to(find_place(shares.device, torch.float64))  # where the weights are
+        shares = shares.to(find_device(shares.device, torch.float64))  # where the weights are
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
         mass = float(weights[counted] @ widen(shares[counted]).square().sum(1))
@@ -164,7 +164,7 @@ def router_groups(stage: Stage, index: int, maps: Collection[str]) -> list[Route
 def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RoutedGroup]:
     """Return the groups of the members of a block whose maps are among `maps`, by name inside the block."""
     seats = (
-        Seat(name, mixture, place)
+        ExpertSlot(name, mixture, place)
         for name, mixture in stage.blocks[index].mixtures.items()
         for place in range(len(mixture.members))
     )

@@ -28,7 +28,7 @@ Watch = Callable[[BlockStatistics], None]
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedTensors:
     """Solved tensors of a block, as they are stored."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -37,13 +37,15 @@ class Solved:
     scales: dict[str, Tensor] = field(default_factory=dict)
     """Scales of weights that lie on a grid, by the name of the weight with `SCALE`."""
 
-    def __or__(self, other: Solved) -> Solved:
+    def __or__(self, other: SolvedTensors) -> SolvedTensors:
         """Add other tensors of the same block."""
         lost = sum_parts([self.rounding, other.rounding])
-        return Solved(self.tensors | other.tensors, lost, self.scales | other.scales)
+        return SolvedTensors(self.tensors | other.tensors, lost, self.scales | other.scales)
 
     @classmethod
-    def from_finished(cls, finished: Mapping[str, Tensor], merged: Mapping[str, Tensor], lost: Rounding) -> Solved:
+    def from_finished(
+        cls, finished: Mapping[str, Tensor], merged: Mapping[str, Tensor], lost: Rounding
+    ) -> SolvedTensors:
         """Return what was solved of a block that an earlier run finished: its tensors that are not as merged."""
         # The others stay where a run without interruption has them in memory: this can show in the last bit.
         own = {name: tensor for name, tensor in finished.items() if name in merged and not tensor.equal(merged[name])}
@@ -54,7 +56,7 @@ def watch_nothing(statistics: BlockStatistics) -> None:
     """Look at nothing."""
 
 
-def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tensor]) -> Solved:
+def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tensor]) -> SolvedTensors:
     """Solve all that was counted of a block (Algorithm 1, lines 9 to 15), in the dtype it is stored in.
 
     Several ranks solve some groups each.
@@ -82,7 +84,7 @@ def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tens
         lost = sum_parts([rounding(old, free, stored), {} if rounder is None else rounder.lost])
         stored, lost = share_solutions(run.ranks, statistics.groups, stored | scales, lost)
         tensors = {name: tensor for name, tensor in stored.items() if name in old}
-        return Solved(block.canonical(tensors), lost, _name_scales(block, stored))
+        return SolvedTensors(block.canonical(tensors), lost, _name_scales(block, stored))
 
 
 def _name_scales(block: Block, stored: Named) -> dict[str, Tensor]:

@@ -20,10 +20,10 @@ from featcal.calibration.store import prefix_errors
 from featcal.calibration.token_rows import Named, TaskRows, lane_rows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.models.context import Run
-from featcal.models.lane import Entrance, ExpertPass, Kept, Step
-from featcal.models.walk import Walk
+from featcal.models.lane import BlockStep, ExpertPass, StageEntrance, WalkCache
+from featcal.models.walk import BlockwiseForward
 from featcal.system.errors import NumericalError
 from featcal.system.progress import Seconds
 
@@ -44,7 +44,7 @@ class Streams:
 
     def __init__(self, run: Run, label: str, passes: Mapping[str, ExpertPass], student: Weights) -> None:
         self.run, self._passes = run, passes
-        self.walk = Walk(run, label, passes, {_STUDENT: student})
+        self.walk = BlockwiseForward(run, label, passes, {_STUDENT: student})
         self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
         """Lanes by task."""
         self.rows: Mapping[str, TaskRows] = {}
@@ -57,13 +57,13 @@ class Streams:
         return {name: found[stored] for name, stored in own.items() if stored in found}
 
     @property
-    def room(self) -> Kept | None:
+    def room(self) -> WalkCache | None:
         """Return the room for what the next walk of the same experts can use; None if there is none, or if this process
         has a share of the tasks alone."""
         rooms = {id(one.kept): one.kept for one in self._passes.values()}
         return None if self.run.ranks.several or len(rooms) > 1 else next(iter(rooms.values()))
 
-    def enter(self, stage: Stage) -> Entrance:
+    def enter(self, stage: Stage) -> StageEntrance:
         """Make the first calls of a stage on all lanes; return the student's entrance to it."""
         return self.walk.enter(stage)[_STUDENT]
 
@@ -106,7 +106,7 @@ class Streams:
         """Count all batches of a task; `student` and `expert` are the tensors of their blocks by name inside it."""
         first, rows, seconds = every[0], self.rows[task], self.run.seconds
         given = self.student[task].inputs(first.block, student, first.modules, whole=not first.is_started)
-        steps: Iterator[Step] | None = None
+        steps: Iterator[BlockStep] | None = None
         for position, x_cal in enumerate(_time_each(seconds, "student forward", given)):
             for statistics in every:
                 statistics.see(x_cal)
@@ -140,7 +140,7 @@ class Streams:
         for task, lane in self.student.items():
             # Summed on the device: one transfer per task, not one per batch.
             drift, scale = (
-                torch.zeros((), dtype=torch.float64, device=find_place(run.compute.device, torch.float64))
+                torch.zeros((), dtype=torch.float64, device=find_device(run.compute.device, torch.float64))
                 for _ in range(2)
             )
             behind = lane.calls if placed is None else (step.after for step in lane.walk(stage, block, placed))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featcal.models.adapter import Batch, Call, Stage, TokenOptions
 from featcal.models.compute import widen
-from featcal.models.lane import ExpertPass, Lane
+from featcal.models.lane import ExpertPass, ModelStream
 from featcal.system.errors import NumericalError
 
 Named = Mapping[str, Tensor]
@@ -105,7 +105,7 @@ class TaskRows:
         return sum(batch[weighting].count for batch in self.batches)
 
 
-def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], options: TokenOptions) -> TaskRows:
+def find_token_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], options: TokenOptions) -> TaskRows:
     """Find the rows of every weighting that a stage uses, on every batch of a task.
 
     Args:
@@ -128,7 +128,7 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
 
 
 def lane_rows(
-    stage: Stage, lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass], options: TokenOptions
+    stage: Stage, lanes: Mapping[str, ModelStream], experts: Mapping[str, ExpertPass], options: TokenOptions
 ) -> dict[str, TaskRows]:
     """Find the `task_rows` of every task whose lane has entered the stage."""
-    return {task: task_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}
+    return {task: find_token_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}

@@ -33,7 +33,7 @@ LEAST, MOST = 0.01, 100.0
 
 
 @dataclass
-class Acting:
+class TaskVectorEffect:
     """Action of one expert's task vector on the tokens that one group of maps is given, batch by batch."""
 
     change: Float[Tensor, "k d"]
@@ -69,7 +69,7 @@ class Acting:
         return [replace(rows, total=total, weights=part) for rows, total, part in changed]
 
 
-def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
+def weigh(acting: Sequence[TaskVectorEffect], ranks: Ranks) -> list[list[TokenRows]]:
     """Return the rows of every batch with s_t in their weights, of every group that `begin_acting` is of.
 
     Args:

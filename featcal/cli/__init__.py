@@ -13,41 +13,47 @@ import click
 from featcal import __version__
 from featcal.cli import history, measure, repair, score, show, start, study, suite, write
 from featcal.cli.groups import Group, Verbs
-from featcal.cli.terminal import say
+from featcal.cli.terminal import print_message
 from featcal.system.environment import hush_hub_clients, ignore_own_warnings_of_torch, let_threads_sleep
 from featcal.system.errors import FeatcalError, InputError
 
 _SUITE = Group(
     "suite",
     help="List suites and make suite files.",
-    commands=[suite.list_suites, start.init, suite.import_, suite.export_pool],
+    commands=[suite.list_suites, start.init_command, suite.import_command, suite.export_pool_command],
 )
 _STUDY = Group(
     "study",
     help="Measure many calibrations and methods, or one of them closely.",
     commands=[
-        repair.sweep,
-        study.budget,
-        study.corrupt,
-        study.schedule,
-        study.ablate,
-        study.tasks,
-        study.paper,
-        measure.features,
-        repair.conditioning,
-        score.canary,
+        repair.sweep_command,
+        study.budget_command,
+        study.corrupt_command,
+        study.schedule_command,
+        study.ablate_command,
+        study.tasks_command,
+        study.paper_command,
+        measure.features_command,
+        repair.conditioning_command,
+        score.canary_command,
     ],
 )
 _HISTORY = Group(
     "history",
     help="List, name, pin and delete what was measured.",
-    commands=[history.list_runs, history.rename, history.pin, history.delete],
+    commands=[history.list_runs, history.rename_command, history.pin_command, history.delete_command],
 )
 SECTIONS = {
-    "Find what is wrong": (suite.check, measure.drift, start.diagnose, show.app, show.mcp),
-    "Repair it": (write.merge, repair.calibrate, repair.select),
-    "See what it gives": (score.evaluate, score.compare, show.report),
-    "Hand it on": (write.export, write.push, write.replay),
+    "Find what is wrong": (
+        suite.check_command,
+        measure.drift_command,
+        start.diagnose_command,
+        show.app_command,
+        show.mcp_command,
+    ),
+    "Repair it": (write.merge_command, repair.calibrate_command, repair.select_command),
+    "See what it gives": (score.evaluate_command, score.compare_command, show.report_command),
+    "Hand it on": (write.export_command, write.push_command, write.replay_command),
     "More commands": (_SUITE, _STUDY, _HISTORY),
 }
 """Commands in the order of a working day."""
@@ -60,7 +66,7 @@ SECTIONS = {
 )
 @click.version_option(__version__, prog_name="featcal")
 @click.pass_context
-def commands(context: click.Context) -> None:
+def featcal_command(context: click.Context) -> None:
     """See where a merged model went wrong, repair it in closed form, ship the checkpoint.
 
     SUITE is the name of a suite that comes with featcal, or the path of a suite file. A model is named alike
@@ -72,7 +78,7 @@ def commands(context: click.Context) -> None:
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
             f"'{context.invoked_subcommand}': only {', '.join(_SHARING)} shares its work; start this without torchrun"
         )
-    if context.invoked_subcommand != show.app.name:  # which lets threads wait longer (`server.launch`)
+    if context.invoked_subcommand != show.app_command.name:  # which lets threads wait longer (`server.launch`)
         let_threads_sleep()
 
 
@@ -86,12 +92,12 @@ def main() -> None:
     hush_hub_clients()
     try:
         # Standalone, click would print its own errors and never let a FeatcalError through to the clause below.
-        sys.exit(commands.main(standalone_mode=False) or 0)
+        sys.exit(featcal_command.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except FeatcalError as error:
-        say(f"featcal: {error}", err=True)
+        print_message(f"featcal: {error}", err=True)
         sys.exit(1)
     # click turns the interrupt of a prompt into its own exception.
     except (KeyboardInterrupt, click.Abort):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from featcal.cli.options import block
-from featcal.cli.terminal import print_json, say, say_notes
+from featcal.cli.terminal import print_json, print_message, say_notes
 from featcal.preflight.handover.runtimes import SOURCES, SUPPORT, TARGETS
 from featcal.system.formatting import some
 from featcal.system.json_files import read_json
@@ -67,28 +67,28 @@ def _show(one: Handover, found: Checked) -> None:
     if one.problems:
         lines = [f"{place}: {len(one.problems)} problem(s)", *(f"  - {own.sentence}" for own in one.problems)]
         for line in lines:
-            say(line, err=True)
+            print_message(line, err=True)
     else:
-        say(f"{place}: no problems found")
+        print_message(f"{place}: no problems found")
     for note in one.notes:
-        say(f"  note: {note}")
+        print_message(f"  note: {note}")
     for name, content in one.files.items():
         # To the letter: blanks in front of a line would be part of a template.
-        say(f"  {name}, as featcal export --for {one.target} writes it:\n\n{content}")
+        print_message(f"  {name}, as featcal export --for {one.target} writes it:\n\n{content}")
     if one.commands:
-        say("  next:")
+        print_message("  next:")
     for command in one.commands:
-        say(f"    {command}")
+        print_message(f"    {command}")
 
 
 def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Path, as_json: bool) -> None:
     """Write a model with everything beside it that its base has and some programs want; check what was written."""
     from featcal.export.write import rewrite
     from featcal.formats.locate import checkpoint_folder
-    from featcal.preflight.handover.check import check_for, complete
+    from featcal.preflight.handover.check import check_for, complete_folder
 
     path = checkpoint_folder(folder, Path.cwd(), "model to export")
-    added, origin = complete(path, targets, out, base)
+    added, origin = complete_folder(path, targets, out, base)
     document = rewrite(path, out, added)
     found = check_for(Path(document["out"]), targets, origin)
     document |= {"added": sorted(added), **found.to_json()}
@@ -96,7 +96,9 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
     if as_json:
         print_json(document)
         return
-    say(f"written to {document['out']}; added: {some(sorted(added)) if added else 'nothing, for nothing was missing'}")
+    print_message(
+        f"written to {document['out']}; added: {some(sorted(added)) if added else 'nothing, for nothing was missing'}"
+    )
     show_handovers(found)
 
 
@@ -107,4 +109,4 @@ def say_where_to(out: str) -> None:
     targets = [target for target in SOURCES if getattr(known, target, False)]
     if targets:
         wanted = [word for target in targets for word in ("--for", target)]
-        say(f"to hand it on: {shlex.join(['featcal', 'check', out, *wanted])}")
+        print_message(f"to hand it on: {shlex.join(['featcal', 'check', out, *wanted])}")

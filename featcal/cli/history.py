@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from featcal.cli.options import JSON
-from featcal.cli.terminal import say_problems, show
+from featcal.cli.terminal import print_document, say_problems
 
 
 @click.command("list")
@@ -32,13 +32,13 @@ def list_runs(suite: str | None, as_json: bool, as_csv: bool) -> None:
     columns = ["run", "suite", "model", "name", "pinned", "measured on", "mean", "worst", "drift"]
     table = run_tables.run_table(found)
     table["pinned"] = ["*" if one else "" for one in table["pinned"]]
-    show({"runs": [run.to_json() for run in found]}, as_json, table[columns].to_numpy().tolist(), columns)
+    print_document({"runs": [run.to_json() for run in found]}, as_json, table[columns].to_numpy().tolist(), columns)
 
 
 @click.command()
 @click.argument("run")
 @click.argument("name")
-def rename(run: str, name: str) -> None:
+def rename_command(run: str, name: str) -> None:
     """Give a run a name; an empty name removes it."""
     from featcal.studies.history import History
 
@@ -48,7 +48,7 @@ def rename(run: str, name: str) -> None:
 @click.command()
 @click.argument("run")
 @click.option("--off", is_flag=True, help="Remove the protection.")
-def pin(run: str, off: bool) -> None:
+def pin_command(run: str, off: bool) -> None:
     """Protect a run from being deleted."""
     from featcal.studies.history import History
 
@@ -57,7 +57,7 @@ def pin(run: str, off: bool) -> None:
 
 @click.command()
 @click.argument("run", nargs=-1, required=True)
-def delete(run: tuple[str, ...]) -> None:
+def delete_command(run: tuple[str, ...]) -> None:
     """Delete runs that are not pinned."""
     from featcal.studies.history import History
 

@@ -10,7 +10,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, MAX_MEMORY, MEASURED, SUITE, models_option
-from featcal.cli.terminal import bar, print_json, print_models_json, print_table, say
+from featcal.cli.terminal import bar, print_json, print_message, print_models_json, print_table
 from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ EACH = "each"
 )
 @MAX_MEMORY
 @DRAWN
-def drift(
+def drift_command(
     suite: str,
     models: tuple[str, ...],
     margins: bool,
@@ -95,7 +95,7 @@ def drift(
     shown = _SampleAndLayer(sample, layer)
     _refuse_together(more, shown, max_memory)
     measured["tokens"] = "all" if "tokens" in more else measured["tokens"]
-    session = opening.session(
+    session = opening.open_suite_session(
         suite, device, one_shot=len(models) == 1 and not more & _LOOKS.keys(), max_memory=max_memory
     )
     # Margins are read off the score drift (Eq. 44).
@@ -106,7 +106,7 @@ def drift(
     # Tables come after all models were measured, so a failure leaves no half output.
     for one in documents if not as_json else ():
         if len(models) > 1:
-            say(f"{'' if one is documents[0] else chr(10)}{one['model']}:")
+            print_message(f"{'' if one is documents[0] else chr(10)}{one['model']}:")
         entries = [(task, layer) for task, entry in one["tasks"].items() for layer in entry["layers"]]
         print_table([(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
         _show_more(one)
@@ -196,7 +196,7 @@ def _measure_drift(
 @click.option("--pooled", is_flag=True, help="Add the features themselves, of unit norm, to the document of --json.")
 @MEASURED
 @DRAWN
-def features(
+def features_command(
     suite: str,
     models: tuple[str, ...],
     tasks: tuple[str, ...],
@@ -223,7 +223,7 @@ def features(
 
     if pooled and not as_json:
         raise click.UsageError("--pooled features are in the JSON document alone; add --json")
-    session = opening.session(suite, device, one_shot=False)
+    session = opening.open_suite_session(suite, device, one_shot=False)
     clouds = FeatureMaps.from_names(session, models, EvaluationSamples(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())
     others = frame[frame["model"] != EXPERT].groupby(["task", "layer", "model"], sort=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featcal.cli.terminal import say
+from featcal.cli.terminal import print_message
 from featcal.system.libraries import load_libraries
 from featcal.system.progress import keep_memory
 
@@ -25,7 +25,7 @@ def load(suite: str) -> Suite:
     return load_suite(suite)
 
 
-def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int | None = None) -> Session:
+def open_suite_session(suite: str, device: str, *, one_shot: bool = True, max_memory: int | None = None) -> Session:
     """Return a suite's session.
 
     Args:
@@ -49,5 +49,7 @@ def scored_split(session: Session, split: str | None) -> str:
     """Return the split that a command scores on, its own or the suite's, and say on stderr what flatters."""
     chosen = split or session.family.suite.scored_split
     if split is None and chosen == "calibration":
-        say("note: the suite has no test split; calibration samples flatter what was fitted on them", err=True)
+        print_message(
+            "note: the suite has no test split; calibration samples flatter what was fitted on them", err=True
+        )
     return chosen

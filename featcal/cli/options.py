@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from featcal.cli.completion import complete_model, complete_models, complete_suite
-from featcal.cli.terminal import say
+from featcal.cli.terminal import print_message
 from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
 from featcal.suite.calibration_options import Option as CalibrationOption
 from featcal.suite.methods import ALL, NAMED, is_method
@@ -77,7 +77,9 @@ def note_folders(context: click.Context, param: click.Parameter, given: Any) -> 
     typed = context.get_parameter_source(str(param.name)) is not ParameterSource.DEFAULT
     for name in ([names] if isinstance(names, str) else names or ()) if typed else ():
         if (name in NAMED or is_method(name)) and Path(name).exists() and not context.resilient_parsing:
-            say(f"note: {param.opts[0]} {name} is what featcal calls so; write ./{name} for the folder", err=True)
+            print_message(
+                f"note: {param.opts[0]} {name} is what featcal calls so; write ./{name} for the folder", err=True
+            )
     return names
 
 

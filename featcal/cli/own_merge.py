@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.terminal import bar, print_json, say, say_notes
+from featcal.cli.terminal import bar, print_json, print_message, say_notes
 from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
 from featcal.system.progress import keep_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DiagnosisOrder:
     """Order to diagnose a merged model; None and {} stand for what its folder is to say.
 
     Args:
@@ -53,10 +53,10 @@ class Asked:
         return shlex.join(words) if self.out is None else ""
 
 
-def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool) -> int:
+def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> int:
     """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
     from featcal.authoring.from_form import read_draft, write_draft
-    from featcal.authoring.from_paths import begin
+    from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
     from featcal.figures.verdict.merge import MergeNames, examine_merge
@@ -69,7 +69,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
 
         free(asked.out, asked.file)
     origins = _find_origins(asked)
-    begun = begin(_parts(asked, origins, on), asked.file)
+    begun = write_suite_text(_parts(asked, origins, on), asked.file)
     suite = read_draft(begun.text, asked.file)
     checked = check_parents(suite)
     document: dict[str, Any] = {
@@ -85,7 +85,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
             print_json(document)
         return 1
     for line in begun.assumed if asked.data and not as_json else ():
-        say(f"taken for granted: {line}", err=True)
+        print_message(f"taken for granted: {line}", err=True)
     keep_memory()
     opened = open_merge(suite, device)
     session = Session(opened.family, one_shot=False)
@@ -97,7 +97,7 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
     document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
     document |= {"drift": ledger and ledger.to_json(), **verdict.to_json()}
     if asked.out is not None and found.failure:
-        say(f"nothing is written to {asked.out}: there are no features to report", err=True)
+        print_message(f"nothing is written to {asked.out}: there are no features to report", err=True)
     elif asked.out is not None:
         report = _write(asked, asked.out, session, verdict.lines, on)
         write_draft(begun.text, asked.file)
@@ -106,13 +106,15 @@ def diagnose_own(asked: Asked, on: EvaluationSamples, device: str, as_json: bool
         print_json(document)
         return 0
     for line in verdict.lines:
-        say(line)
+        print_message(line)
     if "report" in document:
-        say(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
+        print_message(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
     return 0
 
 
-def _write(asked: Asked, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples) -> dict[str, Any]:
+def _write(
+    asked: DiagnosisOrder, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples
+) -> dict[str, Any]:
     """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
     require_packages("plotly", "jinja2")
     from featcal.figures.report.write import write_report
@@ -135,7 +137,7 @@ def _recipe(origins: Origins) -> Recipe:
     )
 
 
-def _find_origins(asked: Asked) -> Origins:
+def _find_origins(asked: DiagnosisOrder) -> Origins:
     from featcal.authoring.from_merge import Origins, find_origins
     from featcal.formats.locate import checkpoint_folder
 
@@ -145,7 +147,7 @@ def _find_origins(asked: Asked) -> Origins:
     return find_origins(folder, asked.base, asked.experts, asks_hub=True)
 
 
-def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> SuiteParts:
+def _parts(asked: DiagnosisOrder, origins: Origins, on: EvaluationSamples) -> SuiteParts:
     """Return models and samples of the suite; experts write texts where no samples are given."""
     from featcal.authoring.from_merge import sample_source
     from featcal.authoring.from_paths import SuiteParts
@@ -157,10 +159,10 @@ def _parts(asked: Asked, origins: Origins, on: EvaluationSamples) -> SuiteParts:
 
 def _say_problems(checked: Preflight, missing: Sequence[str]) -> None:
     for line in checked.problems:
-        say(line, err=True)
+        print_message(line, err=True)
     for line in missing:
-        say(f"not given: {line}", err=True)
-    say(
+        print_message(f"not given: {line}", err=True)
+    print_message(
         "Nothing was measured. --base REFERENCE and --expert NAME=REFERENCE say where models are, --data NAME=SAMPLES "
         "where samples are.",
         err=True,

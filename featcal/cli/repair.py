@@ -24,7 +24,15 @@ from featcal.cli.options import (
     model_option,
     models_option,
 )
-from featcal.cli.terminal import bar, require_new_file, say, say_notes, say_problems, show, write_new
+from featcal.cli.terminal import (
+    bar,
+    print_document,
+    print_message,
+    require_new_file,
+    say_notes,
+    say_problems,
+    write_document,
+)
 from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError, UncheckedError
 from featcal.system.formatting import percent, readable
@@ -52,7 +60,7 @@ if TYPE_CHECKING:
 )
 @DEVICE
 @JSON
-def calibrate(
+def calibrate_command(
     suite: str,
     model: str,
     out: Path,
@@ -93,7 +101,7 @@ def calibrate(
                 f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
                 "one to a folder first, and name that"
             )
-        session = opening.session(suite, device)
+        session = opening.open_suite_session(suite, device)
         family = session.fit.family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
@@ -129,7 +137,7 @@ def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
     """Print warnings and notes on stderr, and the document, or its drift after every block and where it lies."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
-    show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
+    print_document(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         _say_written(document)
 
@@ -146,15 +154,17 @@ def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:
     from featcal.preflight.estimates import note_slow_precision
 
     for note in note_slow_precision(config, family.compute.device):
-        say(f"note: {note}", err=True)
+        print_message(f"note: {note}", err=True)
 
 
 def _say_written(document: Mapping[str, Any]) -> None:
     """Say what was written, and where to go from there."""
-    say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+    print_message(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
     if "bytes" in document:
         packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
-        say(f"packed weights: {readable(packed)}, {percent(packed / dense)} % of {readable(dense)} as calibrated")
+        print_message(
+            f"packed weights: {readable(packed)}, {percent(packed / dense)} % of {readable(dense)} as calibrated"
+        )
     say_where_to(document["out"])
 
 
@@ -166,16 +176,16 @@ def _say_written(document: Mapping[str, Any]) -> None:
 )
 @DEVICE
 @JSON
-def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
+def conditioning_command(suite: str, model: str, device: str, as_json: bool) -> None:
     """Measure how well posed a calibration's linear systems are.
 
     Shown are the eigenvalues of their left matrices (Eq. 17).
     """
-    session = opening.session(suite, device)
+    session = opening.open_suite_session(suite, device)
     found = [one.to_json() for one in session.fit.conditioning(model, bar())]
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
     columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
-    show(document, as_json, [[one[name] for name in columns] for one in found], columns)
+    print_document(document, as_json, [[one[name] for name in columns] for one in found], columns)
 
 
 @click.command()
@@ -190,7 +200,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
 @calibration_options("lam", "rho", "alpha")
 @DEVICE
 @JSON
-def sweep(
+def sweep_command(
     suite: str,
     model: str,
     lams: str | None,
@@ -217,7 +227,7 @@ def sweep(
     # The grid would set alpha again, after `cautious` was resolved to a value of its own.
     if alphas is not None and chosen.get("cautious"):
         raise InputError("cautious sets alpha and beta of featcal's own recipes; leave alpha out")
-    session, history = opening.session(suite, device, one_shot=False), History()
+    session, history = opening.open_suite_session(suite, device, one_shot=False), History()
     config = config_for(session.family, **chosen)
     _say_slow_precision(config, session.family)
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
@@ -226,11 +236,13 @@ def sweep(
     points = run_sweep(session, Grid(**values, options=config, of=model), bar(), on=view, history=history)
     table = run_tables.sweep_table(points, front(points))
     if session.split == "calibration":
-        say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
+        print_message(
+            "note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True
+        )
     say_problems(history)
     columns = ["run", "model", "mean", "worst", "worst task", "drift", "front"]
     shown = table.assign(front=["*" if one else "" for one in table["front"]])[columns].to_numpy()
-    show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
+    print_document(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
 @click.command()
@@ -244,7 +256,7 @@ def sweep(
 @calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE
 @JSON
-def select(
+def select_command(
     suite: str,
     out: Path | None,
     of: str,
@@ -268,21 +280,21 @@ def select(
     """
     from featcal.figures import selection_table
     from featcal.studies.selection.candidates import config_asked
-    from featcal.studies.selection.choose import select as choose
+    from featcal.studies.selection.choose import select
 
     require_new_file(out)
-    session = opening.session(suite, device, one_shot=False)
+    session = opening.open_suite_session(suite, device, one_shot=False)
     asked = config_asked(session.family, **chosen)
     _say_slow_precision(asked, session.family)
-    found = choose(session, asked, of=of, starts=models, minutes=minutes, progress=bar())
+    found = select(session, asked, of=of, starts=models, minutes=minutes, progress=bar())
     document = found.to_json(suite)
-    write_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_document(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say_notes(document)
-    rows, columns = selection_table.candidates(document)
-    show(document, as_json, rows, columns)
+    rows, columns = selection_table.candidate_table(document)
+    print_document(document, as_json, rows, columns)
     if not as_json:
         lines = [*selection_table.describe_selection(document), f"model: {document['model']}"]
         if document["suite_lines"]:
             lines += ["in the suite file:", *(f"  {one}" for one in document["suite_lines"].splitlines())]
         for line in [*lines, document["command"]]:
-            say(line)
+            print_message(line)

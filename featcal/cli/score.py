@@ -14,7 +14,15 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_model
 from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE, models_option, note_folders
 from featcal.cli.study import SHOWN, run_study
-from featcal.cli.terminal import bar, print_models_json, print_table, say, say_notes, say_problems, show
+from featcal.cli.terminal import (
+    bar,
+    print_document,
+    print_message,
+    print_models_json,
+    print_table,
+    say_notes,
+    say_problems,
+)
 from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
 from featcal.system.formatting import percent, points
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 )
 @click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.  [none]")
 @DRAWN
-def evaluate(
+def evaluate_command(
     suite: str,
     models: tuple[str, ...],
     split: str | None,
@@ -80,7 +88,7 @@ def evaluate(
         raise click.UsageError("--lm-eval-args are of lm-evaluation-harness; add --lm-eval")
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
-    session = opening.session(suite, device, one_shot=len(models) == 1 and card is None)
+    session = opening.open_suite_session(suite, device, one_shot=len(models) == 1 and card is None)
     on = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     named = _scores_of(session, models, on) if card is None else _scores_into_card(session, card, on)
     say_notes({"notes": dict.fromkeys(note for scores in named.values() for note in scores.notes)})
@@ -94,7 +102,7 @@ def evaluate(
         rows.append(("average", "", percent(scores.average), ""))
         if not as_json:
             if len(named) > 1:
-                say(f"{'' if len(documents) == 1 else chr(10)}{model}:")
+                print_message(f"{'' if len(documents) == 1 else chr(10)}{model}:")
             print_table(rows, ("task", "metric", "%", "n"))
     if as_json:
         print_models_json(documents)
@@ -111,7 +119,7 @@ def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> 
     history = History()
     found = score_into_card(session, folder, on, history, progress=bar())
     _say_looks(session, on, history)
-    say(f"the scores stand in {folder / CARD_FILE}", err=True)
+    print_message(f"the scores stand in {folder / CARD_FILE}", err=True)
     return {scores.model: scores for scores in found}
 
 
@@ -121,7 +129,7 @@ def _say_looks(session: Session, on: EvaluationSamples, history: History) -> Non
 
     if on.split == "test":
         looks = history.looks(hash_of(session))
-        say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
+        print_message(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
         say_problems(history)
 
 
@@ -163,7 +171,7 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 )
 @click.option("--seeds", help="Calibration seeds of a table, between commas.  [42,43,44]")
 @SHOWN
-def compare(suite: str, models: tuple[str, ...], table: bool, **options: Any) -> None:
+def compare_command(suite: str, models: tuple[str, ...], table: bool, **options: Any) -> None:
     """Compare two models sample by sample, or many in one table.
 
     Exactly two models, without an option that belongs to a table (--table, --seeds, --out, --csv, --markdown), are
@@ -221,7 +229,7 @@ def _compare_two(
     from featcal.studies.recording import count_looks
     from featcal.suite.views import EvaluationSamples
 
-    session, history = opening.session(suite, device, one_shot=False), History()
+    session, history = opening.open_suite_session(suite, device, one_shot=False), History()
     view = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
@@ -231,9 +239,11 @@ def _compare_two(
     found = compared.to_json()
     rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
     header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
-    show(found, as_json, rows, header)
+    print_document(found, as_json, rows, header)
     if not as_json:
-        say(f"A {found['a']}, B {found['b']}; {found['split']} split; {found['draws']} bootstrap draws", err=True)
+        print_message(
+            f"A {found['a']}, B {found['b']}; {found['split']} split; {found['draws']} bootstrap draws", err=True
+        )
 
 
 def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
@@ -265,7 +275,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
     rows = [(task, s["metric"], percent(s["value"]), str(s["n"])) for task, s in document["tasks"].items()]
-    show(document, as_json, rows, ("task", "metric", "%", "n"))
+    print_document(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
 @click.command()
@@ -281,7 +291,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
 )
 @click.option("--require", is_flag=True, help="End with status 1 if generation is broken.")
 @DRAWN
-def canary(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
+def canary_command(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
     """Check that a language model still generates.
 
     The prompts come from the calibration samples. Of the model's greedy answers of up to 64 tokens it counts those that
@@ -292,7 +302,7 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     """
     from featcal.evaluation.generation_check import note_unchecked
 
-    session = opening.session(suite, device)
+    session = opening.open_suite_session(suite, device)
     found = session.measure.canary(model, against, seed, bar())
     columns = ("loops", "empty", "ended", "perplexity", "distance")
     rows = [
@@ -300,10 +310,10 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
         for task, one in found.tasks.items()
         for who, reading in {"expert": one.expert, against: one.against, model: one.model}.items()
     ]
-    show(found.to_json(), as_json, rows, ("task", "model", *columns))
+    print_document(found.to_json(), as_json, rows, ("task", "model", *columns))
     for note in note_unchecked(session.family):
-        say(f"note: {note}", err=True)
+        print_message(f"note: {note}", err=True)
     for reason in found.reasons:
-        say(f"broken: {reason}", err=True, colour="red")
+        print_message(f"broken: {reason}", err=True, colour="red")
     if require and found.is_broken:
         raise SystemExit(1)

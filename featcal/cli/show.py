@@ -8,7 +8,7 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, MEASURED, SUITE, Size, file_to_write, models_option
-from featcal.cli.terminal import bar, say_notes, show
+from featcal.cli.terminal import bar, print_document, say_notes
 from featcal.system.extras import require_packages
 from featcal.system.formatting import readable
 from featcal.system.progress import half_of_available_bytes
@@ -23,7 +23,7 @@ from featcal.system.resources import bundle_root
 @MEASURED
 @file_to_write("File to write, report.html or report.md; must not exist.")
 @DRAWN
-def report(
+def report_command(
     suite: str,
     models: tuple[str, ...],
     samples: int,
@@ -44,11 +44,11 @@ def report(
     from featcal.figures.report.write import MODELS, write_report
     from featcal.suite.views import EvaluationSamples
 
-    session = opening.session(suite, device, one_shot=False)
+    session = opening.open_suite_session(suite, device, one_shot=False)
     on = EvaluationSamples(samples, split, seed)
     document = write_report(session, suite, out, models=models or MODELS, on=on, progress=bar())
     say_notes(document)
-    show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
+    print_document(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -67,7 +67,7 @@ def report(
     "--max-memory", type=Size(), help="With --shared: memory that suites may need together.  [half of what is free]"
 )
 @click.pass_context
-def app(
+def app_command(
     context: click.Context, port: int, no_browser: bool, shared: bool, roots: tuple[str, ...], max_memory: int | None
 ) -> int:
     """Start the app in a browser, on 127.0.0.1.
@@ -110,7 +110,7 @@ def app(
     show_default=True,
     help="Minutes that a job may take, by the estimate.",
 )
-def mcp(
+def mcp_command(
     roots: tuple[str, ...],
     allow_write: bool,
     allow_test: bool,

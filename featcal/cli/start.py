@@ -11,7 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.completion import complete_suite
 from featcal.cli.options import DRAWN, JSON, MEASURED, NewPath, Option, block, file_to_write, models_option
-from featcal.cli.terminal import bar, print_models_json, say, show
+from featcal.cli.terminal import bar, print_document, print_message, print_models_json
 
 if TYPE_CHECKING:
     from featcal.session.session import Session
@@ -65,7 +65,7 @@ def _models_and_samples(required: bool = True) -> Option:
 @click.option("--merged", help="Folder or Hub id of the merged model, or a merge method.  [task-arithmetic, scale 0.3]")
 @file_to_write("Suite file to write; must not exist.")
 @JSON
-def init(
+def init_command(
     base: str, experts: Mapping[str, str], data: Mapping[str, str], merged: str | None, out: Path, as_json: bool
 ) -> int:
     """Write a suite file of models and samples, and check it.
@@ -74,10 +74,10 @@ def init(
     same lines head the file, which is then yours to edit. Exit status 1 if something is wrong or to be filled in.
     """
     from featcal.authoring.from_form import read_draft, write_draft
-    from featcal.authoring.from_paths import SuiteParts, begin
-    from featcal.preflight.check import check as preflight
+    from featcal.authoring.from_paths import SuiteParts, write_suite_text
+    from featcal.preflight.check import check_suite as preflight
 
-    begun = begin(SuiteParts(base, experts, data, merged), out)
+    begun = write_suite_text(SuiteParts(base, experts, data, merged), out)
     # Checked before it is written; a probe would score experts, which takes as long as a command.
     found = preflight(read_draft(begun.text, out), probe=False)
     write_draft(begun.text, out)
@@ -89,13 +89,13 @@ def init(
         "notes": list(found.notes),
     }
     lines = [("taken for granted", line) for line in begun.assumed]
-    show(document, as_json, lines, ("", ""))
+    print_document(document, as_json, lines, ("", ""))
     if not as_json:
-        say(f"written to {out}")
+        print_message(f"written to {out}")
     for line in begun.missing:
-        say(f"to be filled in: {line}", err=True)
+        print_message(f"to be filled in: {line}", err=True)
     for line in found.problems:
-        say(f"featcal check: {line}", err=True)
+        print_message(f"featcal check: {line}", err=True)
     return 1 if begun.missing or found.problems else 0
 
 
@@ -110,7 +110,7 @@ def init(
     help="With FOLDER: report.html or report.md to write; the suite is written beside it as report.yaml.  [no report]",
 )
 @DRAWN
-def diagnose(
+def diagnose_command(
     model: str,
     base: str | None,
     experts: Mapping[str, str],
@@ -143,13 +143,13 @@ def diagnose(
                 f"'{model}' is a suite, which names models and samples itself (featcal report writes its report); a "
                 "merged model without one is named by FOLDER, --base, --expert, --data and --out"
             )
-        _judge(opening.session(model, device, one_shot=False), models or ("merged",), on, as_json)
+        _judge(opening.open_suite_session(model, device, one_shot=False), models or ("merged",), on, as_json)
         return 0
     if models and out is None:
         raise click.UsageError("--model names models of the report on FOLDER; give --out too")
-    from featcal.cli.own_merge import Asked, diagnose_own
+    from featcal.cli.own_merge import DiagnosisOrder, diagnose_own
 
-    return diagnose_own(Asked(model, base, experts, data, models, out), on, device, as_json)
+    return diagnose_own(DiagnosisOrder(model, base, experts, data, models, out), on, device, as_json)
 
 
 def _is_suite(named: str) -> bool:
@@ -178,14 +178,13 @@ def _is_suite(named: str) -> bool:
 
 def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_json: bool) -> None:
     """Print the verdict on models of a suite."""
-    from featcal.figures.verdict.measure import diagnose as measure
-    from featcal.figures.verdict.measure import repair_of, verdict_json
+    from featcal.figures.verdict.measure import diagnose_model, repair_of, verdict_json
 
-    found = {one: measure(session, one, on, repair_of(session, one), bar()) for one in models}
+    found = {one: diagnose_model(session, one, on, repair_of(session, one), bar()) for one in models}
     for name, verdict in found.items() if not as_json else ():
         if len(found) > 1:
-            say(f"{'' if name == models[0] else chr(10)}{name}:")
+            print_message(f"{'' if name == models[0] else chr(10)}{name}:")
         for line in verdict.lines:
-            say(line)
+            print_message(line)
     if as_json:
         print_models_json([verdict_json(session, name, on, one) for name, one in found.items()])

@@ -10,12 +10,12 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.options import DEVICE, JSON, JSON_FILE, SCORED, SUITE, NewPath, block, models_option
-from featcal.cli.terminal import bar, print_json, print_table, require_new_file, say, write_new
+from featcal.cli.terminal import bar, print_json, print_message, print_table, require_new_file, write_document
 from featcal.system.errors import InputError
 
 if TYPE_CHECKING:
     from featcal.session.session import Session
-    from featcal.studies.plan import Plan
+    from featcal.studies.plan import StudyPlan
     from featcal.studies.store import Rows
     from featcal.studies.study import Study
 
@@ -36,7 +36,7 @@ Forms = Mapping[str, bool]
 
 
 def run_study(
-    study: Callable[[Session, Plan], Study], suite: str, usual: Sequence[str], options: dict[str, Any]
+    study: Callable[[Session, StudyPlan], Study], suite: str, usual: Sequence[str], options: dict[str, Any]
 ) -> None:
     """Run a study with the options of its command, and print it.
 
@@ -58,7 +58,7 @@ def run_study(
     # Before the work, which may take hours.
     require_new_file(out)
     rows = Rows()
-    session = opening.session(suite, device, one_shot=False)
+    session = opening.open_suite_session(suite, device, one_shot=False)
     plan = _plan(session, named_methods(session, models or usual), rows, **drawn)
     _show(study(session, plan), rows, out, options)
 
@@ -71,11 +71,11 @@ def _plan(
     samples: int,
     eval_samples: int | None,
     split: str | None,
-) -> Plan:
-    from featcal.studies.plan import SEEDS, Plan, views
+) -> StudyPlan:
+    from featcal.studies.plan import SEEDS, StudyPlan, views
 
     drawn, on = whole_numbers(seeds, "seeds") or SEEDS, views(eval_samples, opening.scored_split(session, split))
-    return Plan(methods, drawn, samples, on, rows, bar())
+    return StudyPlan(methods, drawn, samples, on, rows, bar())
 
 
 def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
@@ -83,7 +83,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
     from featcal.figures import study_tables
 
     # The file first: a closed pipe on stdout must not cost the result.
-    write_new(out, study.text())
+    write_document(out, study.text())
     _keep(study, rows)
     if forms["as_csv"]:
         click.echo(study_tables.row_table(study).to_csv(index=False), nl=False)
@@ -97,10 +97,10 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
 
 def _keep(study: Study, rows: Rows) -> None:
     """Keep a study for the app, and say what could not be kept."""
-    from featcal.studies.library import keep
+    from featcal.studies.library import keep_study
 
-    for problem in filter(None, [*rows.problems, keep(study)]):
-        say(f"warning: {problem}", err=True)
+    for problem in filter(None, [*rows.problems, keep_study(study)]):
+        print_message(f"warning: {problem}", err=True)
 
 
 def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -124,7 +124,7 @@ def whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
 @_SEEDS
 @SCORED
 @SHOWN
-def budget(suite: str, counts: str | None, **options: Any) -> None:
+def budget_command(suite: str, counts: str | None, **options: Any) -> None:
     """Measure how many calibration samples methods need.
 
     This is Fig. 3 and Table 12 of the paper.
@@ -132,7 +132,7 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
     from featcal.studies import budget as of
 
     given = whole_numbers(counts, "counts") or of.COUNTS
-    run_study(lambda session, plan: of.budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
+    run_study(lambda session, plan: of.study_budget(session, plan, given), suite, of.METHODS, {**options, "samples": 1})
 
 
 @click.command(epilog=_KEPT)
@@ -140,7 +140,7 @@ def budget(suite: str, counts: str | None, **options: Any) -> None:
 @click.option("--kinds", help="gaussian-noise, motion-blur and fog, some of them between commas.  [all]")
 @click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
 @_STUDY
-def corrupt(suite: str, kinds: str | None, severities: str | None, **options: Any) -> None:
+def corrupt_command(suite: str, kinds: str | None, severities: str | None, **options: Any) -> None:
     """Measure what corrupted calibration pictures cost.
 
     Test pictures stay clean (Table 6 and Fig. 4 of the paper).
@@ -150,13 +150,13 @@ def corrupt(suite: str, kinds: str | None, severities: str | None, **options: An
 
     chosen = CORRUPTIONS if kinds is None else [one.strip() for one in kinds.split(",") if one.strip()]
     levels = whole_numbers(severities, "severities") or of.SEVERITIES
-    run_study(lambda session, plan: of.corrupt(session, plan, chosen, levels), suite, of.METHODS, options)
+    run_study(lambda session, plan: of.study_corruption(session, plan, chosen, levels), suite, of.METHODS, options)
 
 
 @click.command(epilog=_KEPT)
 @SUITE
 @_STUDY
-def schedule(suite: str, **options: Any) -> None:
+def schedule_command(suite: str, **options: Any) -> None:
     """Compare the forward order with stale and parallel features.
 
     Whole models are scored (Prop. 8). "stale" fits every block after one that is still the merged model's, "parallel"
@@ -164,27 +164,27 @@ def schedule(suite: str, **options: Any) -> None:
     """
     from featcal.studies import schedule as of
 
-    run_study(of.schedule, suite, of.METHODS, options)
+    run_study(of.study_schedule, suite, of.METHODS, options)
 
 
 @click.command(epilog=_KEPT)
 @SUITE
 @_STUDY
-def ablate(suite: str, **options: Any) -> None:
+def ablate_command(suite: str, **options: Any) -> None:
     """Leave out parts of the recipes one by one.
 
     Parts are biases, norms, token weights, kinds of maps, anchor, alpha and beta.
     """
     from featcal.studies import ablate as of
 
-    run_study(of.ablate, suite, ("merged",), options)
+    run_study(of.study_ablation, suite, ("merged",), options)
 
 
 @click.command(epilog=_KEPT)
 @SUITE
 @click.option("--counts", help="Numbers of tasks between commas.  [2, doubled up to all]")
 @_STUDY
-def tasks(suite: str, counts: str | None, **options: Any) -> None:
+def tasks_command(suite: str, counts: str | None, **options: Any) -> None:
     """Measure methods on the suite's first 2, 4, 8, … tasks.
 
     The experts of these tasks are merged anew.
@@ -192,7 +192,7 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
     from featcal.studies import tasks as of
 
     given = whole_numbers(counts, "counts")
-    run_study(lambda session, plan: of.tasks(session, plan, given), suite, of.METHODS, options)
+    run_study(lambda session, plan: of.study_task_counts(session, plan, given), suite, of.METHODS, options)
 
 
 @click.command(epilog=_KEPT)
@@ -204,7 +204,9 @@ def tasks(suite: str, counts: str | None, **options: Any) -> None:
 @click.option("--out", type=NewPath(), help="Write a page of Markdown to this file; must not exist.  [no file]")
 @DEVICE
 @JSON
-def paper(suite: str, models: tuple[str, ...], out: Path | None, device: str, as_json: bool, **drawn: Any) -> None:
+def paper_command(
+    suite: str, models: tuple[str, ...], out: Path | None, device: str, as_json: bool, **drawn: Any
+) -> None:
     """Measure what the paper's tables have, beside what they print.
 
     A suite of one of the paper's tables is merged, calibrated and scored as the paper does it. Every score stands
@@ -215,20 +217,20 @@ def paper(suite: str, models: tuple[str, ...], out: Path | None, device: str, as
     require_new_file(out)
     # Before models are fetched.
     printed = printed_scores(opening.load(suite).name)
-    session = opening.session(suite, device, one_shot=False)
+    session = opening.open_suite_session(suite, device, one_shot=False)
     from featcal.figures import paper_page
-    from featcal.studies.reproduce import models_of, reproduce
+    from featcal.studies.reproduce import reproduce, table_models
     from featcal.studies.store import Rows
 
     rows = Rows()
-    found = reproduce(session, _plan(session, models or models_of(printed), rows, **drawn), printed)
-    write_new(out, paper_page.page(found))
+    found = reproduce(session, _plan(session, models or table_models(printed), rows, **drawn), printed)
+    write_document(out, paper_page.paper_page(found))
     _keep(found.study, rows)
     if as_json:
         print_json(found.to_json())
         return
-    say(found.printed.table.name)
+    print_message(found.printed.table.name)
     print_table(paper_page.cell_rows(found.cells), paper_page.HEADER)
     for sentence in [*found.departures, *(f"not measured: {one}" for one in found.missing)]:
-        say(f"note: {sentence}", err=True)
-    say(found.summary())
+        print_message(f"note: {sentence}", err=True)
+    print_message(found.summary())

@@ -10,7 +10,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.hand_over import check_folder, target_options
 from featcal.cli.options import JSON, SUITE, file_to_write
-from featcal.cli.terminal import print_json, print_table, say, show
+from featcal.cli.terminal import print_document, print_json, print_message, print_table
 from featcal.system.formatting import how_many, readable
 from featcal.system.libraries import load_libraries
 
@@ -29,7 +29,7 @@ def list_suites(as_json: bool) -> None:
 
     found = shipped_suites()
     rows = [(one["name"], one["where"], len(one["tasks"]), one["description"]) for one in found]
-    show({"suites": found}, as_json, rows, ("suite", "where", "tasks", "what it is"))
+    print_document({"suites": found}, as_json, rows, ("suite", "where", "tasks", "what it is"))
 
 
 @click.command()
@@ -37,7 +37,7 @@ def list_suites(as_json: bool) -> None:
 @click.option("--probe/--no-probe", default=None, help="Score every expert on every task.  [if it takes seconds]")
 @target_options("Check the folder of a model, named in place of a suite,", "a suite is checked")
 @JSON
-def check(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | None, as_json: bool) -> int:
+def check_command(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | None, as_json: bool) -> int:
     """Find every problem of a suite at once; estimate the cost.
 
     The cost of a calibration is in memory, disk and time, and what would be fetched. Exit status 1 if there is a
@@ -53,7 +53,7 @@ def check(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | 
     if base is not None:
         raise click.UsageError("--base is for --for; a suite names its own base")
     load_libraries()
-    from featcal.preflight.check import check as preflight
+    from featcal.preflight.check import check_suite as preflight
 
     found = preflight(opening.load(suite), probe)
     if as_json:
@@ -68,7 +68,7 @@ def show_check(found: Preflight) -> None:
     if found.problems:
         title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"
         for line in [title, *(f"  - {problem}" for problem in found.problems)]:
-            say(line, err=True)
+            print_message(line, err=True)
     described = dict(found.description or {})
     # Shown with the estimates, in readable units.
     described.pop("bytes_written", None)
@@ -101,7 +101,7 @@ def show_check(found: Preflight) -> None:
         print_table([(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
         for line in ["\nnotes:", *(f"  - {note}" for note in found.notes)]:
-            say(line)
+            print_message(line)
     if not found.problems:
         click.echo("\nno problems found")
 
@@ -114,27 +114,27 @@ def show_check(found: Preflight) -> None:
 )
 @file_to_write("Suite file to write; must not exist.")
 @JSON
-def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
+def import_command(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
     """Make a suite file of a mergekit recipe or a FusionBench pool."""
     from featcal.authoring.recipes import import_to_file
 
     document = import_to_file(file, merged, out)
     lines = [("to be filled in", line) for line in document["missing"]]
     lines += [("not quite the recipe", line) for line in document["notes"]]
-    show(document, as_json, lines, ("", ""))
+    print_document(document, as_json, lines, ("", ""))
     if not as_json:
-        say(f"written to {document['out']}")
+        print_message(f"written to {document['out']}")
 
 
 @click.command("export-pool")
 @SUITE
 @file_to_write("YAML file to write; must not exist.")
 @JSON
-def export_pool(suite: str, out: Path, as_json: bool) -> None:
+def export_pool_command(suite: str, out: Path, as_json: bool) -> None:
     """Write a suite's base and experts as a FusionBench pool."""
     from featcal.authoring.recipes import export_pool_to_file
 
     document = export_pool_to_file(opening.load(suite), out)
-    show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
+    print_document(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
     if not as_json:
-        say(f"written to {document['out']}")
+        print_message(f"written to {document['out']}")

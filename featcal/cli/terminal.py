@@ -21,7 +21,7 @@ _LARGE = 1e6
 """Number from which a cell has digits and a power of ten."""
 
 
-def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
+def print_document(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
     """Print the document as JSON, or its rows as an aligned table."""
     if as_json:
         print_json(document)
@@ -62,7 +62,7 @@ def require_new_file(out: Path | None) -> None:
         raise InputError(f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file")
 
 
-def write_new(out: Path | None, text: str) -> None:
+def write_document(out: Path | None, text: str) -> None:
     """Write a document to a new file, if one is named.
 
     Raises:
@@ -79,7 +79,7 @@ def write_new(out: Path | None, text: str) -> None:
         raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
 
 
-def say(text: str, err: bool = False, colour: str | None = None) -> None:
+def print_message(text: str, err: bool = False, colour: str | None = None) -> None:
     """Print one message; names in it may come from files, so control characters are escaped."""
     click.secho(message(text), err=err, fg=colour)
 
@@ -88,13 +88,13 @@ def say_notes(document: Mapping[str, Any]) -> None:
     """Print warnings and notes of a written model on stderr."""
     for kind, colour in (("warning", "red"), ("note", None)):
         for one in document.get(f"{kind}s", ()):
-            say(f"{kind}: {one}", err=True, colour=colour)
+            print_message(f"{kind}: {one}", err=True, colour=colour)
 
 
 def say_problems(records: Records) -> None:
     """Print on stderr what is wrong with the history or another list."""
     for problem in records.problems:
-        say(f"warning: {problem}", err=True)
+        print_message(f"warning: {problem}", err=True)
 
 
 def bar() -> Progress:

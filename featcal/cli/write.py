@@ -12,7 +12,7 @@ from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
 from featcal.cli.hand_over import export_folder, say_where_to, target_options
 from featcal.cli.options import JSON, OUT, SUITE, NewPath, Size, note_folders
-from featcal.cli.terminal import bar, print_table, require_new, say, say_notes, show
+from featcal.cli.terminal import bar, print_document, print_message, print_table, require_new, say_notes
 from featcal.suite import methods
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
@@ -46,7 +46,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 @OUT
 @click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
-def merge(
+def merge_command(
     suite: str,
     method: str | None,
     scale: float | None,
@@ -73,19 +73,19 @@ def merge(
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         require_new(out)
-        session = opening.session(suite, device or "auto")
+        session = opening.open_suite_session(suite, device or "auto")
         if task is not None:  # as far as it can be known before the fit
             locate_expert(session.family, task)
         document = session.fit.baseline(method, bar()).save(out, task)
         say_notes(document)
         if "loss_before" in document and not as_json:
             print_table([("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
-            say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
+            print_message(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
             return
         if "leave_one_out_r2" in document and not as_json:
             step = "taken" if document["taken"] else "not taken"
             print_table([(f"{document['leave_one_out_r2']:.3f}", step)], ("leave-one-out R2", "step"))
-        show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
+        print_document(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
     if task is not None:
         raise click.UsageError(_ONE_FOR_ALL)
@@ -93,7 +93,7 @@ def merge(
     on = "cpu" if device in (None, "auto") else str(device)
     document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory, device=on)
     say_notes(document)
-    show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+    print_document(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 
 
 @click.command()
@@ -122,7 +122,7 @@ def merge(
 @click.option("--device", help="With --as adapter: auto, cpu, cuda or mps.  [auto]")
 @OUT
 @JSON
-def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **options: Any) -> None:
+def export_command(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **options: Any) -> None:
     """Write a model for the library that will load it; verify it.
 
     hf gives a folder that transformers 4.57 and 5 read alike, or a note that says which is needed; open_clip a folder
@@ -159,9 +159,9 @@ def export(folder: str, layout: str | None, kind: str, out: Path, as_json: bool,
     say_notes(document)
     rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
     if as_json or rows:
-        show(document, as_json, rows, ("compared in both libraries", "largest difference"))
+        print_document(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
-        say(f"written to {document['out']}")
+        print_message(f"written to {document['out']}")
         say_where_to(document["out"])
 
 
@@ -181,16 +181,18 @@ def _export_adapter(
 
     require_new(out)
     limits = Limits(options["rank"], options["energy"])
-    session = opening.session(options["suite"] or recorded_suite(Path(folder)), options["device"] or "auto")
+    session = opening.open_suite_session(options["suite"] or recorded_suite(Path(folder)), options["device"] or "auto")
     # Absolute: a bare word such as "calibrated" would be the name of a model, not the folder.
     made = session.fit.repair(str(Path(folder).absolute()), options["over"] or "merged", limits, bar())
     document = made.save(out, options["base_model"])
     say_notes(document)
     rows = [(row["layer"], _ranks(*row["rank"]), percent(row["left_out"])) for row in document["layers"]]
-    show(document, as_json, rows, ("layer", "rank", "left out, %"))
+    print_document(document, as_json, rows, ("layer", "rank", "left out, %"))
     if not as_json:
         left_out = percent(document["adapter"]["left_out"])
-        say(f"written to {document['out']}, {readable(document['bytes'])}; {left_out} % of the change is left out")
+        print_message(
+            f"written to {document['out']}, {readable(document['bytes'])}; {left_out} % of the change is left out"
+        )
 
 
 def _ranks(low: int, high: int) -> str:
@@ -206,7 +208,7 @@ def _ranks(low: int, high: int) -> str:
 )
 @click.option("--dry-run/--yes", "dry_run", default=True, help="Only show what would be sent, or send it.  [dry run]")
 @JSON
-def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: bool, as_json: bool) -> None:
+def push_command(folder: Path, repo: str, private: bool, licence: str | None, dry_run: bool, as_json: bool) -> None:
     """Send a written folder to the Hub; without --yes show it.
 
     Shown are all files with their sizes and the card as it will be. Nothing is sent of a half-written folder, of one
@@ -216,17 +218,17 @@ def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: b
 
     parcel = sending.pack(folder, repo, licence)
     for one in parcel.warnings:
-        say(f"warning: {one}", err=True, colour="red")
-    address = None if dry_run else sending.push(parcel, private)
+        print_message(f"warning: {one}", err=True, colour="red")
+    address = None if dry_run else sending.push_parcel(parcel, private)
     rows = [(name, readable(size)) for name, size in parcel.files.items()]
     rows.append((f"{len(rows)} files", readable(sum(parcel.files.values()))))
-    show({**parcel.to_json(), "private": private, "pushed": address}, as_json, rows, ("file", "size"))
+    print_document({**parcel.to_json(), "private": private, "pushed": address}, as_json, rows, ("file", "size"))
     if as_json:
         return
     if address is None:
-        say(f"\n{parcel.card}\nnothing was sent; add --yes to send this to {repo}")
+        print_message(f"\n{parcel.card}\nnothing was sent; add --yes to send this to {repo}")
     else:
-        say(f"sent to {address}")
+        print_message(f"sent to {address}")
 
 
 @click.command()
@@ -237,7 +239,7 @@ def push(folder: Path, repo: str, private: bool, licence: str | None, dry_run: b
 @click.option("--out", type=NewPath(), help="Keep the model in this folder; must not exist.  [not kept]")
 @click.option("--device", help="cpu, cuda or mps.  [the record's]")
 @JSON
-def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
+def replay_command(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
     """Run what wrote a featcal.json again; compare bit by bit.
 
     RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is compared with
@@ -245,7 +247,7 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
     samples, versions and tensors that differ are listed. The path of a calibrated model is relative to the current
     folder.
     """
-    from featcal.studies.replay.again import replay as run_again
+    from featcal.studies.replay.again import replay_record as run_again
 
     keep_memory()
     found = run_again(record, suite, out, device=device, progress=bar())
@@ -253,8 +255,8 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
     causes = [("input", line) for line in found.inputs] + [("samples", line) for line in found.samples] + around
     if found.same:
         for kind, line in causes:
-            say(f"note: {kind}: {line}", err=True)
-        show(found.to_json(), as_json, [(f"same {found.tensors} tensors, bit for bit",)], ("",))
+            print_message(f"note: {kind}: {line}", err=True)
+        print_document(found.to_json(), as_json, [(f"same {found.tensors} tensors, bit for bit",)], ("",))
         _say_unchecked(found)
         return
     rows = [
@@ -262,7 +264,7 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
         *(("file beside the record", f"{name} is missing there or not as it was written") for name in found.damaged),
     ]
     rows += [("tensor", f"{one.tensor}: {one.why}{_relative(one.relative)}") for one in found.different]
-    show(found.to_json(), as_json, rows, ("differs", ""))
+    print_document(found.to_json(), as_json, rows, ("differs", ""))
     _say_unchecked(found)
     raise SystemExit(1)
 
@@ -270,7 +272,7 @@ def replay(record: Path, suite: str | None, out: Path | None, device: str | None
 def _say_unchecked(found: Replayed) -> None:
     """Say what could not be checked of a model that was made again, and end with status 1 if there is any."""
     for sentence in found.unchecked:
-        say(f"warning: {sentence}", err=True, colour="red")
+        print_message(f"warning: {sentence}", err=True, colour="red")
     if found.unchecked:
         raise SystemExit(1)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from featcal.drift.crosscheck import SecondStates
 from featcal.drift.ledger import Attribution, LayerDrift, TaskDrift
 from featcal.drift.propagation import TINY, Contributions
-from featcal.drift.split import Parts, take_apart
-from featcal.drift.streams import Crossing
+from featcal.drift.split import Parts, split_drift
+from featcal.drift.streams import LayerTransition
 from featcal.models.adapter import LAST_LAYER
 from featcal.models.compute import widen
 from featcal.system.errors import NumericalError
@@ -30,7 +30,7 @@ class Record:
     _carried: dict[int, Contributions] = field(default_factory=dict)
     _booked: list[tuple[Tensor, ...]] = field(default_factory=list)
 
-    def add(self, crossing: Crossing, parts: Parts, on_expert: Tensor, tangents: int | None) -> None:
+    def add(self, crossing: LayerTransition, parts: Parts, on_expert: Tensor, tangents: int | None) -> None:
         """Add one batch that went through one layer; in the very first layer all drift is mismatch.
 
         Args:
@@ -50,14 +50,14 @@ class Record:
             if self.attribution:
                 self._booked.append(tuple(widen(part).cpu() for part in self._carried.pop(position).book()))
 
-    def check(self, crossing: Crossing, parts: Parts, second: SecondStates, class_token: bool) -> None:
+    def check(self, crossing: LayerTransition, parts: Parts, second: SecondStates, class_token: bool) -> None:
         """Compare a layer of the first batch with a second computation of one of its samples.
 
         Args:
             class_token: parts are of the first token alone.
         """
         states, before = (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
-        self.residuals[crossing.layer] = _residuals(parts, take_apart(states, before, class_token), second.row)
+        self.residuals[crossing.layer] = _residuals(parts, split_drift(states, before, class_token), second.row)
 
     def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
         layers = []
@@ -65,7 +65,7 @@ class Record:
             numbers = dict(zip(batches[0], concat_batches([tuple(batch.values()) for batch in batches]), strict=True))
             response, (residual, skip) = numbers.pop("response", None), self.residuals[layer]
             layers.append(LayerDrift(layer, **numbers, residual=residual, response=response, skip_residual=skip))
-        expert, model = final_features(task, self.final)
+        expert, model = checked_features(task, self.final)
         booked = None
         if self.attribution:
             inner, norm, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self._booked, strict=True))
@@ -104,7 +104,7 @@ def concat_batches(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
 
 
-def final_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def checked_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the expert's and the model's final features; raise NumericalError if they are not finite."""
     features = concat_batches(batches)
     if not all(bool(torch.isfinite(one).all()) for one in features):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from featcal.drift.streams import Crossing, LayerPlace
+from featcal.drift.streams import LayerPlace, LayerTransition
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
 from featcal.models.compute import Compute, widest_float
@@ -58,7 +58,7 @@ class SecondRun:
         self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
         """The model's block as it is stored, shared by all tasks, and in float64."""
 
-    def states(self, crossing: Crossing) -> SecondStates:
+    def states(self, crossing: LayerTransition) -> SecondStates:
         """Return a sample's states as the first run should have found them; to be called layer after layer.
 
         Tensors of one layer are in memory twice more in float64: the expert's and the model's.

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from featcal.drift.accumulator import Record, concat_batches, final_features
+from featcal.drift.accumulator import Record, checked_features, concat_batches
 from featcal.drift.crosscheck import SecondRun
 from featcal.drift.ledger import FeatureDrift, TaskDrift, TaskFeatures
-from featcal.drift.memory import Room
-from featcal.drift.split import take_apart
+from featcal.drift.memory import SampleChunks
+from featcal.drift.split import split_drift
 from featcal.drift.streams import cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
@@ -38,14 +38,14 @@ def decompose(
     """
     records = {task: Record(attribution) for task in experts}
     layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
-    room = Room.plan(run, experts, layers, attribution)
+    room = SampleChunks.plan(run, experts, layers, attribution)
     with walking(run.adapter):
         for part in room.parts(experts):
             second = SecondRun(run, model, part, sublayers)
             for crossing in cross(run, model, part, sublayers):
                 record, on_expert, (expert, reached) = records[crossing.task], crossing.run_on_expert(), crossing.after
                 first = class_token and run.adapter.class_token_at(crossing.place.stage)
-                parts = take_apart((expert, on_expert, reached), crossing.incoming, first)
+                parts = split_drift((expert, on_expert, reached), crossing.incoming, first)
                 record.add(crossing, parts, on_expert, room.tangents)
                 # Samples may be walked through in parts: each part has a first batch, one of them is checked.
                 if crossing.position == 0 and crossing.layer not in record.residuals:
@@ -57,13 +57,13 @@ def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
     """Return the features of a model from those of the model below its maps, which stand after all other layers."""
     expert = features.expert_features
     pair = expert, map_features(model, features.task, features.model_features)
-    expert, reached = final_features(features.task, [pair])
+    expert, reached = checked_features(features.task, [pair])
     far = (widen(reached) - widen(expert)).norm(dim=1)
     last = FeatureDrift(LAST_LAYER, far, features.layers[-1].expert_norm)
     return replace(features, layers=(*features.layers[:-1], last), model_features=reached)
 
 
-def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
+def measure_total_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
     """Return the drift of all layers and the final features without taking the drift apart.
 
     The numbers are those of `decompose` over all tokens and whole blocks, without its run of the model on the expert's
@@ -81,6 +81,6 @@ def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[
     found = {}
     for task, layers in norms.items():
         drifts = tuple(FeatureDrift(layer, *concat_batches(batches)) for layer, batches in layers.items())
-        own, reached = final_features(task, final[task])
+        own, reached = checked_features(task, final[task])
         found[task] = TaskFeatures(task, drifts, own, reached, experts[task].indices)
     return found

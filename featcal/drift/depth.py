@@ -23,7 +23,7 @@ TOP = 3
 
 
 @dataclass(frozen=True)
-class Depth:
+class DepthDecisions:
     """The decisions of one model on one task after every block of the stage that the head reads."""
 
     layers: tuple[str, ...]
@@ -33,7 +33,7 @@ class Depth:
     """Their softmax over all scores."""
     words: Mapping[int, str]
     """Names of all answers here: class names, or the words of tokens."""
-    beside: Depth | None = None
+    beside: DepthDecisions | None = None
     """The decisions of the expert; None where these are its own."""
 
     @property
@@ -77,7 +77,7 @@ class Depth:
 
 def read_decisions(
     features: Mapping[str, Float[Tensor, "n k"]], head: Head, words: Callable[[list[int]], dict[int, str]]
-) -> Depth:
+) -> DepthDecisions:
     """Return the decisions of a head on the features that its model would end with after every block.
 
     Args:
@@ -91,4 +91,4 @@ def read_decisions(
         found.append(chances.topk(min(TOP, chances.shape[1]), dim=1))
     answers = torch.stack([one.indices for one in found])
     chances = torch.stack([one.values for one in found])
-    return Depth(tuple(features), answers, chances, words(sorted({*answers.flatten().tolist()})))
+    return DepthDecisions(tuple(features), answers, chances, words(sorted({*answers.flatten().tolist()})))

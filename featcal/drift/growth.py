@@ -32,7 +32,7 @@ class Growth:
         return (self.gamma > 0) & (self.eta < self.gamma)
 
 
-def growth(
+def layer_growth(
     before: Float[Tensor, " n"],
     drift: Float[Tensor, " n"],
     mismatch: Float[Tensor, " n"],

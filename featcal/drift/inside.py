@@ -15,11 +15,11 @@ from featcal.drift.accumulator import concat_batches
 from featcal.drift.streams import BlockTensors
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Stage, walking
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step
+from featcal.models.lane import BlockStep, ExpertPass
 from featcal.models.model import task_weights
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def map_mismatches(
     shares = {block.name: change_shares(block, before, model) for block in run.adapter.blocks()}
     found: dict[str, list[MapMismatch]] = {task: [] for task in experts}
     with walking(run.adapter):
-        walk = Walk(run, "measuring linear maps", experts, {})
+        walk = BlockwiseForward(run, "measuring linear maps", experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, _EveryToken())
@@ -113,7 +113,7 @@ def change_shares(block: Block, start: Weights, model: Weights) -> dict[str, flo
 
 
 def _batch_norms(
-    stage: Stage, index: int, own: Mapping[str, Tensor], step: Step, batch: Batch, counted: Mapping[str, TokenRows]
+    stage: Stage, index: int, own: Mapping[str, Tensor], step: BlockStep, batch: Batch, counted: Mapping[str, TokenRows]
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yield the name of every linear map with mismatch and expert norm, `[batch]` each.
 
@@ -127,7 +127,7 @@ def _batch_norms(
         counts = (
             counted[stage.weighting(index, name)]
             .spread(expert[..., 0].numel())
-            .to(find_place(expert.device, torch.float64))
+            .to(find_device(expert.device, torch.float64))
             > 0
         )
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.drift.growth import Growth, certified_run, growth
+from featcal.drift.growth import Growth, certified_run, layer_growth
 from featcal.drift.output import OutputDrift
 from featcal.models.compute import widen
 from featcal.system.drawing import Drawable
@@ -128,7 +128,7 @@ class TaskDrift(TaskFeatures):
         """Return the growth through every layer with a skip connection (Prop. 5), in forward order."""
         pairs = zip(self.layers[:-1], self.layers[1:], strict=True)
         return {
-            layer.layer: growth(before.drift, layer.drift, layer.mismatch, layer.propagation)
+            layer.layer: layer_growth(before.drift, layer.drift, layer.mismatch, layer.propagation)
             for before, layer in pairs
             if layer.response is not None
         }

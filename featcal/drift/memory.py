@@ -26,7 +26,7 @@ _SHARES = 4
 
 
 @dataclass(frozen=True)
-class Room:
+class SampleChunks:
     """The numbers of samples and derivatives that fit into memory; None means no limit."""
 
     batch: int | None = None
@@ -37,7 +37,7 @@ class Room:
     """Number of derivatives taken side by side."""
 
     @classmethod
-    def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> Room:
+    def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> SampleChunks:
         """Return what fits: without a limit everything, or with attribution what half of the free memory takes."""
         limit = run.store.budget
         if limit is None and not attribution:

@@ -57,12 +57,12 @@ class OutputDrift:
     @property
     def margin(self) -> Float[Tensor, " n"]:
         """Return mu, the lead of the expert's first class over its second."""
-        return lead(self.expert_scores)
+        return top1_margin(self.expert_scores)
 
     @property
     def model_margin(self) -> Float[Tensor, " n"]:
         """Return the lead of the model's own first class over its second."""
-        return lead(self.model_scores)
+        return top1_margin(self.model_scores)
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
@@ -80,7 +80,7 @@ class OutputDrift:
         return self.model_scores.argmax(1) == self.labels
 
 
-def lead(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+def top1_margin(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
     """Return the margin of a decision, mu of Eq. (44): its score less that of the runner-up."""
     first, second = scores.topk(2, dim=1).values.unbind(1)
     return first - second

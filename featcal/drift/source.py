@@ -21,7 +21,7 @@ from featcal.calibration import closed_form
 from featcal.calibration.anchor import read_merged_and_base
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import SolveError
-from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve, select_tasks
+from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve_options, select_tasks
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.linear_statistics import TaskStatistics
 from featcal.calibration.token_rows import TokenRows, lane_rows
@@ -31,7 +31,7 @@ from featcal.models.adapter import Block, Stage, walking
 from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, require_same_compute
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
@@ -92,7 +92,7 @@ class Objective:
         return closed_form.linear_weight(self.gram, self.target, self.anchor, self.lam, self.eps)
 
 
-def compare(deployed: Objective, source: Objective) -> dict[str, float]:
+def compare_sources(deployed: Objective, source: Objective) -> dict[str, float]:
     """Return both forms of the excess, and the bounds of Eq. (48)."""
     right, other = deployed.minimiser(), source.minimiser()
     eye = torch.eye(len(deployed.gram), dtype=deployed.gram.dtype, device=deployed.gram.device)
@@ -130,12 +130,14 @@ def measure_sources(
     if config.recipe != PAPER:
         raise InputError(f"feature sources need the recipe '{PAPER}': '{config.recipe}' has other objectives")
     family = ensure_family(family, precision=config.precision)
-    config = resolve(config, family.adapter, family.suite.tasks)
+    config = resolve_options(config, family.adapter, family.suite.tasks)
     passes = select_tasks(config, passes)
     require_same_compute(passes, family.compute)
     run, chosen = family.run(progress), calibrated_blocks(family.adapter, config)
     with walking(run.adapter):
-        walk = Walk(run, "comparing sources", passes, dict.fromkeys((DEPLOYED, "stale", "merged"), run.merged))
+        walk = BlockwiseForward(
+            run, "comparing sources", passes, dict.fromkeys((DEPLOYED, "stale", "merged"), run.merged)
+        )
         found: list[SourceExcess] = []
         for stage in run.adapter.stages:
             walk.enter(stage)
@@ -174,7 +176,7 @@ def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:
 
 
 def _sources(
-    walk: Walk,
+    walk: BlockwiseForward,
     task: str,
     stage: Stage,
     block: Block,
@@ -283,7 +285,7 @@ class _Book:
             right, other = (self._objective(deployed, which, anchor) for which in (deployed, source))
             total, weight = self._distance[label]
             try:
-                compared = compare(right, other)
+                compared = compare_sources(right, other)
             except SolveError as error:
                 raise NumericalError(
                     f"{block}: {names}, source '{label}': {error}; raise lam or use more samples"

@@ -31,7 +31,7 @@ class Parts:
         return None if self.incoming is None else self.p - self.incoming
 
 
-def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None, class_token: bool) -> Parts:
+def split_drift(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None, class_token: bool) -> Parts:
     """Return the parts of one batch's drift through one layer.
 
     Args:

@@ -11,9 +11,9 @@ from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step, run_block
+from featcal.models.lane import BlockStep, ExpertPass, run_block
 from featcal.models.model import map_features, task_weights
-from featcal.models.walk import Entering, Walk
+from featcal.models.walk import BlockwiseForward, StageInputs
 
 MODEL = "model"
 """Name of the lanes of the model beside the experts."""
@@ -35,7 +35,7 @@ class LayerPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossing:
+class LayerTransition:
     """One batch of one task through one layer, on both streams."""
 
     task: str
@@ -78,7 +78,9 @@ class BlockTensors:
         return self._held
 
 
-def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> Iterator[Crossing]:
+def cross(
+    run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False
+) -> Iterator[LayerTransition]:
     """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
 
     Sublayers of a block come together, batch by batch.
@@ -86,7 +88,7 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
     """
-    walk = Walk(run, "measuring drift", experts, {MODEL: model})
+    walk = BlockwiseForward(run, "measuring drift", experts, {MODEL: model})
     names = iter(run.adapter.block_layers())
     for stage in run.adapter.stages:
         for entering in walk.entering(stage):
@@ -115,12 +117,12 @@ class _Both:
     task: str
     position: int
     layer: str
-    expert: Step
-    model: Step
+    expert: BlockStep
+    model: BlockStep
     batch: Batch
     place: LayerPlace
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Crossing:
+    def whole(self, tensors: Mapping[str, Tensor]) -> LayerTransition:
         """Return the crossing of the whole block by the model, whose tensors are placed."""
         stage, block, batch = self.place.stage, self._block, self.batch
 
@@ -130,7 +132,7 @@ class _Both:
         after = stage.state(self.expert.after, batch), stage.state(self.model.after, batch)
         return self._crossing(self.layer, layer, self._states_before, after)
 
-    def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
+    def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[LayerTransition]:
         """Yield the crossings of the block's residual parts, with the expert's and the model's tensors."""
         stage, states = self.place.stage, self._states_before
         own = stage.sublayers(self._block, theirs)
@@ -141,8 +143,8 @@ class _Both:
             yield self._crossing(f"{self.layer} {name}", of_model, states, after)
             states = after
 
-    def _crossing(self, name: str, layer: Layer, before: States, after: States) -> Crossing:
-        return Crossing(
+    def _crossing(self, name: str, layer: Layer, before: States, after: States) -> LayerTransition:
+        return LayerTransition(
             task=self.task,
             position=self.position,
             layer=name,
@@ -177,7 +179,7 @@ def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
     return layer
 
 
-def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:
+def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: StageInputs) -> LayerTransition:
     """Return the crossing in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
@@ -185,7 +187,7 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Ente
     """
     batch, own, entry = one.batches[entering.position], entering.expert, entering.models[MODEL]
     front = entering.fronts[MODEL]
-    first = Crossing(
+    first = LayerTransition(
         task=entering.task,
         position=entering.position,
         layer=adapter.first_layer(stage),
@@ -205,7 +207,9 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Ente
     return replace(first, run=lead_over, before=(upper.state(own.ended, batch), upper.state(ended, batch)))
 
 
-def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Walk) -> Iterator[Crossing]:
+def _close(
+    run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: BlockwiseForward
+) -> Iterator[LayerTransition]:
     """Yield the crossings of the last layer: final norm, projection and the model's map for the task, if it has one."""
     adapter, place_on = run.adapter, run.compute.place
     stage, read = adapter.stages[-1], model.read(adapter.closing)
@@ -221,7 +225,7 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
             after = map_features(one.weights, task, adapter.final(own, expert_call, batch)), layer(before[1])
-            yield Crossing(
+            yield LayerTransition(
                 task=task,
                 position=position,
                 layer=LAST_LAYER,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.drift.sample_numbers import require_sample
-from featcal.drift.streams import Crossing, cross
+from featcal.drift.streams import LayerTransition, cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
 from featcal.models.compute import widen
@@ -111,7 +111,7 @@ _Named = tuple[Tensor, tuple[tuple[Token, ...], ...]]
 """Which tokens of a batch are no padding, `[batch, tokens]`, and what those are, sample by sample."""
 
 
-def _list_tokens(crossing: Crossing) -> Iterator[Tensor]:
+def _list_tokens(crossing: LayerTransition) -> Iterator[Tensor]:
     """Yield expert's and model's states as `[batch, tokens, width]`: a final feature is one token."""
     for state in crossing.after:
         yield state[:, None] if state.ndim == 2 else state
@@ -129,7 +129,7 @@ def _name_texts(ids: Mapping[str, Tensor], words: Words) -> _Named:
     return torch.cat([*ids.values()], dim=1).cpu() >= 0, tuple(map(name, zip(*listed.values(), strict=True)))
 
 
-def _name_patches(crossing: Crossing, sizes: Tensor) -> _Named:
+def _name_patches(crossing: LayerTransition, sizes: Tensor) -> _Named:
     """Return the tokens of states that no text is behind: class token and patches, or the final feature.
 
     Args:

@@ -24,7 +24,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.compute import widen
 from featcal.models.features import final_features
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.models.model import Head, map_features, own_head, task_weights
 from featcal.samples.sources import Samples, open_pool
 from featcal.system.drawing import Drawable
@@ -145,7 +145,7 @@ def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[
 
 
 def reach_features(
-    family: Family, weights: Weights, drawn: Samples, checked: Kept | None = None
+    family: Family, weights: Weights, drawn: Samples, checked: WalkCache | None = None
 ) -> Float[Tensor, "n k"]:
     """Return the final features of weights on samples, on the compute device.
 
@@ -161,7 +161,7 @@ def reach_features(
     return torch.cat(found)[places.to(family.compute.device)]
 
 
-def score(
+def score_model(
     family: Family, model: Weights, parts: Iterable[Samples], head: Head | None, reach: Reach = reach_features
 ) -> TaskScore:
     """Score a model on samples with known answers, part by part: top-1 accuracy of classes, a text's own metric.

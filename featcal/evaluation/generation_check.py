@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.generation import Generator, Pupil, prompt_batch
+from featcal.models.generation import Generator, TextAnswerer, prompt_batch
 from featcal.models.model import answers_apart, task_weights
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
@@ -123,7 +123,7 @@ class Canary:
         }
 
 
-def canary(
+def compare_generation(
     family: Family, model: Weights, against: Weights | None = None, *, seed: int = 42, progress: Progress = silent
 ) -> Canary:
     """Let the experts, the model and the one it is held against answer the same prompts.
@@ -157,7 +157,7 @@ def canary(
         whole = _keep_within(family.generator(expert))
         longest = _longest_prompt(whole)
         batches = [prompt_batch(one, longest) for one in batches_of(drawn, TOGETHER, family.compute.device)]
-        teacher = Pupil(whole, batches, TOKENS)
+        teacher = TextAnswerer(whole, batches, TOKENS)
         del whole
         answers, theirs = teacher.answers, [one.exp() for one in teacher.log_probabilities(teacher.answers)]
         try:
@@ -167,7 +167,7 @@ def canary(
             models = (model,) if held is model else (held, model)
             for one in models:
                 whole = _keep_within(family.generator(task_weights(one, task)))
-                readings.append(_reading(Pupil(whole, batches, TOKENS), answers, theirs))
+                readings.append(_reading(TextAnswerer(whole, batches, TOKENS), answers, theirs))
                 del whole
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
@@ -203,7 +203,7 @@ def _longest_prompt(generator: Generator) -> int | None:
     return None if rows is None else max(rows - TOKENS, rows // 2, 1)
 
 
-def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
+def _reading(pupil: TextAnswerer, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
     """Measure a model on the expert's answers, against the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []

@@ -46,7 +46,7 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
     """
     experts = family.experts
     complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
-    names = names_of({task: one for task, one in drawn.items() if task not in complete})
+    names = class_names_by_task({task: one for task, one in drawn.items() if task not in complete})
     # With a text tower of its own, each model makes its own prompts' features; otherwise all share the base's.
     of_model = prompt_heads(family, names, dict.fromkeys(names, model))
     of_experts = prompt_heads(family, names, experts) if family.adapter.reads_prompts else of_model
@@ -174,7 +174,7 @@ def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:
     return LinearHead(lambda: model.read([name])[name], adapter.scale, adapter.softcap)
 
 
-def names_of(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:
+def class_names_by_task(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:
     """Return class names by task, of the tasks whose samples have them."""
     return {task: one.class_names for task, one in drawn.items() if one.class_names is not None}
 

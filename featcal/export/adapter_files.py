@@ -34,7 +34,7 @@ _PUBLISH = "publish the calibrated folder"
 
 
 @dataclass(frozen=True)
-class Difference:
+class LowRankDifference:
     """The difference of two models of one architecture, maps of it cut down to a low rank."""
 
     start: Weights
@@ -57,7 +57,7 @@ class Written:
     """False where biases are stored whole beside the maps, which peft keeps when it switches the adapter off."""
 
 
-class Layout:
+class ModuleLayout:
     """The modules of the library's class that a model is loaded as, found by the canonical names of their tensors.
 
     Raises:
@@ -135,7 +135,9 @@ def require_adaptable(adapter: Adapter) -> None:
         )
 
 
-def write_adapter(target: Path, adapter: Adapter, container: Located, change: Difference, over: str | None) -> Written:
+def write_adapter(
+    target: Path, adapter: Adapter, container: Located, change: LowRankDifference, over: str | None
+) -> Written:
     """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start.
 
     Args:
@@ -146,7 +148,7 @@ def write_adapter(target: Path, adapter: Adapter, container: Located, change: Di
         InputError: an architecture that peft cannot adapt, or a tensor that it has no place for.
         NumericalError: read back, the adapter does not give the end.
     """
-    layout = Layout(adapter, container)
+    layout = ModuleLayout(adapter, container)
     maps = {name: layout.map_at(name) for name in change.products}
     biases = [name for name in change.whole if f"{name.removesuffix('.bias')}.weight" in maps]
     paths = [path for path, _ in maps.values()]
@@ -220,7 +222,7 @@ def _read(weights: Weights, name: str) -> Tensor:
     return weights.read([name])[name]
 
 
-def _verify(folder: Path, adapter: Adapter, change: Difference) -> None:
+def _verify(folder: Path, adapter: Adapter, change: LowRankDifference) -> None:
     """Read an adapter back over the start, block by block, and compare every tensor with the end's."""
     # A merge on the fly has no files; nothing here asks for them.
     back = LoraWeights(cast(Stored, change.start), folder, "written adapter", adapter.canonical, adapter.aliases)

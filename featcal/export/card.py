@@ -44,7 +44,7 @@ writes the same bytes, wherever it writes them."""
 
 
 @dataclass(frozen=True)
-class Making:
+class CardProvenance:
     """Account of how a model was made, as its card tells it."""
 
     title: str
@@ -57,7 +57,7 @@ class Making:
     """Whether `PICTURE_FILE` lies beside the card of a calibration."""
 
 
-def model_card(family: Family, record: Mapping[str, Any], making: Making) -> str:
+def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance) -> str:
     """Write the card of a folder: front matter for the Hub, and an account in words.
 
     Only references that cannot be local folders are named as base models: their repositories in the front matter, which
@@ -215,7 +215,9 @@ def _drift(record: Mapping[str, Any], pictured: bool) -> str:
     return f"## Drift\n\n{picture}{sentence}\n\n{mark(DRIFT, describe_final_drift(rows, 'calibration'))}"
 
 
-def _how_it_was_made(family: Family, record: Mapping[str, Any], making: Making, settings: Mapping[str, str]) -> str:
+def _how_it_was_made(
+    family: Family, record: Mapping[str, Any], making: CardProvenance, settings: Mapping[str, str]
+) -> str:
     """Return the part with suite, merged model, settings and command."""
     rows = {
         "suite": escape_markdown(family.suite.name),

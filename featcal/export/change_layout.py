@@ -27,7 +27,7 @@ from featcal.formats.load_pretrained import load_complete
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.lora import split_lora
-from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
+from featcal.formats.open_clip import WEIGHT_FILE, load_folder, open_clip_model
 from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
 from featcal.formats.output import OutputFolder, save_tensors, save_text
 from featcal.models.families.clip import ClipVision
@@ -126,7 +126,7 @@ def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
     if layout == "open_clip":
         hf, other = _hf_model(located.folder), load_folder(folder)
     else:
-        hf, other = _hf_model(folder), library_model(located)
+        hf, other = _hf_model(folder), open_clip_model(located)
     generator = torch.Generator().manual_seed(0)
     vision, text = hf.config.vision_config, hf.config.text_config
     pixels = torch.randn(2, 3, vision.image_size, vision.image_size, generator=generator)

@@ -27,7 +27,7 @@ _OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")
 """Tokenizers of version 5 whose `tokenizer.json` the class of the same name in version 4 reads unchanged."""
 
 
-def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
+def write_model_config(target: Path, adapter: Adapter, model: Weights) -> list[str]:
     """Rewrite the copied `config.json` of a written model where it must differ from its origin's.
 
     Returns:
@@ -42,7 +42,7 @@ def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
     return notes
 
 
-def say_packed(target: Path, adapter: Adapter, model: OnGrid) -> None:
+def write_packed_config(target: Path, adapter: Adapter, model: OnGrid) -> None:
     """Say in the `config.json` of a written model which of its linear maps are packed, and how.
 
     Raises:

@@ -12,7 +12,7 @@ from featcal.formats.weights import Stored, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 
 
-class Content:
+class StoredContent:
     """Tensors of the files of a model by stored name; weights that lie on a grid are packed.
 
     Args:

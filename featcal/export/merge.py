@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from featcal.export.card import Making, model_card
+from featcal.export.card import CardProvenance, model_card
 from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
@@ -106,7 +106,7 @@ def _with_recipe(family: Family, recipe: MergeRecipe) -> Family:
     return replace(family, suite=family.suite.model_copy(update={"merged": recipe}))
 
 
-def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> Making:
+def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> CardProvenance:
     """Return what the card of a merge says of it."""
 
     def command(word: str) -> str:
@@ -115,7 +115,7 @@ def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> 
         return shlex.join(["featcal", "merge", word, *flags, "--out", "merged"])
 
     shown = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
-    return Making(f"{suite.name}, merged", "A merge of task experts.", shown, command)
+    return CardProvenance(f"{suite.name}, merged", "A merge of task experts.", shown, command)
 
 
 def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeRecipe:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from featcal.export.merge import recipe_for, write_merge
-from featcal.export.to_model import library_model
+from featcal.export.to_model import to_library_model
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.suite.objects import SuiteObjects
@@ -44,7 +44,7 @@ class MergeResult:
         Raises:
             InputError: a model of another library than transformers.
         """
-        return library_model(self.family, self.family.origin, self.weights)
+        return to_library_model(self.family, self.family.origin, self.weights)
 
 
 def merge(

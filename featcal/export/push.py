@@ -25,7 +25,7 @@ _LABEL = "folder to push"
 
 
 @dataclass(frozen=True)
-class Parcel:
+class UploadPlan:
     """All that will be sent to a repository on the Hub; nothing has been sent yet."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Parcel:
         }
 
 
-def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
+def pack(folder: Path, repo: str, licence: str | None = None) -> UploadPlan:
     """Look at everything that is to be sent; nothing is sent or written.
 
     Args:
@@ -82,12 +82,12 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> Parcel:
         raise InputError(*problems)
     text = str(card) if licence is not None else (folder / CARD_FILE).read_text(encoding="utf-8")
     files = {name: (folder / name).stat().st_size for name in _files_of(folder)}
-    return Parcel(
+    return UploadPlan(
         folder, repo, files | {CARD_FILE: len(text.encode())}, text, licence is not None, licence_warnings(stated)
     )
 
 
-def push(parcel: Parcel, private: bool = False) -> str:
+def push_parcel(parcel: UploadPlan, private: bool = False) -> str:
     """Send a parcel as one commit; the repository is made where there is none. Returns its address.
 
     A licence that was given is then written into the folder's own card too. The client of the Hub finds the token by

@@ -9,7 +9,7 @@ from typing import Any
 
 from featcal.family.opening import Family
 from featcal.formats.in_memory import HeldModel, HeldWeights
-from featcal.formats.weights import Over, Weights, raw_bytes
+from featcal.formats.weights import Weights, WrappedWeights, raw_bytes
 from featcal.models.lane import ExpertPass
 from featcal.system.distributed import ALONE, Ranks
 from featcal.system.fingerprints import sha256
@@ -57,7 +57,7 @@ def _models_in_memory(family: Family) -> dict[str, HeldModel]:
 
 def _find_model_in_memory(weights: Weights) -> HeldModel | None:
     """Return the model in memory that weights are read from; None where they come from elsewhere."""
-    while isinstance(weights, Over):
+    while isinstance(weights, WrappedWeights):
         weights = weights.under
     return weights.held if isinstance(weights, HeldWeights) else None
 

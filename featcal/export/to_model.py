@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def library_model(family: Family, container: Located, model: Weights) -> PreTrainedModel:
+def to_library_model(family: Family, container: Located, model: Weights) -> PreTrainedModel:
     """Return what `from_pretrained` makes of the folder that `write_model` writes of the same, bit for bit; weights
     that lie on a grid are dense here.
 

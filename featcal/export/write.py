@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from featcal.export.config_files import say_model, say_packed, say_processor, say_tokenizer
-from featcal.export.content import Content
+from featcal.export.config_files import say_processor, say_tokenizer, write_model_config, write_packed_config
+from featcal.export.content import StoredContent
 from featcal.export.drift_picture import PICTURE_FILE
 from featcal.export.kept_work import UNCHECKED, keep_work, require_checked
-from featcal.family.opening import open_checked
+from featcal.family.opening import open_model
 from featcal.formats.card_data import read_card_text
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
@@ -33,7 +33,7 @@ from featcal.models.adapter import Adapter, Batch, Block
 from featcal.models.compute import Compute
 from featcal.models.families.registry import adapter_for
 from featcal.models.features import final_features
-from featcal.models.model import brings
+from featcal.models.model import tasks_with_own_modules
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.formatting import escape_markdown, some
 from featcal.system.json_files import read_json
@@ -86,7 +86,7 @@ def write_model(
             architecture holds.
     """
     require_weights_alone(model)
-    content = Content(adapter, container.open(adapter.canonical, adapter.aliases), model)
+    content = StoredContent(adapter, container.open(adapter.canonical, adapter.aliases), model)
     beside = files_in(folder.model)
     written, notes = _write_files(folder, adapter, container, content, model, whole)
     unverified = _verify(folder, adapter, model, content, whole)
@@ -112,7 +112,7 @@ def write_model(
     return account
 
 
-def _verify(folder: OutputFolder, adapter: Adapter, model: Weights, content: Content, whole: bool) -> list[str]:
+def _verify(folder: OutputFolder, adapter: Adapter, model: Weights, content: StoredContent, whole: bool) -> list[str]:
     """Load what was written and compare it with the model; return a sentence where that cannot be done.
 
     Raises:
@@ -141,10 +141,10 @@ def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
 
 def require_weights_alone(model: Weights) -> None:
     """Raise InputError for a model that brings what no checkpoint of its architecture holds."""
-    if brings(model):
+    if own := tasks_with_own_modules(model):
         raise InputError(
-            f"{model.label}: its adapters, maps or heads of {some(sorted(brings(model)))} have no place in a "
-            "checkpoint of this architecture; name the model that they were fitted on instead (in Python its `under`)"
+            f"{model.label}: its adapters, maps or heads of {some(sorted(own))} have no place in a checkpoint "
+            "of this architecture; name the model that they were fitted on instead (in Python its `under`)"
         )
 
 
@@ -170,7 +170,7 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
     require_dense(container.config, container.label)
     cpu, classifies = torch.device("cpu"), container.classifies
     adapter = adapter_for(container.config, container.names, cpu, container.label, classifies=classifies)
-    model = open_checked(container, adapter, cpu)
+    model = open_model(container, adapter, cpu)
     layout = container.layout
     if isinstance(model, LoraWeights):  # card and record of the base are not those of the sum
         _require_described_head(container)
@@ -297,7 +297,7 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
 
 
 def _write_files(
-    folder: OutputFolder, adapter: Adapter, container: Located, content: Content, model: Weights, whole: bool
+    folder: OutputFolder, adapter: Adapter, container: Located, content: StoredContent, model: Weights, whole: bool
 ) -> tuple[list[str], list[str]]:
     """Write everything but card and record; return names and notes."""
     if container.layout == "open_clip":
@@ -318,9 +318,9 @@ def write_beside(container: Located, target: Path, adapter: Adapter, model: Weig
     written = _copy_files(container.folder, target)
     written += say_processor(target)
     say_tokenizer(target)
-    notes = say_model(target, adapter, model)
+    notes = write_model_config(target, adapter, model)
     if isinstance(model, OnGrid):
-        say_packed(target, adapter, model)
+        write_packed_config(target, adapter, model)
     return written, notes
 
 
@@ -337,7 +337,7 @@ def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
         raise NumericalError(f"{place}: reloaded outputs differ by {difference:.1e} of their largest value")
 
 
-def _save(file: Path, content: Content, names: Sequence[str], whole: bool) -> None:
+def _save(file: Path, content: StoredContent, names: Sequence[str], whole: bool) -> None:
     """Write one file of these stored tensors, which are in memory together only if `whole`."""
     if whole:
         save_tensors(content.read(names), file)
@@ -345,13 +345,13 @@ def _save(file: Path, content: Content, names: Sequence[str], whole: bool) -> No
     stream_tensors({name: content.info[name] for name in names}, content.read, file)
 
 
-def _write_single(folder: OutputFolder, content: Content, whole: bool) -> str:
+def _write_single(folder: OutputFolder, content: StoredContent, whole: bool) -> str:
     """Write one file with everything: open_clip reads no shards."""
     _save(folder.model / WEIGHT_FILE, content, list(content.info), whole)
     return WEIGHT_FILE
 
 
-def _write_shards(folder: OutputFolder, adapter: Adapter, content: Content, whole: bool) -> list[str]:
+def _write_shards(folder: OutputFolder, adapter: Adapter, content: StoredContent, whole: bool) -> list[str]:
     """Write one file, or one per block and as many as needed for the rest with the index last; return their names.
 
     A model that may not be in memory whole is written by blocks whatever its size.

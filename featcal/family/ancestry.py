@@ -109,14 +109,14 @@ def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = 
     own = {f"expert '{task}'": expert for task, expert in ranks.select_led(family.experts).items()}
     found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
     lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
-    problems, notes = judge(lineages)
+    problems, notes = judge_distances(lineages)
     wrong = [problem for found in (damaged, problems) for own in found.values() for problem in own]
     if wrong:
         raise InputError(*wrong)
     return [note for own in notes.values() for note in own]
 
 
-def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def judge_distances(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Say what the distances mean, as (problems, notes) by model.
 
     A model that is a stranger in every layer is a problem; in some layers it may have been trained far, or anew.

@@ -26,7 +26,7 @@ _KINDS = {
 _UNQUANTISED = "give the checkpoint that it was quantised from"
 
 
-def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | None = None) -> list[str]:
+def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | None = None) -> list[str]:
     """List everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing does.
 
     Args:

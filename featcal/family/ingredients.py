@@ -62,7 +62,7 @@ class LayerContents:
 
 
 @dataclass(frozen=True)
-class Contents:
+class Makeup:
     """Makeup of a merged model, layer by layer and as a whole."""
 
     layers: tuple[LayerContents, ...]
@@ -171,7 +171,7 @@ class Contents:
         return {**whole, "layers": layers}
 
 
-def take_contents(family: Family, merged: Weights) -> Contents:
+def take_contents(family: Family, merged: Weights) -> Makeup:
     """Measure what a merged model is made of, one tensor of every model in memory at a time.
 
     Raises:
@@ -180,7 +180,7 @@ def take_contents(family: Family, merged: Weights) -> Contents:
     first = next(iter(family.experts))
     start = family.base if family.is_base_known else family.experts[first]
     layers = tuple(_take_layer(family, start, merged, layer, names) for layer, names in _layers(family))
-    return Contents(layers, "the base" if family.is_base_known else f"the expert '{first}'", family.is_base_known)
+    return Makeup(layers, "the base" if family.is_base_known else f"the expert '{first}'", family.is_base_known)
 
 
 def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:

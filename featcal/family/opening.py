@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from featcal.family.differences import differences
+from featcal.family.differences import list_differences
 from featcal.formats.contents import inputs_digest
 from featcal.formats.conversions import untie_base
 from featcal.formats.locate import locate
@@ -27,14 +27,14 @@ from featcal.models.context import Run
 from featcal.models.families.language import IGNORED
 from featcal.models.families.registry import adapter_for
 from featcal.models.generation import Generator
-from featcal.models.lane import ExpertPass, Kept
-from featcal.models.model import brings, own_head
+from featcal.models.lane import ExpertPass, WalkCache
+from featcal.models.model import own_head, tasks_with_own_modules
 from featcal.models.replay import check_replay
-from featcal.samples.generated_texts import prompts_of, write
+from featcal.samples.generated_texts import prompt_ids, write_pool
 from featcal.samples.pool import Pool
 from featcal.samples.prepare import Preparation
 from featcal.samples.prompts import class_prompts, prompt_positions
-from featcal.samples.sources import Samples, count_as, draw, look
+from featcal.samples.sources import Samples, count_as, draw_samples, preview_samples
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
@@ -132,7 +132,7 @@ class Family:
             InputError: there is none, or it does not fit the suite; the message lists every difference.
         """
         located = locate(ref, Path.cwd(), f"model '{ref}'", unpack=True)
-        return located, open_checked(located, self.adapter, self.compute.device, self.suite)
+        return located, open_model(located, self.adapter, self.compute.device, self.suite)
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
         """Merge the experts by a recipe, whatever the suite's own is."""
@@ -154,7 +154,7 @@ class Family:
         Raises:
             InputError: no such split, samples that cannot be read, or inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
+        drawn = draw_samples(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
         if self.adapter.reads_prompts:
             drawn = replace(drawn, inputs={**drawn.inputs, **self._prompts_beside(drawn, part.start or 0)})
         problem = self.adapter.misfit(drawn.inputs)
@@ -179,7 +179,9 @@ class Family:
 
     def viewable_samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
         """Return the samples of a split as people see them; InputError where they cannot be read (`look`)."""
-        return count_as(look(self.suite, task, split, count, seed, self.write_texts), self.head_classes(task))
+        return count_as(
+            preview_samples(self.suite, task, split, count, seed, self.write_texts), self.head_classes(task)
+        )
 
     def head_classes(self, task: str) -> tuple[str, ...]:
         """Return the names of the classes that a task's expert scores, in the order of its head: `LABEL_0` and so on
@@ -204,7 +206,7 @@ class Family:
         spec = self.suite.task(task)
         source = spec.source(split)
         asked = None if source is None else source.self_generated
-        return [] if asked is None else prompts_of(asked, spec, self._preparation())
+        return [] if asked is None else prompt_ids(asked, spec, self._preparation())
 
     def write_texts(self, task: str) -> Pool:
         """Let a task's expert write its calibration text; once, with the whole expert in memory.
@@ -217,12 +219,12 @@ class Family:
         if not source:
             raise InputError(f"task '{task}': its expert is not asked to write its calibration samples")
         preparation = self._preparation()
-        prompts_of(source, spec, preparation)
+        prompt_ids(source, spec, preparation)
         expert, key = self.experts[task], (task, self.compute.dtype)
-        if not self.adapter.generates or brings(expert):
+        if not self.adapter.generates or tasks_with_own_modules(expert):
             raise InputError(f"{expert.label} cannot generate; take samples from elsewhere")
         if key not in self._written:
-            self._written[key] = write(self.generator(expert), source, spec, preparation, task)
+            self._written[key] = write_pool(self.generator(expert), source, spec, preparation, task)
         return self._written[key]
 
     def generator(self, model: Weights) -> Generator:
@@ -261,7 +263,7 @@ class Family:
             yield self.samples(task, split, count, seed, slice(start, start + PART))
 
     def expert_pass(
-        self, samples: Samples, batch_size: int, kept: Kept | None = None, in_order: bool = True
+        self, samples: Samples, batch_size: int, kept: WalkCache | None = None, in_order: bool = True
     ) -> ExpertPass:
         """Return the expert of the samples' task, ready to walk over them in batches of `batch_size`.
 
@@ -355,7 +357,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
         adapter = adapter_for(found.config, found.names, compute.device, first, own_text, classifies)
         check_replay(adapter, compute.device)
-    opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, suite))
+    opened, differing = _each(located, lambda _, one: open_model(one, adapter, compute.device, suite))
     # In the suite's order, whichever step found them: all problems of all models at once.
     report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
     commits = model_commits(refs.values(), suite.root)
@@ -410,7 +412,7 @@ def ensure_family(suite: Suite | Family, device: str = "auto", precision: str | 
     return replace(suite, compute=Compute(suite.compute.device, DTYPES[precision]))
 
 
-def open_checked(located: Located, adapter: Adapter, device: torch.device, suite: Suite | None = None) -> Weights:
+def open_model(located: Located, adapter: Adapter, device: torch.device, suite: Suite | None = None) -> Weights:
     """Open a model of the adapter's architecture.
 
     Args:
@@ -425,7 +427,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, suite
         rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}
         longer = {n: r for n, r in rows.items() if n in stored.info and stored.info[n].shape[0] > r}
         weights = FirstRows(stored, longer) if longer else stored
-    problems = differences(adapter, weights, located.config)
+    problems = list_differences(adapter, weights, located.config)
     if not problems:
         with explain_model_errors(located.label, located.config_source):
             own_text = adapter.reads_prompts

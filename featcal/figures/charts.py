@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, rows_apart, symbol, task_rows
+from featcal.figures.theme import COLOUR, apply_theme, colour, dash, label_task_rows, layer_axis, rows_apart, symbol
 
 Array = NDArray[np.floating]
 MEANS = ("average", "mean")
@@ -31,7 +31,7 @@ def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str
         figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
     layer_axis(figure, layers)
     figure.update_yaxes(title=_UNIT[relative][0], rangemode="tozero")
-    return finish(figure, 380)
+    return apply_theme(figure, 380)
 
 
 def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
@@ -39,9 +39,9 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     order = next(iter(frames.values())).set_index("task")["drift"].sort_values().index
     sorted_frames = {model: frame.set_index("task").loc[order].reset_index() for model, frame in frames.items()}
     figure = _parts(sorted_frames, "task", relative)
-    task_rows(figure, order)
+    label_task_rows(figure, order)
     figure.update_xaxes(title=_UNIT[relative][0], rangemode="tozero")
-    return finish(figure, 110 + (12 + 13 * len(frames)) * len(order))
+    return apply_theme(figure, 110 + (12 + 13 * len(frames)) * len(order))
 
 
 def compare_drift(
@@ -83,7 +83,7 @@ def compare_drift(
         )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
     layer_axis(figure, list(next(iter(drifts.values())).index))
-    return finish(figure, 380)
+    return apply_theme(figure, 380)
 
 
 def score_dots(
@@ -144,8 +144,8 @@ def score_dots(
     )
     ticks = [*range(0, 101, 20 if wide > 50 else 10)] if "%" in unit else None  # values at the end stand beyond 100
     figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide], tickvals=ticks)
-    task_rows(figure, order["task"], places)
-    return finish(figure, 110 + 28 * len(order))
+    label_task_rows(figure, order["task"], places)
+    return apply_theme(figure, 110 + 28 * len(order))
 
 
 _SIZE = 300.0, 260.0
@@ -176,7 +176,7 @@ def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
         range=[min(float(x.min()), 0) - 0.12 * reach, max(float(x.max()), 0) + 0.12 * reach],
     )
     figure.update_yaxes(title=f"gain in {metric}, points")
-    return finish(figure, 400)
+    return apply_theme(figure, 400)
 
 
 def _parts(frames: Mapping[str, pd.DataFrame], key: str, relative: bool) -> go.Figure:

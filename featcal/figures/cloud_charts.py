@@ -10,9 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from featcal.figures.names import label, shorten
+from featcal.figures.names import cut_text, label
 from featcal.figures.sample_charts import Array, Dots, pick_by_drawing, ring_picked
-from featcal.figures.theme import COLOUR, NUMBERS, colour, colours, finish, symbol
+from featcal.figures.theme import COLOUR, NUMBERS, apply_theme, colour, colours, symbol
 
 MANY = 3000
 """Points beyond which a map is drawn by WebGL, and without arrows."""
@@ -21,7 +21,7 @@ COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class Depth:
+class MapPosition:
     """The place of one layer's map in the map of all layers."""
 
     layers: Sequence[str]
@@ -37,7 +37,7 @@ def feature_map(
     dots: Dots,
     axes: str,
     moved: tuple[str, str] | None = None,
-    depth: Depth | None = None,
+    depth: MapPosition | None = None,
 ) -> go.Figure:
     """Draw one map of several models' features.
 
@@ -72,7 +72,7 @@ def feature_map(
         figure.update_xaxes(range=depth.frame[0])
         figure.update_yaxes(range=depth.frame[1])
     figure.update_layout(uirevision=_zoom(axes, depth))
-    pick_by_drawing(finish(figure, 560))
+    pick_by_drawing(apply_theme(figure, 560))
     if coloured:  # a legend of several rows
         figure.update_layout(margin={"t": 108})
     if dots.numbers:
@@ -111,7 +111,7 @@ def small_maps(maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots]
     for axis in figure.select_yaxes():  # a unit is as long across as up, in every map of its own
         axis.scaleanchor = axis.anchor
     figure.update_layout(dragmode="pan")
-    finish(figure, 100 + 220 * rows)
+    apply_theme(figure, 100 + 220 * rows)
     legend = {"y": 1 + 40 / (220 * rows), "itemsizing": "constant"}
     figure.update_layout(margin={"t": 84, "l": 16, "b": 16}, legend=legend)
     figure.update_annotations(font={"size": 13}, yshift=6)
@@ -137,10 +137,10 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(title=axis)
     figure.update_yaxes(title="samples")
-    return finish(figure, 260)
+    return apply_theme(figure, 260)
 
 
-def _zoom(axes: str, depth: Depth | None) -> str:
+def _zoom(axes: str, depth: MapPosition | None) -> str:
     """Return plotly's `uirevision`, which keeps a visitor's zoom: one for the common frame, else one per layer."""
     if depth is None:
         return axes
@@ -148,7 +148,7 @@ def _zoom(axes: str, depth: Depth | None) -> str:
 
 
 def _title(task: str) -> str:
-    return label(shorten(task, 24))
+    return label(cut_text(task, 24))
 
 
 def _colour_answers(dots: Dots) -> dict[str, str]:
@@ -183,7 +183,7 @@ def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], man
     )
 
 
-def _trails(figure: go.Figure, depth: Depth) -> None:
+def _trails(figure: go.Figure, depth: MapPosition) -> None:
     """Draw the way of every model's mean through the layers, with the chosen layer ringed."""
     at = list(depth.layers).index(depth.chosen)
     for model, means in depth.trails.items():

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol
+from featcal.figures.names import cut_text, label
+from featcal.figures.theme import COLOUR, apply_theme, colour, dash, layer_axis, symbol
 
 
-def maps(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) -> go.Figure:
+def maps_chart(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) -> go.Figure:
     """Draw one bar per linear map of a block and model.
 
     Args:
-        column: of the frames of `layer_tables.maps`.
+        column: of the frames of `layer_tables.maps_table`.
         form: format of a number under the pointer.
     """
     figure = go.Figure()
@@ -30,10 +30,10 @@ def maps(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) 
     figure.update_layout(barmode="group")
     figure.update_xaxes(title="linear map, in the order of the block")
     figure.update_yaxes(title=axis, rangemode="tozero")
-    return finish(figure, 360)
+    return apply_theme(figure, 360)
 
 
-def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
+def agreement_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw the share of decisions that are the expert's final one after every block, the expert's own beside them."""
     first = next(iter(frames.values()))
     figure = go.Figure()
@@ -53,15 +53,15 @@ def agreement(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
     figure.update_yaxes(title="% with the expert's final decision", range=[-3, 103])
     layer_axis(figure, layers)
-    return finish(figure, 360)
+    return apply_theme(figure, 360)
 
 
-def course(frame: pd.DataFrame) -> go.Figure:
+def course_chart(frame: pd.DataFrame) -> go.Figure:
     """Draw the first answer after every block of one sample, a column per model; a line stands above the block from
     which on the decision stays.
 
     Args:
-        frame: of `layer_tables.course`.
+        frame: of `layer_tables.course_table`.
     """
     models, layers = list(dict.fromkeys(frame["model"])), list(dict.fromkeys(frame["layer"]))
     ranked = frame.assign(
@@ -78,7 +78,7 @@ def course(frame: pd.DataFrame) -> go.Figure:
             x=models,
             y=layers,
             z=grid("probability"),
-            text=[[label(shorten(str(one), 16)) for one in row] for row in grid("answer")],
+            text=[[label(cut_text(str(one), 16)) for one in row] for row in grid("answer")],
             customdata=grid("listed"),
             texttemplate="%{text}",
             hovertemplate="%{x}, %{y}<br>%{customdata}<extra></extra>",
@@ -98,4 +98,4 @@ def course(frame: pd.DataFrame) -> go.Figure:
         line = {"color": COLOUR["mismatch"], "width": 4}
         figure.add_shape(type="line", x0=column - 0.48, x1=column + 0.48, y0=turned, y1=turned, line=line)
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, 130 + 30 * max(len(layers), 4))
+    return apply_theme(figure, 130 + 30 * max(len(layers), 4))

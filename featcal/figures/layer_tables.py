@@ -10,12 +10,12 @@ import pandas as pd
 from featcal.figures.tables import ALL_TASKS
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
-    from featcal.drift.depth import Depth
+    from featcal.drift.depth import DepthDecisions
     from featcal.drift.inside import MapMismatch
     from featcal.drift.tokens import TokenDrift
 
 
-def maps(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, relative: bool) -> pd.DataFrame:
+def maps_table(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, relative: bool) -> pd.DataFrame:
     """Return one row per linear map of a block: mismatch, and the map's share of what changed in the block.
 
     The rows are those of one task, or means over tasks.
@@ -31,7 +31,7 @@ def maps(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, rela
     return numbers.groupby(["layer", "map"], sort=False).mean().reset_index()
 
 
-def agreement(found: Mapping[str, Depth]) -> pd.DataFrame:
+def agreement_table(found: Mapping[str, DepthDecisions]) -> pd.DataFrame:
     """Return one row per block: agreement with the expert's final decision, the expert's own, and the share of samples
     that have turned by then; means over tasks.
 
@@ -42,7 +42,7 @@ def agreement(found: Mapping[str, Depth]) -> pd.DataFrame:
     return frame.groupby("layer", sort=False).mean().reset_index()
 
 
-def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
+def course_table(found: Mapping[str, DepthDecisions], sample: int) -> pd.DataFrame:
     """Return one row per model, block and top answer of a sample, the expert first: model, layer, rank, answer and
     probability, and whether the decision stays from this block on.
 
@@ -61,7 +61,7 @@ def course(found: Mapping[str, Depth], sample: int) -> pd.DataFrame:
     return frame[["model", *(name for name in frame if name != "model")]]
 
 
-def tokens(found: Mapping[str, TokenDrift], sample: int, layer: str) -> pd.DataFrame:
+def token_table(found: Mapping[str, TokenDrift], sample: int, layer: str) -> pd.DataFrame:
     """Return one row per model and token of a sample after a layer: part, position and word of the token, its drift,
     the same over its expert's norm, that norm, and its share of the layer's squared drift.
 

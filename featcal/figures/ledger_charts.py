@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, finish, layer_axis, open_symbol, symbol, task_axis
+from featcal.figures.theme import COLOUR, apply_theme, colour, layer_axis, open_symbol, symbol, task_axis
 
 TOTAL = "final drift"
 """Name of the last bar of a waterfall."""
@@ -75,12 +75,12 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
     _mark(figure, list(next(iter(frames.values()))["layer"]), chosen)
     figure.update_yaxes(title="final drift / norm of the expert's feature", col=1)
     layer_axis(figure, [*next(iter(frames.values()))["layer"], TOTAL])
-    finish(figure, 420)
+    apply_theme(figure, 420)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76}, uniformtext={"minsize": 10, "mode": "hide"})
     return figure
 
 
-def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
+def growth_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw gamma and eta per block, relative to the incoming drift."""
     figure = go.Figure()
     for model, frame in frames.items():
@@ -130,10 +130,10 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
             )
     figure.update_yaxes(title="‖Δz‖", type="log")
     task_axis(figure, next(iter(frames.values()))["task"])
-    return _make_legend_room(finish(figure, 400))
+    return _make_legend_room(apply_theme(figure, 400))
 
 
-def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
+def decisions_chart(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
     """Draw the shares of decisions that agree with the expert's and of certified ones; hover for the accuracy."""
     figure = go.Figure()
     for model, frame in frames.items():
@@ -149,10 +149,10 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
             )
     figure.update_yaxes(title="% of samples", range=[-3, 103])
     task_axis(figure, next(iter(frames.values()))["task"])
-    return _make_legend_room(finish(figure, 400))
+    return _make_legend_room(apply_theme(figure, 400))
 
 
-def sources(frame: pd.DataFrame) -> go.Figure:
+def sources_chart(frame: pd.DataFrame) -> go.Figure:
     """Draw the excess objective of fitting on another feature source, per block, relative to the deployed minimum."""
     figure = go.Figure()
     for source, shade in SOURCE_COLOUR.items():
@@ -167,7 +167,7 @@ def sources(frame: pd.DataFrame) -> go.Figure:
     figure.update_layout(barmode="group")
     figure.update_yaxes(title="excess, % of the deployed minimum")
     layer_axis(figure, list(dict.fromkeys(frame["layer"])))
-    return finish(figure, 360)
+    return apply_theme(figure, 360)
 
 
 def _finish_blocks(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen: str | None, axis: str) -> go.Figure:
@@ -175,7 +175,7 @@ def _finish_blocks(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen
     _mark(figure, layers, chosen)
     figure.update_yaxes(title=axis)
     layer_axis(figure, layers)
-    return _make_legend_room(finish(figure, 360))
+    return _make_legend_room(apply_theme(figure, 360))
 
 
 def _make_legend_room(figure: go.Figure) -> go.Figure:

@@ -11,7 +11,7 @@ from featcal.drift.source import SourceExcess, excess_frame
 from featcal.figures.tables import ALL_TASKS
 
 
-def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:
+def attribution_table(ledger: DriftLedger, task: str) -> pd.DataFrame:
     """Return one row per layer: share and telescoped share of the final drift, and both times the final relative drift.
 
     The rows are those of one task, or means over tasks.
@@ -19,7 +19,7 @@ def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:
     return _mean([_attribution(one) for one in _choose(ledger, task)])
 
 
-def growth(ledger: DriftLedger, task: str) -> pd.DataFrame:
+def growth_table(ledger: DriftLedger, task: str) -> pd.DataFrame:
     """Return one row per block: gamma, eta, response and the share of samples with certified growth."""
     columns = ["layer", "gamma", "eta", "response", "certified_growth"]
     frames = [pd.DataFrame(one.to_json()["layers"])[columns].dropna() for one in _choose(ledger, task)]
@@ -31,7 +31,7 @@ def outputs(ledger: DriftLedger) -> pd.DataFrame:
     return pd.DataFrame([{"task": name, **one.to_json()["output"]} for name, one in ledger.tasks.items()])
 
 
-def sources(found: Sequence[SourceExcess]) -> pd.DataFrame:
+def sources_table(found: Sequence[SourceExcess]) -> pd.DataFrame:
     """Return one row per block and source: excess over the source's own deployed minimum, both summed over maps."""
     named = excess_frame(found).rename(columns={"block": "layer"})
     summed = named.groupby(["layer", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()

@@ -60,10 +60,10 @@ def label(text: str) -> str:
     return " ".join(text.split()).translate(_HTML)
 
 
-def shorten(text: str, most: int) -> str:
+def cut_text(text: str, most: int) -> str:
     """Cut a text to at most `most` characters, the last of them an ellipsis.
 
-    >>> shorten("a very long name", 8)
+    >>> cut_text("a very long name", 8)
     'a very …'
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from featcal.figures.result_tables import describe, tabulate
+from featcal.figures.result_tables import describe_result, tabulate
 from featcal.system.drawing import Drawable
 from featcal.system.extras import is_installed, require_packages
 
@@ -20,13 +20,13 @@ def to_html(result: Drawable) -> str:
     """
     picture = ""
     if is_installed("plotly"):
-        figure = draw(result)
+        figure = draw_result(result)
         bundle = figure._repr_mimebundle_()
         picture = bundle.get("text/html") or figure.to_html(full_html=False, include_plotlyjs=True)
     return f"{_write_heading(result)}{picture}{_write_table(result)}"
 
 
-def show(result: Drawable) -> None:
+def show_in_notebook(result: Drawable) -> None:
     """Show in a notebook of IPython what `to_html` has, with the picture as plotly shows its figures there: a notebook
     then has a script of 5 MB at most once.
 
@@ -40,11 +40,11 @@ def show(result: Drawable) -> None:
         raise NotImplementedError
     display(HTML(_write_heading(result)))
     if is_installed("plotly"):
-        display(draw(result))
+        display(draw_result(result))
     display(HTML(_write_table(result)))
 
 
-def draw(result: Drawable) -> go.Figure:
+def draw_result(result: Drawable) -> go.Figure:
     """Return the picture of a result.
 
     Raises:
@@ -53,11 +53,11 @@ def draw(result: Drawable) -> go.Figure:
     require_packages("plotly", label="pictures of results")
     from featcal.figures import result_charts
 
-    return result_charts.draw(result)
+    return result_charts.result_chart(result)
 
 
 def _write_heading(result: Drawable) -> str:
-    return f"<p>{escape(describe(result))}</p>"
+    return f"<p>{escape(describe_result(result))}</p>"
 
 
 def _write_table(result: Drawable) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from featcal.figures.study_tables import NOTHING
 from featcal.studies.paper import PaperRow
-from featcal.studies.reproduce import AVERAGE, Cell, Reproduction
+from featcal.studies.reproduce import AVERAGE, Reproduction, TableCell
 from featcal.system.formatting import escape_markdown, percent
 
 HEADER = ("row of the paper", "task", "measured", "printed", "95 % interval", "verdict")
@@ -18,12 +18,12 @@ READING = (
 )
 
 
-def cell_rows(cells: Iterable[Cell]) -> list[list[str]]:
+def cell_rows(cells: Iterable[TableCell]) -> list[list[str]]:
     """Return one row of text per score, as `HEADER` names the columns."""
     return [[one.method, one.task, *_numbers(one)] for one in cells]
 
 
-def page(found: Reproduction) -> str:
+def paper_page(found: Reproduction) -> str:
     """Return the page of a measured suite, in Markdown."""
     study, table = found.study, found.printed.table
     scores = study.on["scores"]
@@ -57,7 +57,7 @@ def _rows(found: Reproduction) -> list[PaperRow]:
     return [one.row for one in found.printed.rows if one.row.method in shown]
 
 
-def _numbers(cell: Cell) -> list[str]:
+def _numbers(cell: TableCell) -> list[str]:
     interval = NOTHING if cell.low is None or cell.high is None else f"{percent(cell.low)} to {percent(cell.high)}"
     return [_percent(cell.measured), _percent(cell.printed), interval, cell.verdict or NOTHING]
 

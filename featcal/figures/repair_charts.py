@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, finish, layer_axis, task_axis
+from featcal.figures.names import cut_text, label
+from featcal.figures.theme import COLOUR, apply_theme, layer_axis, task_axis
 
 _BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
 """Blue and orange are told apart by every kind of colour vision; no colour depends on the ground."""
@@ -51,11 +51,11 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
     layer_axis(figure, layers)
     figure.update_yaxes(
         tickvals=[label(task) for task in tasks],
-        ticktext=[label(shorten(task, 18)) for task in tasks],
+        ticktext=[label(cut_text(task, 18)) for task in tasks],
         autorange="reversed",
         title=None,
     )
-    finish(figure, 110 + 24 * len(tasks)).update_layout(margin={"t": 24})
+    apply_theme(figure, 110 + 24 * len(tasks)).update_layout(margin={"t": 24})
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
     return figure
@@ -88,4 +88,4 @@ def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
     )
     figure.update_yaxes(title=unit)
     task_axis(figure, frame["task"])
-    return finish(figure, 340)
+    return apply_theme(figure, 340)

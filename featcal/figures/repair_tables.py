@@ -36,7 +36,7 @@ def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame
     )
 
 
-def conditioning(found: Sequence[Conditioning]) -> pd.DataFrame:
+def conditioning_table(found: Sequence[Conditioning]) -> pd.DataFrame:
     """Return one row per system: layer, maps, width, tokens, smallest and largest eigenvalue, their ratio, effective
     rank and its share of the width."""
     frame = pd.DataFrame([{**asdict(one), "condition": one.condition} for one in found])
@@ -53,7 +53,7 @@ def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]
     return pd.DataFrame(rows)
 
 
-def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
+def spread_table(scores: Mapping[int, Scores]) -> pd.DataFrame:
     """Return one row per task and one for the average: mean, lowest and highest score in % over calibrations with
     several seeds, their range in points, and the score with every seed."""
     columns = {f"seed {seed}": [*(s.value for s in one.tasks.values()), one.average] for seed, one in scores.items()}
@@ -68,7 +68,7 @@ def _book(ledger: DriftLedger, task: str) -> dict[str, float]:
     """Return, by layer, the share of the final drift times the final relative drift; 0 where nothing drifted."""
     from featcal.figures import ledger_tables  # not above: it imports torch, which most tables here do without
 
-    frame = ledger_tables.attribution(ledger, task)
+    frame = ledger_tables.attribution_table(ledger, task)
     return dict(zip(frame["layer"], frame["contribution"], strict=True))
 
 

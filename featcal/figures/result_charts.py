@@ -21,22 +21,22 @@ from featcal.system.errors import InputError
 
 
 @singledispatch
-def draw(result: object) -> go.Figure:
+def result_chart(result: object) -> go.Figure:
     """Return the picture of a result."""
     raise TypeError(f"a {type(result).__name__} has no picture")
 
 
-@draw.register
+@result_chart.register
 def _(ledger: DriftLedger) -> go.Figure:
     """Draw the layers that caused the final drift where that was measured, else what drift after each is made of."""
     (name,) = _name_models([ledger.model])
     if all(task.attribution is not None for task in ledger.tasks.values()):
-        return ledger_charts.waterfall({name: ledger_tables.attribution(ledger, tables.ALL_TASKS)}, None)
+        return ledger_charts.waterfall({name: ledger_tables.attribution_table(ledger, tables.ALL_TASKS)}, None)
     drift = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True)
     return charts.drift_layers({name: drift}, relative=True)
 
 
-@draw.register
+@result_chart.register
 def _(result: CalibrationResult) -> go.Figure:
     drift = calibrated_drift(result)
     if "merged" in drift:
@@ -45,23 +45,23 @@ def _(result: CalibrationResult) -> go.Figure:
     return charts.compare_drift({"calibrated": drift["calibrated"]})
 
 
-@draw.register
+@result_chart.register
 def _(scores: Scores) -> go.Figure:
     (name,) = _name_models([scores.model])
     shown: dict[str, Scores] = {name: scores}
     return charts.score_dots(tables.score_table(shown), [name], f"{tables.metric_name(shown)}, %")
 
 
-@draw.register
+@result_chart.register
 def _(found: Comparison) -> go.Figure:
     first, second = _name_models([found.a, found.b])
     metric = tables.metric_words(one.metric for one in found.tasks.values())
-    return sample_charts.differences(found, (first, second), metric)
+    return sample_charts.differences_chart(found, (first, second), metric)
 
 
-@draw.register
+@result_chart.register
 def _(chosen: Selection) -> go.Figure:
-    return study_charts.candidates(chosen)
+    return study_charts.candidate_chart(chosen)
 
 
 def _name_models(names: Sequence[str]) -> list[Shown]:

@@ -13,7 +13,7 @@ from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import selection_table, tables
-from featcal.figures.names import shorten
+from featcal.figures.names import cut_text
 from featcal.studies.selection.outcome import Selection
 from featcal.system.formatting import how_many, percent, points
 
@@ -29,12 +29,12 @@ def tabulate(result: object) -> pd.DataFrame:
 
 
 @singledispatch
-def describe(result: object) -> str:
+def describe_result(result: object) -> str:
     """Say in one line what a result is of."""
     raise TypeError(f"a {type(result).__name__} has no heading")
 
 
-@describe.register
+@describe_result.register
 def _(ledger: DriftLedger) -> str:
     return f"Drift of {ledger.model} from the experts of {ledger.suite}, {tables.describe_samples(ledger)}"
 
@@ -55,7 +55,7 @@ def _(ledger: DriftLedger) -> pd.DataFrame:
     return whole.map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
 
 
-@describe.register
+@describe_result.register
 def _(result: CalibrationResult) -> str:
     counts = how_many(one["samples"] for one in result.record["tasks"].values())
     where = "of the final features" if result.record.get("final_drift") else "after every block, mean over tasks"
@@ -70,7 +70,7 @@ def _(result: CalibrationResult) -> pd.DataFrame:
     return calibrated_drift(result).reset_index().map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
 
 
-@describe.register
+@describe_result.register
 def _(scores: Scores) -> str:
     metric = tables.metric_name({"": scores})
     count = how_many(one.n for one in scores.tasks.values())
@@ -83,7 +83,7 @@ def _(scores: Scores) -> pd.DataFrame:
     return pd.DataFrame([*rows, {"task": "average", "%": percent(scores.average), "samples": ""}])
 
 
-@describe.register
+@describe_result.register
 def _(found: Comparison) -> str:
     metric = tables.metric_words(one.metric for one in found.tasks.values())
     return f"{found.b} against {found.a} on {found.suite}: {metric} in % on the same {found.split} samples"
@@ -106,14 +106,14 @@ def _(found: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-@describe.register
+@describe_result.register
 def _(chosen: Selection) -> str:
     return f"Chosen for {chosen.family.suite.name}, without labels: {chosen.model}"
 
 
 @tabulate.register
 def _(chosen: Selection) -> pd.DataFrame:
-    rows, columns = selection_table.candidates(chosen.to_json())
+    rows, columns = selection_table.candidate_table(chosen.to_json())
     frame = pd.DataFrame(rows, columns=columns).map(lambda one: one if isinstance(one, str) else f"{one:.4f}")
     return frame.loc[:, [name == "score" or frame[name].nunique() > 1 for name in frame]]
 
@@ -132,5 +132,5 @@ def shorten_names(names: Sequence[str]) -> list[str]:
     """Return different short names for models: of a folder its own, else without options, where these do not tell them
     apart."""
     bare = [Path(name).name if Path(name).is_absolute() else name.partition(":")[0] for name in names]
-    short = bare if len({*bare}) == len(bare) else [shorten(name, _LONGEST) for name in names]
+    short = bare if len({*bare}) == len(bare) else [cut_text(name, _LONGEST) for name in names]
     return [name if name not in short[:place] else f"{name} (B)" for place, name in enumerate(short)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from featcal.studies.history import HistoryEntry, Measured
+from featcal.studies.history import HistoryEntry, RunMeasurement
 from featcal.suite.calibration_options import NUMBERS, OF_A_RECIPE, OPTIONS
 from featcal.suite.methods import REFERENCE
 from featcal.suite.name_grammar import model_name
@@ -42,7 +42,7 @@ def checkpoint_table(written: Sequence[WrittenModel]) -> pd.DataFrame:
             **describe_options(one.run),
             "before, %": 100 * one.before.mean if one.before else float("nan"),
             "mean, %": 100 * one.after.mean if one.after else float("nan"),
-            "measured on": describe_samples(one.after),
+            "measured on": describe_measured_samples(one.after),
             "drift before": one.before.mean_drift if one.before else float("nan"),
             "drift": one.after.mean_drift if one.after else float("nan"),
             "size": readable(sum(one.files.values())),
@@ -99,7 +99,7 @@ def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
             "pinned": run.pinned,
             "model": run.model,
             **describe_options(run),
-            "measured on": describe_samples(one),
+            "measured on": describe_measured_samples(one),
             "mean": 100 * one.mean if one else float("nan"),
             "worst": 100 * one.worst if one else float("nan"),
             "drift": one.mean_drift if one else float("nan"),
@@ -162,7 +162,7 @@ def run_export(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)  # else 64 becomes 64.0 in a column with gaps
 
 
-def describe_samples(one: Measured | None) -> str:
+def describe_measured_samples(one: RunMeasurement | None) -> str:
     """Say in words what a measurement was made on; "" where there is none."""
     if one is None:
         return ""
@@ -182,7 +182,7 @@ def different(a: HistoryEntry, b: HistoryEntry) -> pd.DataFrame:
     return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["option", "A", "B"])
 
 
-def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
+def compare_runs(a: RunMeasurement, b: RunMeasurement) -> pd.DataFrame:
     """Return one row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
     frame = pd.DataFrame(
         {
@@ -198,23 +198,23 @@ def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
     return frame.reset_index()
 
 
-def title(run: HistoryEntry) -> str:
+def run_title(run: HistoryEntry) -> str:
     """Return what a run is called in lists and charts: its name, else its model."""
     return run.name or run.model
 
 
-def _tasks(one: Measured) -> list[str]:
+def _tasks(one: RunMeasurement) -> list[str]:
     return list(one.scores or one.drift)
 
 
-def _column(one: Measured, what: str) -> list[float]:
+def _column(one: RunMeasurement, what: str) -> list[float]:
     """Return scores or drift of every task, then the mean; NaN where there is none."""
     if what == "drift":
         return [*(one.drift.get(task, float("nan")) for task in _tasks(one)), one.mean_drift]
     return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]
 
 
-def _everything(run: HistoryEntry, one: Measured | None) -> dict[str, Any]:
+def _everything(run: HistoryEntry, one: RunMeasurement | None) -> dict[str, Any]:
     row = {"run": run.id, "name": run.name, "notes": run.notes, "pinned": run.pinned, "time": run.time}
     row |= {"suite": run.suite, "suite_hash": run.suite_hash, "model": run.model, **run.options}
     row |= {f"version {name}" if name != "device" else name: value for name, value in run.made_by.items()}

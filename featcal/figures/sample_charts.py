@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from featcal.figures.names import label
-from featcal.figures.sample_tables import PerSample, right_answers
-from featcal.figures.theme import COLOUR, colour, finish, rows_apart, symbol, task_rows
+from featcal.figures.sample_tables import PerSample, answer_column
+from featcal.figures.theme import COLOUR, apply_theme, colour, label_task_rows, rows_apart, symbol
 from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # charts are there before torch is
@@ -82,7 +82,7 @@ def ring_picked(figure: go.Figure, points: Sequence[tuple[Array, Array]], dots: 
 def hover_texts(data: Samples, ids: Sequence[int], models: Mapping[str, PerSample]) -> list[str]:
     """Write what samples are, a class or a text in lines and its answer, and what every model says of them, as far as
     that was measured."""
-    answers = right_answers(data) or ["no label"] * len(data)
+    answers = answer_column(data) or ["no label"] * len(data)
     if data.texts is None:
         what = [f"<b>{label(answers[i])}</b>" for i in ids]
     else:
@@ -129,7 +129,7 @@ def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
     ring_picked(figure, [(across, up)], dots)
     figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
     figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
-    return pick_by_drawing(finish(figure, 400))
+    return pick_by_drawing(apply_theme(figure, 400))
 
 
 def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure:
@@ -156,10 +156,10 @@ def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure
     ring_picked(figure, list(points.values()), dots)
     figure.update_xaxes(title="expert confidence: margin of its first answer", rangemode="tozero")
     figure.update_yaxes(title="drift: norm of the change of the final feature", rangemode="tozero")
-    return pick_by_drawing(finish(figure, 400))
+    return pick_by_drawing(apply_theme(figure, 400))
 
 
-def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:
+def differences_chart(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:
     """Draw the second minus the first score in points with its 95 % interval, the largest gain on top and the average
     apart below; grey and open where that is within noise."""
     rows = {**dict(sorted(found.tasks.items(), key=lambda one: -one[1].difference)), "average": found.average}
@@ -183,8 +183,8 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Fig
         cliponaxis=False,
     )
     figure.update_xaxes(title=f"{label(pair[1])} − {label(pair[0])}, points of {metric}")
-    task_rows(figure, rows, places.values())
-    return finish(figure, 110 + 28 * len(rows)).update_layout(margin={"r": 56})
+    label_task_rows(figure, rows, places.values())
+    return apply_theme(figure, 110 + 28 * len(rows)).update_layout(margin={"r": 56})
 
 
 def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) -> dict[str, object]:

@@ -100,7 +100,7 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
     before, after = (models[name].right if name in models else None for name in (a, b))
     if before is not None and after is not None:
         columns["flip"] = flips(before, after)
-    answers = right_answers(data)
+    answers = answer_column(data)
     if answers is not None:
         columns["right"] = answers
     answered: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def find_samples(frame: pd.DataFrame, words: str) -> list[int]:
     return [int(one) for one in frame.loc[found, "sample"]]
 
 
-def right_answers(data: Samples) -> list[str] | None:
+def answer_column(data: Samples) -> list[str] | None:
     """Return the right answer or class of every sample; None where the source has none."""
     if data.targets is not None:
         return list(data.targets)

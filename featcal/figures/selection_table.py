@@ -16,7 +16,7 @@ _SCORES = {
 }
 
 
-def candidates(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]:
+def candidate_table(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[str]]:
     """Return rows, the best candidate first, and the names of their columns.
 
     Args:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.names import label, short_model, shorten, shorten_models
+from featcal.figures.names import cut_text, label, short_model, shorten_models
 from featcal.figures.selection_table import name_candidates
-from featcal.figures.theme import COLOUR, SYMBOL, colours, finish
+from featcal.figures.theme import COLOUR, SYMBOL, apply_theme, colours
 
 if TYPE_CHECKING:  # charts are there before torch is
     from featcal.studies.selection.judge import Margin
@@ -22,7 +22,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 def _name_lines(figure: go.Figure, models: Sequence[str]) -> None:
     """Label a vertical axis of models, whose names may be long, with their beginnings; hovering shows the whole."""
     # By their whole names: shortened, two that differ in their last options would stand on one line.
-    whole, shown = [label(one) for one in models], [label(shorten(one, 48)) for one in shorten_models(models)]
+    whole, shown = [label(one) for one in models], [label(cut_text(one, 48)) for one in shorten_models(models)]
     figure.update_yaxes(categoryorder="array", categoryarray=whole, tickvals=whole, ticktext=shown)
 
 
@@ -45,7 +45,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
             x=[label(one) for one, same in zip(named, scored["method"] == method, strict=True) if same],
             y=rows["average"],
             error_y={"array": rows["interval"].fillna(0.0).tolist(), "thickness": 1.5, "color": shades[method]},
-            name=label(shorten(short_model(str(method)), 48)),
+            name=label(cut_text(short_model(str(method)), 48)),
             mode="lines+markers",
             marker={"color": shades[method], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 9},
             line={"color": shades[method]},
@@ -53,10 +53,10 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
         )
     figure.update_xaxes(title=label(", ".join(places)), type="category")
     figure.update_yaxes(title="average over tasks, %")
-    return finish(figure, 460)
+    return apply_theme(figure, 460)
 
 
-def candidates(chosen: Selection) -> go.Figure:
+def candidate_chart(chosen: Selection) -> go.Figure:
     """Draw one line per candidate of a selection that was scored, the best on top: its score less the default's with
     the 95 % interval; starts as they are in orange, calibrations in blue, grey where the default is as good."""
     named = zip(name_candidates(chosen.to_json()), chosen.candidates, strict=True)
@@ -83,7 +83,7 @@ def candidates(chosen: Selection) -> go.Figure:
     figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
     figure.update_xaxes(title="score less the default's, points")
     _name_lines(figure, [name for name, *_ in scored])
-    return finish(figure, 160 + 24 * len(scored))
+    return apply_theme(figure, 160 + 24 * len(scored))
 
 
 def _format_place(value: object) -> str:

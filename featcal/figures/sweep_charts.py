@@ -10,9 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from featcal.figures.names import label, shorten
+from featcal.figures.names import cut_text, label
 from featcal.figures.run_tables import OPTION_COLUMNS, value_words
-from featcal.figures.theme import COLOUR, NUMBERS, SYMBOL, colour, colours, finish
+from featcal.figures.theme import COLOUR, NUMBERS, SYMBOL, apply_theme, colour, colours
 
 _LOOK = {
     "base": ("base", COLOUR["base"], SYMBOL["base"]),
@@ -87,7 +87,7 @@ def runs_as_points(
     title = NUMBERS_ACROSS.get(across, across).format(metric)
     figure.update_xaxes(title=label(title), type="log" if log else None if numeric else "category", **ticks)
     figure.update_yaxes(title=SCORES["mean"].format(metric))
-    return finish(figure, 400)
+    return apply_theme(figure, 400)
 
 
 def _front(figure: go.Figure, frame: pd.DataFrame) -> None:
@@ -155,7 +155,7 @@ def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
             rangefont={"size": 12},
         )
     )
-    return finish(figure, 380).update_layout(margin={"l": 64, "r": 24, "t": 64, "b": 32})
+    return apply_theme(figure, 380).update_layout(margin={"l": 64, "r": 24, "t": 64, "b": 32})
 
 
 def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
     if numeric and len(known) > _MOST_COLOURS:
         places = {one: float(np.log10(one) if known[0] > 0 and known[-1] / known[0] >= _LOG else one) for one in known}
     least = min(places.values(), default=0.0)
-    words = [label(shorten(value_words(one), 24)) for one in places]
+    words = [label(cut_text(value_words(one), 24)) for one in places]
     axis = {"label": name, "values": [places.get(one, least - 1.0) for one in values]}
     if len(places) <= _MOST_COLOURS or not numeric:
         missing = [] if len(values.dropna()) == len(values) else [(least - 1.0, _NO_VALUE)]
@@ -211,7 +211,7 @@ def _groups(frame: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame, d
         rows = frame[having]
         if len(rows):
             marks = [symbol for symbol, one in zip(symbols, having, strict=True) if one]
-            name = label(f"{by} {shorten(words, 30)}")
+            name = label(f"{by} {cut_text(words, 30)}")
             yield name, rows, {"color": shade, "symbol": marks, "size": 11, "line": {"width": 1.5, "color": shade}}
 
 
@@ -239,5 +239,5 @@ def _hover_text(row: pd.Series) -> str:
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
     cost = "" if pd.isna(row["cost"]) else f"<br>{row['cost']:.1f} s of the processor"
-    worst = f"{row['worst']:.1f} % ({label(shorten(row['worst task'], 40))})"
-    return f"{label(shorten(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}{cost}"
+    worst = f"{row['worst']:.1f} % ({label(cut_text(row['worst task'], 40))})"
+    return f"{label(cut_text(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}{cost}"

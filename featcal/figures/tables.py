@@ -39,7 +39,7 @@ def layer_rows(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
     return scaled.groupby("layer", sort=False)[[*NORMS, "alignment"]].mean().reset_index()
 
 
-def relative_drift(features: Features) -> pd.Series:
+def relative_drift_table(features: Features) -> pd.Series:
     """Return drift over the norm of the expert's features, by layer: means over samples, then over tasks."""
     tasks = {name: {one.layer: one.relative_drift for one in task.layers} for name, task in features.tasks.items()}
     return pd.DataFrame(tasks).mean(axis=1)
@@ -50,7 +50,7 @@ def layer_columns(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
     return pd.DataFrame(columns).rename_axis("layer").reset_index()
 
 
-def task_rows(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
+def task_table(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
     """Return one row per task at one layer."""
     scaled = _scale_norms(table, relative)
     return scaled[scaled["layer"] == layer].reset_index(drop=True)
@@ -67,18 +67,18 @@ def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = Non
     frame = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
     if pair is not None:
         first, second = pair
-        frame[difference(pair)] = frame[second] - frame[first]
+        frame[difference_column(pair)] = frame[second] - frame[first]
         if "expert" in frame:
             gap = frame["expert"] - frame[first]
             # A gap of 0 or below has no share to close: NaN, not an infinity or a wrong sign.
-            frame["gap closed, %"] = 100 * frame[difference(pair)] / gap.where(gap > 0, np.nan)
+            frame["gap closed, %"] = 100 * frame[difference_column(pair)] / gap.where(gap > 0, np.nan)
     return frame.reset_index()
 
 
-def difference(pair: tuple[str, str]) -> str:
+def difference_column(pair: tuple[str, str]) -> str:
     """Return the column of a score table that says how much better the second model is.
 
-    >>> difference(("merged", "calibrated"))
+    >>> difference_column(("merged", "calibrated"))
     'calibrated − merged'
     """
     return f"{pair[1]} − {pair[0]}"
@@ -136,7 +136,7 @@ def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str
         {
             "task": joined["task"],
             "cosine gain": joined[f"{second} cosine"] - joined[f"{first} cosine"],
-            "score gain": joined[difference(pair)],
+            "score gain": joined[difference_column(pair)],
         }
     )
 

@@ -7,7 +7,7 @@ from math import cos, radians, sin
 
 import plotly.graph_objects as go
 
-from featcal.figures.names import label, shorten
+from featcal.figures.names import cut_text, label
 
 ROLES = ("base", "merged", "calibrated", "expert")
 
@@ -114,7 +114,7 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
     return "#" + "".join(f"{round(255 * min(1.0, max(0.0, c))):02X}" for c in shown)
 
 
-def finish(figure: go.Figure, height: int) -> go.Figure:
+def apply_theme(figure: go.Figure, height: int) -> go.Figure:
     """Set ground, legend, grid and margins as all charts have them; what was set of these before is replaced."""
     figure.update_layout(
         overwrite=True,  # plotly takes three times as long to merge
@@ -134,7 +134,7 @@ def finish(figure: go.Figure, height: int) -> go.Figure:
 
 def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
     """Label a horizontal axis of tasks, whose names may be long, with their beginnings; hovering shows the whole."""
-    names = {label(task): label(shorten(task, 24)) for task in tasks}
+    names = {label(task): label(cut_text(task, 24)) for task in tasks}
     figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
@@ -149,13 +149,13 @@ def rows_apart(last: Iterable[bool]) -> list[float]:
     return [top - number - 0.5 * one for number, one in enumerate(apart)]
 
 
-def task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[float] | None = None) -> None:
+def label_task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[float] | None = None) -> None:
     """Label a vertical axis of tasks with their beginnings; hovering shows the whole.
 
     Args:
         places: heights of the rows; left out where the rows are the tasks' labels.
     """
-    names = {label(task): label(shorten(task, 24)) for task in tasks}
+    names = {label(task): label(cut_text(task, 24)) for task in tasks}
     values = [*names] if places is None else [*places]
     figure.update_yaxes(tickvals=values, ticktext=[*names.values()], zeroline=False, showgrid=False)
 

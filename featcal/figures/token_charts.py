@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, dash, finish
+from featcal.figures.theme import COLOUR, apply_theme, colour, dash
 
 _HEAT = tuple(int(COLOUR["merged"][place : place + 2], 16) for place in (1, 3, 5))
 """The colour of much drift, red, green and blue; little drift lets through what lies under it."""
@@ -38,7 +38,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
     """Draw every patch's drift over the picture.
 
     Args:
-        frame: patches of one model in their order, rows of `layer_tables.tokens`.
+        frame: patches of one model in their order, rows of `layer_tables.token_table`.
         column: of the frame that is drawn.
         top: the drift that has the full colour.
         grid: rows and columns of patches.
@@ -70,7 +70,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
     figure.add_scatter(x=[None], y=[None], mode="markers", marker=shown, hoverinfo="skip", showlegend=False)
     at = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows}
     figure.add_layout_image(source=picture, sizing="stretch", layer="below", **at)
-    finish(figure, 280)
+    apply_theme(figure, 280)
     figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8})
     shared = {"constrain": "domain", "visible": False}
     figure.update_xaxes(range=[-0.5, columns - 0.5], constraintoward="left", **shared)
@@ -93,7 +93,7 @@ def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Fig
         )
     figure.update_xaxes(title="patch, in the order of the model")
     figure.update_yaxes(title=column, rangemode="tozero")
-    return finish(figure, 380)
+    return apply_theme(figure, 380)
 
 
 def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str:
@@ -102,7 +102,7 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
     Words are escaped: they are data.
 
     Args:
-        frame: rows of `layer_tables.tokens` of one model and one part.
+        frame: rows of `layer_tables.token_table` of one model and one part.
         column: of the frame that is drawn.
         top: the drift that has the full colour.
         digits: of the number under the pointer.

@@ -102,7 +102,7 @@ class Checkpoint:
         return tensors
 
 
-def resolve(ref: str, root: Path, label: str) -> Path:
+def local_folder(ref: str, root: Path, label: str) -> Path:
     """Return the local folder of a model reference, fetched from the Hub if need be.
 
     Args:

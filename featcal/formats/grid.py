@@ -32,7 +32,7 @@ _FORMAT = "pack-quantized"
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """The values that weights may have: whole numbers of `bits` bits times a scale, symmetric about 0."""
 
     bits: int
@@ -109,7 +109,7 @@ class Grid:
         return QuantizationScheme(targets=["Linear"], weights=args)
 
     @classmethod
-    def read(cls, settings: Any, what: str) -> Grid:
+    def read(cls, settings: Any, what: str) -> QuantizationGrid:
         """Return the grid that `quantization_config` of a `config.json` describes.
 
         Raises:
@@ -169,7 +169,7 @@ class OnGrid(Overlay):
     """A model of which some weights lie on a grid; `replaced` has the scales of these beside them, under the name of
     the weight with "_scale"."""
 
-    grid: Grid
+    grid: QuantizationGrid
 
     @cached_property
     def scales(self) -> Mapping[str, str]:
@@ -199,7 +199,7 @@ class PackedCheckpoint:
         grid: where the weights lie.
     """
 
-    def __init__(self, folder: Path, label: str, canonical: Canonical, grid: Grid) -> None:
+    def __init__(self, folder: Path, label: str, canonical: Canonical, grid: QuantizationGrid) -> None:
         require_packages("compressed_tensors", label="quantised weights")
         self.folder, self.label, self._grid = folder, label, grid
 

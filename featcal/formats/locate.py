@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
-from featcal.formats.grid import SETTINGS, Grid, PackedCheckpoint, dense_names
+from featcal.formats.checkpoint import Checkpoint, local_folder, read_config, stored_names
+from featcal.formats.grid import SETTINGS, PackedCheckpoint, QuantizationGrid, dense_names
 from featcal.formats.in_memory import locate_held
 from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
@@ -42,7 +42,7 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
         ref = ref.removeprefix(prefix)
     if ref.startswith(PREFIXES) or is_held(ref) or split_lora(ref, root)[1] is not None:
         raise InputError(f"{label}: {ref} is not a checkpoint folder; write one with featcal export or merge first")
-    return resolve(ref, root, label)
+    return local_folder(ref, root, label)
 
 
 def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located:
@@ -61,14 +61,14 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
     if ref.startswith(PREFIXES):
         return locate_open_clip(ref, root, label)
     under, adapter = split_lora(ref, root)
-    folder = resolve(under, root, label)
+    folder = local_folder(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label, under)
     config = read_config(folder, label) | sentence_options(folder)
     # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)
-    lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
+    lora = None if adapter is None else local_folder(adapter, root, f"{label}, adapter")
     if unpack and lora is None and SETTINGS in config:
         return _locate_packed(folder, label, config, names)
 
@@ -81,7 +81,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
 
 def _locate_packed(folder: Path, label: str, config: Mapping[str, Any], names: Sequence[str]) -> Located:
     """Find a folder of packed weights as a model of dense ones, whose configuration says nothing of packing."""
-    grid = Grid.read(config[SETTINGS], f"{label}: {folder / 'config.json'}")
+    grid = QuantizationGrid.read(config[SETTINGS], f"{label}: {folder / 'config.json'}")
 
     def open_packed(canonical: Canonical, aliases: Mapping[str, str]) -> PackedCheckpoint:
         return PackedCheckpoint(folder, label, canonical, grid)

@@ -30,7 +30,7 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PicturePreprocessing:
     """The function that turns pictures into model inputs, and its origin."""
 
     prepare: Callable[[Sequence[NDArray[np.uint8]]], Tensor]
@@ -71,7 +71,7 @@ class Located:
         """Return the place that says which architecture it is, for messages."""
         return str(self.folder / "config.json")
 
-    def pictures(self) -> Pictures | None:
+    def pictures(self) -> PicturePreprocessing | None:
         """Return the picture preparation if it is not the image processor in `folder`, else None."""
         return None
 

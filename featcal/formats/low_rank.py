@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.formats.weights import Over, Weights, factors_of
+from featcal.formats.weights import Weights, WrappedWeights, factors_of
 
 Factors = tuple[Tensor, Tensor]
 """B `[m, r]` and A `[r, d]`, whose product B A is added to a linear map `[m, d]`."""
 
 
 @dataclass(frozen=True)
-class Adapted(Over):
+class Adapted(WrappedWeights):
     """A model with a product B A added to some of its linear maps, in the dtype of each."""
 
     label: str
@@ -28,7 +28,7 @@ class Adapted(Over):
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         tensors = dict(self.under.read(names))
         for name in tensors.keys() & self.products.keys():
-            tensors[name] = add_product(tensors[name], self.products[name], name in self.transposed)
+            tensors[name] = add_low_rank(tensors[name], self.products[name], name in self.transposed)
         return tensors
 
     def factors(self, names: Iterable[str]) -> dict[str, Factors]:
@@ -36,7 +36,7 @@ class Adapted(Over):
         return factors_of(self.under, [name for name in names if name not in self.products])
 
 
-def add_product(weight: Tensor, factors: Factors, transposed: bool = False) -> Tensor:
+def add_low_rank(weight: Tensor, factors: Factors, transposed: bool = False) -> Tensor:
     """Return a stored weight with B A added, rounded once to its dtype."""
     # In half precision B A itself would be rounded, too.
     dtype = torch.promote_types(weight.dtype, torch.float32)

@@ -82,7 +82,7 @@ def _find_on_hub(references: Iterable[str], root: Path) -> Iterator[tuple[str, H
     for place in (place for reference in references for place in _places(reference)):
         with suppress(InputError):
             model = hub_model(place)
-            # As `checkpoint.resolve` has it, what begins with a folder that is here is not on the Hub.
+            # As `checkpoint.local_folder` has it, what begins with a folder that is here is not on the Hub.
             if model is not None and not local_path(place.split("/")[0], root, "model").is_dir():
                 yield place, model
 

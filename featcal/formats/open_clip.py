@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.formats.checkpoint import resolve
-from featcal.formats.located_model import Layout, Located, Pictures, explain_model_errors
+from featcal.formats.checkpoint import local_folder
+from featcal.formats.located_model import Layout, Located, PicturePreprocessing, explain_model_errors
 from featcal.formats.open_clip_config import (
     CONFIG_FILE,
     FILE_PREFIX,
@@ -52,10 +52,10 @@ class OpenClipModel(Located):
     def config_source(self) -> str:
         return f"architecture {self.config['arch']}" if "arch" in self.config else CONFIG_FILE
 
-    def pictures(self) -> Pictures:
+    def pictures(self) -> PicturePreprocessing:
         """Return open_clip's own evaluation transform."""
         made_by = {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
-        return Pictures(open_clip_preprocess(self.config), made_by)
+        return PicturePreprocessing(open_clip_preprocess(self.config), made_by)
 
     def notes(self) -> list[str]:
         """Return a note if the files do not say which activation the weights were trained with."""
@@ -76,7 +76,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     if not ref.startswith(FILE_PREFIX):
         prefix = FOLDER_PREFIX if ref.startswith(FOLDER_PREFIX) else HUB_PREFIX
         identifier = ref.removeprefix(prefix)
-        return located_folder(resolve(identifier, root, label), label, identifier)
+        return located_folder(local_folder(identifier, root, label), label, identifier)
     arch, separator, path = ref.removeprefix(FILE_PREFIX).partition(":")
     if not (arch and separator and path):
         raise InputError(f"{label}: '{ref}' is not open_clip:ARCH:FILE, such as open_clip:ViT-B-32-quickgelu:cars.pt")
@@ -157,7 +157,7 @@ def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArra
     return prepare
 
 
-def library_model(located: Located) -> Any:
+def open_clip_model(located: Located) -> Any:
     """Return the whole model in open_clip's own class, float32 and in eval mode, every tensor from the file.
 
     Raises:

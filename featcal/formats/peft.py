@@ -261,7 +261,7 @@ def weight_file(folder: Path, label: str) -> Path:
 
 
 @dataclass
-class Plan:
+class AdapterPlan:
     """A plan that gives every tensor of an adapter file its place, or says why it has none."""
 
     file: Path

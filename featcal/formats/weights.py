@@ -74,7 +74,7 @@ class Stored(Weights, Protocol):
         """Say whether a tensor that was left out equals the tensor `name` in every value."""
 
 
-class Over:
+class WrappedWeights:
     """A model that lies over another one and equals it, except for what a subclass overrides."""
 
     under: Weights
@@ -110,7 +110,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class FirstRows(Over):
+class FirstRows(WrappedWeights):
     """A model with a larger vocabulary than its suite's, cut: of the tensors named in `rows`, only the first rows."""
 
     under: Stored
@@ -169,7 +169,7 @@ class InMemory:
 
 
 @dataclass(frozen=True)
-class Overlay(Over):
+class Overlay(WrappedWeights):
     """A model with some tensors replaced by others of the same shape and dtype, such as calibrated or resident ones."""
 
     label: str
@@ -183,7 +183,7 @@ class Overlay(Over):
 
 
 @dataclass(frozen=True)
-class Metered(Over):
+class Metered(WrappedWeights):
     """A model that counts the bytes read of it."""
 
     under: Weights

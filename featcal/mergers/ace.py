@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from featcal.mergers.common.merger import MatrixMerger
-from featcal.mergers.common.singular import top
+from featcal.mergers.common.singular import largest_singular
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
@@ -89,7 +89,7 @@ def unlike(changes: Sequence[Tensor]) -> bool:
 
 def strongest(matrix: Tensor) -> Tensor:
     """Return the strongest directions of a matrix `[m, d]` with the mean of their singular values (Eqs. 18, 19)."""
-    u, s, vh = top(matrix)
+    u, s, vh = largest_singular(matrix)
     k = max(1, int(STRONGEST * len(s)))
     return s[:k].sum() / max(1, len(s[:k])) * (u[:, :k] @ vh[:k])
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featcal.mergers.common.merger import MatrixMerger
-from featcal.mergers.common.singular import top
+from featcal.mergers.common.singular import largest_singular
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
@@ -28,6 +28,6 @@ class IsoC(MatrixMerger):
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
         """Return mean(S) U V^T of sum_i tau_i = U S V^T."""
-        u, s, vh = top(sum(changes[1:], changes[0]))
+        u, s, vh = largest_singular(sum(changes[1:], changes[0]))
         # The sum of nothing is 0: of matrices that no expert changed there is no direction.
         return s.sum() / max(1, len(s)) * (u @ vh)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from featcal.mergers.common.merger import MatrixMerger
-from featcal.mergers.common.singular import orthonormal, top
+from featcal.mergers.common.singular import largest_singular, orthonormal
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
@@ -31,10 +31,10 @@ class IsoCts(MatrixMerger):
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
         """Round `common` so that all tasks get equally many of the other directions."""
         shared, each = _directions(min(changes[0].shape), len(changes), self.common)
-        u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
+        u, s, vh = (list(one) for one in zip(largest_singular(sum(changes[1:], changes[0]), shared), strict=True))
         for change in changes:
             # The common space is projected out first, so a task adds only what it has outside of it.
-            own = top(change - u[0] @ (u[0].T @ change), each)
+            own = largest_singular(change - u[0] @ (u[0].T @ change), each)
             for held, found in zip((u, s, vh), own, strict=True):
                 held.append(found)
         values = torch.cat(s)

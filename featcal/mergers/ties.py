@@ -66,7 +66,7 @@ def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) 
         vectors: task vectors, taken one at a time, in order.
         thresholds: smallest magnitude that is kept of each; see `kept_count`.
     """
-    trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
+    trimmed = (trim_below(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
     plus, minus, plus_count, minus_count = votes(like, trimmed)
     # Algorithm 1, step 2: the sign of the sum; step 3: the mean of the entries that have it.
     total = plus + minus
@@ -75,7 +75,7 @@ def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) 
     return elected.masked_fill(total == 0, 0)
 
 
-def trim(vector: Tensor, threshold: float) -> Tensor:
+def trim_below(vector: Tensor, threshold: float) -> Tensor:
     """Set the entries of magnitude below `threshold` to 0."""
     return vector.masked_fill(vector.abs() < threshold, 0)
 

@@ -43,7 +43,7 @@ class TiesPerTensor(Merger):
         """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus
         where the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
         sizes, densities = list(given.parts.values()), given.values_per_expert(self.density)
-        trimmed = (trim(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
+        trimmed = (trim_tensor(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
         plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(self.weights))
         # mergekit elects plus where the sum is 0; the published TIES leaves such an entry the base's.
         elected = plus + minus >= 0
@@ -54,10 +54,10 @@ class TiesPerTensor(Merger):
         return given.base + self.scale * merged
 
 
-def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
+def trim_tensor(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
     """Set all but the largest entries by magnitude to 0; as many stay as `ties.kept_count` says.
 
-    >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
+    >>> trim_tensor(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
     [0.0, -3.0, 0.0, 2.0]
     """
     trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from featcal.mergers.common.merger import MatrixMerger
-from featcal.mergers.common.singular import orthonormal, top
+from featcal.mergers.common.singular import largest_singular, orthonormal
 from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
@@ -31,5 +31,5 @@ class TsvM(MatrixMerger):
         """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular
         values are those that were kept."""
         kept = max(1, min(changes[0].shape) // len(changes))
-        u, s, vh = zip(*(top(change, kept) for change in changes), strict=True)
+        u, s, vh = zip(*(largest_singular(change, kept) for change in changes), strict=True)
         return orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh))

@@ -23,7 +23,7 @@ from featcal.formats.in_memory import name_place
 from featcal.formats.located_model import Located
 from featcal.formats.sentences import SentenceText
 from featcal.formats.weights import Weights
-from featcal.models.compute import computing, find_place
+from featcal.models.compute import computing, find_device
 from featcal.models.families.mixture import Mixture
 from featcal.models.linear_maps import KINDS, LinearMap, is_transposed, widths
 from featcal.system.errors import NoScores
@@ -583,7 +583,7 @@ def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | 
         other: weight of every other token.
         attended: 1 for tokens, 0 for padding, which has no weight.
     """
-    batch, place = len(call.hidden_state), find_place(call.hidden_state.device, torch.float64)
+    batch, place = len(call.hidden_state), find_device(call.hidden_state.device, torch.float64)
     weights = torch.full(call.hidden_state.shape[:2], other, device=place, dtype=torch.float64)
     weights[torch.arange(batch, device=place), torch.as_tensor(read, device=place)] = 1.0
     return weights if attended is None else weights * attended.to(place)

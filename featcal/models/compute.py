@@ -42,7 +42,7 @@ class Compute:
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor in a dtype: where it lies, or on the CPU where its device has no such dtype."""
-    return tensor.to(find_place(tensor.device, dtype), dtype)
+    return tensor.to(find_device(tensor.device, dtype), dtype)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def widen(tensor: Tensor) -> Tensor:
     return cast(tensor, torch.float64)
 
 
-def find_place(device: torch.device, dtype: torch.dtype) -> torch.device:
+def find_device(device: torch.device, dtype: torch.dtype) -> torch.device:
     """Return the device, or the CPU where it has no such dtype."""
     return torch.device("cpu") if dtype is torch.float64 and dtype is not widest_float(device) else device
 

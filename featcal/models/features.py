@@ -12,9 +12,9 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Call, Stage, walking
 from featcal.models.compute import Compute
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.models.model import map_features
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 
 
 def final_features(
@@ -23,7 +23,7 @@ def final_features(
     head: Mapping[str, Tensor],
     batches: Sequence[Batch],
     compute: Compute,
-    kept: Kept | None = None,
+    kept: WalkCache | None = None,
     name: str = "",
 ) -> Float[Tensor, "n k"]:
     """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time.
@@ -40,7 +40,7 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
     """Return the final features of every task's expert on its samples, through the expert's map if it has one, on the
     compute device; one block is in memory at a time."""
     with walking(run.adapter):
-        walk = Walk(run, "features", experts, {})
+        walk = BlockwiseForward(run, "features", experts, {})
         # A stage that feeds nothing (a text tower) does not reach the final features.
         for _ in _layers(run.adapter, walk, [stage for stage in run.adapter.stages if stage.feeds]):
             pass
@@ -62,7 +62,7 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
     """
     adapter, found = run.adapter, {}
     with walking(adapter):
-        walk = Walk(run, "features of every layer", {one.task: one}, {})
+        walk = BlockwiseForward(run, "features of every layer", {one.task: one}, {})
         calls = walk.experts[one.task].calls
         for layer, stage in _layers(adapter, walk, adapter.stages):
             pooled = [_pool_tokens(adapter, stage, *both) for both in zip(calls, one.batches, strict=True)]
@@ -85,7 +85,7 @@ def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]
     adapter, found = run.adapter, {}
     *_, last = adapter.stages
     with walking(adapter):
-        walk = Walk(run, "decisions through depth", {one.task: one}, {})
+        walk = BlockwiseForward(run, "decisions through depth", {one.task: one}, {})
         calls = walk.experts[one.task].calls
         for layer, stage in _layers(adapter, walk, adapter.stages):
             if stage is last and layer != adapter.first_layer(stage):
@@ -95,7 +95,7 @@ def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]
     return found
 
 
-def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
+def _layers(adapter: Adapter, walk: BlockwiseForward, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
     """Yield every layer of some stages by name, when the walk's experts have passed it; to be consumed to the end."""
     names = adapter.block_names()
     for stage in stages:

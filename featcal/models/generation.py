@@ -201,7 +201,7 @@ def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return moved, mask
 
 
-class Pupil:
+class TextAnswerer:
     """A whole model that answers the prompts of one task, in batches.
 
     Args:

@@ -20,11 +20,11 @@ from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
 from featcal.models.model import task_weights
 from featcal.system.errors import InputError
-from featcal.system.progress import Effort, available_bytes
+from featcal.system.progress import Timing, available_bytes
 
 
 @dataclass(frozen=True)
-class Step:
+class BlockStep:
     """One batch through one block of a lane."""
 
     call: Call
@@ -60,10 +60,10 @@ class Sums(Protocol):
         """Return all that they hold."""
 
 
-Thing = Step | Call | Sums
+Thing = BlockStep | Call | Sums
 
 
-class Kept:
+class WalkCache:
     """Results that one walk leaves for the next one, in memory as far as there is room.
 
     These are first calls of every lane and, of lanes whose model stays the same (the experts'), all steps, and sums of
@@ -78,14 +78,14 @@ class Kept:
         """Bytes that are still free."""
         self.checked: set[str] = set()
         """Tasks whose first batch was checked against the library's own forward."""
-        self.spared = Effort()
+        self.spared = Timing()
         """Work that was found and not done again, as long as it took when it was done."""
         self.spared_bytes = 0
         """Bytes of what was found, as far as it was asked for; found twice they count twice."""
-        self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Effort]] = {}
+        self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Timing]] = {}
 
     @classmethod
-    def from_device(cls, device: torch.device) -> Kept:
+    def from_device(cls, device: torch.device) -> WalkCache:
         """Return an empty one with a quarter of the memory that the device can spare now."""
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
@@ -98,7 +98,7 @@ class Kept:
         return things if things and same else None
 
     @contextmanager
-    def keeping(self, key: Hashable, made_of: Sequence[object], effort: Effort) -> Iterator[Callable[[Thing], None]]:
+    def keeping(self, key: Hashable, made_of: Sequence[object], effort: Timing) -> Iterator[Callable[[Thing], None]]:
         """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
         runs out or the walk is given up.
 
@@ -148,7 +148,7 @@ class Kept:
 
 def _bytes(thing: Thing) -> int:
     """Return the bytes of every tensor that a thing adds; a step's call is the `after` of the step before."""
-    if isinstance(thing, Step):
+    if isinstance(thing, BlockStep):
         known = {id(one) for one in _tensors(thing.call.tree())}
         added = [one for one in _tensors(thing.after.tree()) if id(one) not in known]
         parts: Iterable[Tensor] = (*added, *thing.inputs.values(), *thing.outputs.values())
@@ -164,14 +164,14 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
-def _reduce(step: Step, inputs: Collection[str], outputs: Collection[str]) -> Step:
+def _reduce(step: BlockStep, inputs: Collection[str], outputs: Collection[str]) -> BlockStep:
     """Return a step with these inputs and outputs alone."""
     given, returned = ({n: of[n] for n in names} for of, names in ((step.inputs, inputs), (step.outputs, outputs)))
     return replace(step, inputs=given, outputs=returned)
 
 
 @dataclass(frozen=True)
-class Entrance:
+class StageEntrance:
     """Embeddings and first norm of one model, which stand in front of a stage."""
 
     stage: Stage
@@ -180,7 +180,7 @@ class Entrance:
     compute: Compute
 
     @classmethod
-    def from_model(cls, stage: Stage, model: Weights, compute: Compute) -> Entrance:
+    def from_model(cls, stage: Stage, model: Weights, compute: Compute) -> StageEntrance:
         return cls(stage, model.read(stage.outer), compute)
 
     @cached_property
@@ -190,7 +190,7 @@ class Entrance:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StageInput:
     """One batch in front of a stage."""
 
     ended: Call | None
@@ -199,7 +199,7 @@ class Entry:
     """The call of block 0."""
 
 
-class Lane:
+class ModelStream:
     """One model on the batches of one task, which holds for every batch the call of the next block.
 
     Args:
@@ -216,7 +216,7 @@ class Lane:
         batches: Sequence[Batch],
         compute: Compute,
         store: ActivationStore,
-        kept: Kept | None = None,
+        kept: WalkCache | None = None,
         name: str = "",
         fixed: bool = False,
     ) -> None:
@@ -234,7 +234,7 @@ class Lane:
         names = block.names if modules is None else block.names_of(modules)
         return block.local(self.compute.move(self.weights.read(names)))
 
-    def enter(self, entrance: Entrance) -> Iterator[Entry]:
+    def enter(self, entrance: StageEntrance) -> Iterator[StageInput]:
         """Replace the calls by first calls of a stage, and yield old and new ones; to be consumed to the end."""
         if self._kept is None or (self.calls and not self._fixed):
             yield from self._enter(entrance)
@@ -246,20 +246,20 @@ class Lane:
             self._kept.spare(key, found)
             yield from self._enter(entrance, found)
             return
-        effort = Effort()
+        effort = Timing()
         with self._kept.keeping(key, made_of, effort) as keep:
             for entry in effort.time_each(self._enter(entrance)):
                 keep(entry.first)
                 yield entry
 
-    def _enter(self, entrance: Entrance, found: Sequence[Call] | None = None) -> Iterator[Entry]:
+    def _enter(self, entrance: StageEntrance, found: Sequence[Call] | None = None) -> Iterator[StageInput]:
         for position, batch in enumerate(self.batches):
             ended = self.calls[position] if position < len(self.calls) else None
             first = (
                 entrance.stage.first_call(entrance.placed_tensors, batch, ended) if found is None else found[position]
             )
             self.calls.put(position, first)
-            yield Entry(ended, first)
+            yield StageInput(ended, first)
 
     def walk(
         self,
@@ -269,7 +269,7 @@ class Lane:
         inputs: Collection[str] = (),
         outputs: Collection[str] = (),
         move: bool = True,
-    ) -> Iterator[Step]:
+    ) -> Iterator[BlockStep]:
         """Run every batch through a block, in order; to be consumed to the end before the next block.
 
         Args:
@@ -290,7 +290,7 @@ class Lane:
                 self.calls.put(position, step.after)
                 yield step
             return
-        effort = Effort()
+        effort = Timing()
         with kept.keeping(key, made_of, effort) as keep:
             for step in effort.time_each(self._walk(stage, block, stored, inputs, outputs, move)):
                 keep(step)
@@ -317,7 +317,7 @@ class Lane:
         inputs: Collection[str],
         outputs: Collection[str],
         move: bool,
-    ) -> Iterator[Step]:
+    ) -> Iterator[BlockStep]:
         placed = self.compute.place(stored)
         entering, leaving = ({n: block.module.get_submodule(n) for n in names} for names in (inputs, outputs))
         for position, call in enumerate(self.calls):
@@ -325,7 +325,7 @@ class Lane:
                 after = run_block(stage, block, placed, call)
             if move:
                 self.calls.put(position, after)
-            yield Step(call, after, given, returned)
+            yield BlockStep(call, after, given, returned)
 
     def inputs(
         self, block: Block, placed: Mapping[str, Tensor], modules: Mapping[str, nn.Module], whole: bool
@@ -353,7 +353,7 @@ class ExpertPass:
     indices: tuple[int, ...]
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
-    kept: Kept | None = None
+    kept: WalkCache | None = None
     """Room for what the next walk can use; without it there is only one walk, which drops inputs once they are read."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
@@ -363,11 +363,11 @@ class ExpertPass:
     draw_digest: str = ""
     """`digest`, where the batches together are not what was drawn; empty where they are."""
 
-    def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
+    def lane(self, store: ActivationStore, model: Weights | None = None) -> ModelStream:
         """Return the expert's lane, or another model's on the same samples."""
         fixed = model is None
         weights = task_weights(self.weights if model is None else model, self.task)
-        return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
+        return ModelStream(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
 
     def copy_for_one_walk(self, weights: Weights | None = None) -> ExpertPass:
         """Return a pass over the same samples for one walk, of another model if one is given; nothing is kept of it."""

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.formats.weights import Over, Weights
+from featcal.formats.weights import Weights, WrappedWeights
 
 FeatureMap = Callable[[Float[Tensor, "n k"]], Float[Tensor, "n k2"]]
 """A task's own module on final features, such as h + W_up relu(W_down h); on any device, in any dtype."""
@@ -31,7 +31,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
-class Model(Over):
+class Model(WrappedWeights):
     """Weights with what belongs to single tasks; it is itself `Weights`, and goes wherever those go."""
 
     under: Weights
@@ -73,7 +73,7 @@ def own_head(model: Weights, task: str) -> Head | None:
     return next((one.heads[task] for one in _models(model) if task in one.heads), None)
 
 
-def brings(model: Weights) -> set[str]:
+def tasks_with_own_modules(model: Weights) -> set[str]:
     """Return the tasks for which a model has weights, a map or a head of their own."""
     return {task for one in _models(model) for task in (*one.maps, *one.heads, *one.adapted)}
 
@@ -87,7 +87,7 @@ def answers_apart(model: Weights, task: str) -> bool:
 def _models(weights: Weights) -> Iterator[Model]:
     """Yield every `Model` among the weights and what they lie over, the outermost first."""
     below: object = weights
-    while isinstance(below, Over):
+    while isinstance(below, WrappedWeights):
         if isinstance(below, Model):
             yield below
         # A calibrated or resident model keeps the maps and heads of the one below.

@@ -16,28 +16,28 @@ from torch import Tensor
 from featcal.formats.weights import Weights, is_in_memory
 from featcal.models.adapter import Block, Stage
 from featcal.models.context import Run
-from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
+from featcal.models.lane import ExpertPass, ModelStream, StageEntrance, StageInput
 from featcal.models.replay import check_first_batch
 from featcal.system.errors import InputError
 
 
 @dataclass(frozen=True)
-class Entering:
+class StageInputs:
     """One batch of one task in front of a stage, on every lane."""
 
     task: str
     position: int
     """Position of the batch among the task's."""
-    front: Entrance
+    front: StageEntrance
     """Embeddings and first norm of the task's expert."""
-    expert: Entry
-    fronts: Mapping[str, Entrance]
+    expert: StageInput
+    fronts: Mapping[str, StageEntrance]
     """Embeddings and first norms of the other models, by their names in the walk."""
-    models: Mapping[str, Entry]
+    models: Mapping[str, StageInput]
     """The batch on their lanes."""
 
 
-class Walk:
+class BlockwiseForward:
     """Lanes of every task's expert and of other models; to be walked inside `walking`.
 
     Args:
@@ -48,9 +48,9 @@ class Walk:
 
     def __init__(self, run: Run, label: str, experts: Mapping[str, ExpertPass], models: Mapping[str, Weights]) -> None:
         self._run, self._label, self._passes, self._models = run, label, experts, models
-        self.experts: dict[str, Lane] = {task: one.lane(run.store) for task, one in experts.items()}
+        self.experts: dict[str, ModelStream] = {task: one.lane(run.store) for task, one in experts.items()}
         """Lanes of the experts by task."""
-        self.lanes: dict[str, dict[str, Lane]] = {
+        self.lanes: dict[str, dict[str, ModelStream]] = {
             name: {task: one.lane(run.store, model) for task, one in experts.items()} for name, model in models.items()
         }
         """Lanes of the other models by model, then by task."""
@@ -69,21 +69,21 @@ class Walk:
             if one.kept is not None:
                 one.kept.checked.add(task)
 
-    def entering(self, stage: Stage) -> Iterator[Entering]:
+    def entering(self, stage: Stage) -> Iterator[StageInputs]:
         """Yield the first calls of a stage on every lane, batch by batch; to be consumed to the end."""
         compute = self._run.compute
-        fronts = {name: Entrance.from_model(stage, model, compute) for name, model in self._models.items()}
+        fronts = {name: StageEntrance.from_model(stage, model, compute) for name, model in self._models.items()}
         for task, one in self._passes.items():
-            front = Entrance.from_model(stage, one.weights, compute)
+            front = StageEntrance.from_model(stage, one.weights, compute)
             others = [self.lanes[name][task].enter(fronts[name]) for name in fronts]
             for position, (own, *entries) in enumerate(zip(self.experts[task].enter(front), *others, strict=True)):
                 models = dict(zip(fronts, entries, strict=True))
-                yield Entering(task, position, front, own, fronts, models)
+                yield StageInputs(task, position, front, own, fronts, models)
             one.spend(stage)
 
-    def enter(self, stage: Stage) -> Mapping[str, Entrance]:
+    def enter(self, stage: Stage) -> Mapping[str, StageEntrance]:
         """Make the first calls of a stage on every lane; return its `Entrance` in every model but the experts."""
-        fronts: Mapping[str, Entrance] = {}
+        fronts: Mapping[str, StageEntrance] = {}
         for entering in self.entering(stage):
             fronts = entering.fronts
         return fronts

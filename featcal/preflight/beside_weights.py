@@ -41,7 +41,7 @@ _ENDS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
 
 
 @dataclass(frozen=True)
-class Difference:
+class FileDifference:
     """One thing beside the weights of a merged model that is not as beside its base."""
 
     about: str
@@ -132,7 +132,7 @@ class Trio:
     merged: Side
     experts: Sequence[Side]
 
-    def compare(self) -> tuple[Difference, ...]:
+    def compare(self) -> tuple[FileDifference, ...]:
         """Return everything beside the merged model's weights that is not the base's, faults first.
 
         What is as beside one of the experts is no fault where a merge can take it from either: its chat template, and
@@ -165,7 +165,7 @@ class Trio:
     def _roles_with(self, template: Any) -> str:
         return join_words([one.role for one in (self.base, *self.experts) if one.template == template])
 
-    def _compare_settings(self) -> Iterator[Difference]:
+    def _compare_settings(self) -> Iterator[FileDifference]:
         """Compare what changes the forward without changing a shape, as the models' own classes read it."""
         found = self.merged.located
         with explain_model_errors(found.label, found.config_source):
@@ -174,39 +174,39 @@ class Trio:
             other, files = theirs.get(name), self._copies(_CONFIG)
             if other != value and name == _ROPE:
                 text = f"Rotary positions differ: {_tell_apart(value, other, self.base.role)}."
-                yield Difference(ROPE, text, True, files)
+                yield FileDifference(ROPE, text, True, files)
             elif other != value:
                 text = f"The configuration differs: {name} is {_short(other)}, in {self.base.role} {_short(value)}."
-                yield Difference(CONFIG, text, True, files)
+                yield FileDifference(CONFIG, text, True, files)
 
-    def _compare_options(self) -> Iterator[Difference]:
+    def _compare_options(self) -> Iterator[FileDifference]:
         files = self._copies(_CONFIG)
         for name, about in (("max_position_embeddings", ROPE), ("tie_word_embeddings", CONFIG)):
             own, theirs = (side.config.get(name) for side in (self.base, self.merged))
             if own != theirs:
                 text = f"The configuration differs: {name} is {_short(theirs)}, in {self.base.role} {_short(own)}."
-                yield Difference(about, text, True, files)
+                yield FileDifference(about, text, True, files)
         (own, rows), stated = self._rows, self.merged.config.get("vocab_size")
         if rows and isinstance(stated, int) and rows != stated:
             text = (
                 f"The configuration is not that of the weights: vocab_size is {stated}, the embedding has {rows} rows."
             )
-            yield Difference(CONFIG, text, True, files)
+            yield FileDifference(CONFIG, text, True, files)
         if rows != own:
-            yield Difference(TOKENIZER, f"The embedding has {rows} rows, that of {self.base.role} {own}.", False)
+            yield FileDifference(TOKENIZER, f"The embedding has {rows} rows, that of {self.base.role} {own}.", False)
 
-    def _compare_tokenizers(self) -> Iterator[Difference]:
+    def _compare_tokenizers(self) -> Iterator[FileDifference]:
         base, merged = self.base, self.merged
         if base.tokenizer_files and not merged.tokenizer_files:
-            yield Difference(TOKENIZER, "There is no tokenizer beside the weights.", True, base.tokenizer_files)
+            yield FileDifference(TOKENIZER, "There is no tokenizer beside the weights.", True, base.tokenizer_files)
             return
         if problem := tokenizer_problem(merged.folder):
-            yield Difference(TOKENIZER, f"The tokenizer cannot be read: {problem}.", True, base.tokenizer_files)
+            yield FileDifference(TOKENIZER, f"The tokenizer cannot be read: {problem}.", True, base.tokenizer_files)
             return
         largest, rows = max(merged.vocabulary.values(), default=0), self._rows[1]
         if largest >= rows > 0:
             text = f"The tokenizer has ids up to {largest}, the embedding only {rows} rows: texts with others fail."
-            yield Difference(TOKENIZER, text, True, base.tokenizer_files)
+            yield FileDifference(TOKENIZER, text, True, base.tokenizer_files)
         found = tokenizer_disagreement(base.folder, merged.folder)
         if found is None:
             return
@@ -216,41 +216,41 @@ class Trio:
         title = f"The tokenizer is not {'' if found.changed else 'quite '}{self._whose}: "
         files = base.tokenizer_files if found.changed else ()
         sentence = found.sentence.replace("the base", self.base.role)  # which it calls what it is held against
-        yield Difference(TOKENIZER, f"{title}{sentence}{origin}.", found.changed, files)
+        yield FileDifference(TOKENIZER, f"{title}{sentence}{origin}.", found.changed, files)
 
-    def _compare_templates(self) -> Iterator[Difference]:
+    def _compare_templates(self) -> Iterator[FileDifference]:
         holders = [one for one in (self.base, *self.experts) if one.template is not None]
         own, of_base = self.merged.template, self.base.template
         held = any((self.base.folder / name).is_file() for name in (_TEMPLATE, "chat_template.json"))
         files = () if of_base is None else self._copies(_TEMPLATE, "chat_template.json") if held else (_OPTIONS,)
         if own is None and holders:
             whose = join_words([one.role for one in holders])
-            yield Difference(TEMPLATE, f"There is no chat template; {whose} had one.", of_base is not None, files)
+            yield FileDifference(TEMPLATE, f"There is no chat template; {whose} had one.", of_base is not None, files)
         elif own is not None and own not in [one.template for one in holders]:
             text = f"The chat template is neither {self._whose} nor an expert's."
-            yield Difference(TEMPLATE, text, bool(holders), files)
+            yield FileDifference(TEMPLATE, text, bool(holders), files)
         elif own != of_base:
             text = f"The chat template is that of {self._roles_with(own)}, not {self._whose}."
-            yield Difference(TEMPLATE, text, False)
+            yield FileDifference(TEMPLATE, text, False)
         experts = [one for one in self.experts if one.template not in (None, own)]
         if own is not None and experts:
             whose = join_words([one.role for one in experts])
             text = f"The chat template is not the one that {whose} was trained with; its answers may suffer."
-            yield Difference(TEMPLATE, text, False)
+            yield FileDifference(TEMPLATE, text, False)
 
-    def _compare_ends(self) -> Iterator[Difference]:
+    def _compare_ends(self) -> Iterator[FileDifference]:
         """Compare with which tokens texts begin and end."""
         own, theirs = (side.token("bos_token_id") for side in (self.base, self.merged))
         files = self._copies(_CONFIG, _GENERATION)
         if own != theirs:
             text = f"Texts begin with token {theirs}, those of {self.base.role} with {own}."
-            yield Difference(TOKENS, text, True, files)
+            yield FileDifference(TOKENS, text, True, files)
         lacking = {one.role: one.ends - self.merged.ends for one in (self.base, *self.experts)}
         others = "; ".join(f"{role} ends at {_ids(ids)} too" for role, ids in lacking.items() if ids)
         if others:
             text = f"Generation ends at token {_ids(self.merged.ends)}, but {others}: answers may not end."
             of_base = bool(lacking[self.base.role])
-            yield Difference(TOKENS, text, of_base, files if of_base else ())
+            yield FileDifference(TOKENS, text, of_base, files if of_base else ())
         stated, found = self.base.read(_OPTIONS), self.merged.read(_OPTIONS)
         for name in _ENDS:
             # What one of the files leaves out is left to the library, and versions of it differ in what they leave out.
@@ -258,19 +258,19 @@ class Trio:
                 alike = [token_text(one.read(_OPTIONS).get(name)) for one in self.experts]
                 text = f"{_OPTIONS}: {name} is {_short(found[name])}, in {self.base.role} {_short(stated[name])}."
                 is_fault = token_text(found[name]) not in alike
-                yield Difference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
+                yield FileDifference(TOKENS, text, is_fault, (_OPTIONS,) if is_fault else ())
 
-    def _compare_dtypes(self) -> Iterator[Difference]:
+    def _compare_dtypes(self) -> Iterator[FileDifference]:
         own, theirs = (_dtypes(side) for side in (self.base, self.merged))
         if own != theirs:
             text = (
                 f"Weights are stored in {join_words(sorted(theirs))}, those of {self.base.role} in "
                 f"{join_words(sorted(own))}."
             )
-            yield Difference(DTYPE, text, False)
+            yield FileDifference(DTYPE, text, False)
 
 
-def repair_command(differences: Sequence[Difference], base: Path, merged: Path) -> str:
+def repair_command(differences: Sequence[FileDifference], base: Path, merged: Path) -> str:
     """Return the command that copies from the base what is wrong beside a merged model; "" if nothing is to be
     copied."""
     names = dict.fromkeys(name for one in differences if one.is_fault for name in one.files)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.config import config_of, config_of_suite
-from featcal.family.ancestry import Lineages, judge, measure_lineage
+from featcal.calibration.config import config_of_suite, resolve_recipe
+from featcal.family.ancestry import Lineages, judge_distances, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
 from featcal.formats.hub import cached_commit
@@ -20,7 +20,7 @@ from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.adapter import Adapter
 from featcal.models.compute import compute_for
 from featcal.preflight.estimates import Estimates, estimate, note_slow_precision, probe_seconds
-from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family
+from featcal.preflight.models import CheckFindings, Opened, add_notes, open_models, usable_family
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download, needed_on_disks
@@ -83,7 +83,7 @@ class Preflight:
         return document | dict(self.description or {})
 
 
-def check(suite: Suite, probe: bool | None = None) -> Preflight:
+def check_suite(suite: Suite, probe: bool | None = None) -> Preflight:
     """Compare all models, open all sources, and estimate what a calibration takes; collect everything there is to say.
 
     Models and data sets that are only on the Hub are judged by what the Hub says of them (shapes, dtypes, sizes); no
@@ -180,13 +180,13 @@ def _count(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
 
 
-def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
+def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, CheckFindings]:
     """Return the options of a calibration; where the suite's are out of range the paper's, with the problem."""
     try:
-        return config_of_suite(suite, adapter), Report()
+        return config_of_suite(suite, adapter), CheckFindings()
     except InputError as error:
-        paper = CalibrationConfig() if adapter is None else config_of(adapter, suite.tasks, {})
-        return paper, Report([*error.problems])
+        paper = CalibrationConfig() if adapter is None else resolve_recipe(adapter, suite.tasks, {})
+        return paper, CheckFindings([*error.problems])
 
 
 def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
@@ -203,7 +203,7 @@ def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
     except InputError as error:  # the base itself
         opened.reports[family.suite.origin_role].problems += error.problems
         return None
-    problems, notes = judge(lineage)
+    problems, notes = judge_distances(lineage)
     for role in models:
         opened.reports[role].problems += [*damaged.get(role, ()), *problems.get(role, ())]
         opened.reports[role].notes += notes.get(role, ())
@@ -228,7 +228,7 @@ def _sound(family: Family | None, opened: Opened) -> Family | None:
 
 
 def _probe(
-    family: Family | None, drawn: Mapping[str, DrawSize], seed: int, wanted: bool | None, general: Report
+    family: Family | None, drawn: Mapping[str, DrawSize], seed: int, wanted: bool | None, general: CheckFindings
 ) -> Diagonal | None:
     """Score every expert on every task, where that is wanted or cheap, and add what it shows to the report."""
     if family is None or len(family.experts) < 2 or wanted is False:

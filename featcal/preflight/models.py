@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from featcal.family.opening import WITHOUT_BASE, Family, classify, open_checked, open_family
+from featcal.family.opening import WITHOUT_BASE, Family, classify, open_family, open_model
 from featcal.formats.hub import hub_model
 from featcal.formats.located_model import Located, explain_model_errors
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Report:
+class CheckFindings:
     """Problems and notes of one model or one task."""
 
     problems: list[str] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Opened:
     located: dict[str, Located]
     weights: dict[str, Weights]
     """Those that fit the base's architecture; their values can be read where all their files are here."""
-    reports: dict[str, Report]
+    reports: dict[str, CheckFindings]
     """One per role, in the order of the suite."""
 
 
 def open_models(suite: Suite, places: Places) -> Opened:
     """Find and compare every model from its headers, on this machine or on the Hub; nothing is fetched."""
-    opened = Opened(None, {}, {}, {role: Report() for role in references(suite)})
+    opened = Opened(None, {}, {}, {role: CheckFindings() for role in references(suite)})
     for role, ref in references(suite).items():
         with opened.reports[role].collect_problems():
             found = places.locate(ref, role)
@@ -74,7 +74,7 @@ def open_models(suite: Suite, places: Places) -> Opened:
                 if opened.adapter.scores_with == "vocabulary":
                     read_generation_config(found.folder)
             if opened.adapter is not None:
-                opened.weights[role] = open_checked(found, opened.adapter, CPU, suite)
+                opened.weights[role] = open_model(found, opened.adapter, CPU, suite)
     return opened
 
 

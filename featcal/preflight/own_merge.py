@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from featcal.family.opening import Family, open_checked, open_family
+from featcal.family.opening import Family, open_family, open_model
 from featcal.formats.locate import locate
 from featcal.formats.located_model import Located
 from featcal.formats.weights import FirstRows
-from featcal.preflight.beside_weights import Difference, Side, Trio, repair_command
-from featcal.preflight.check import Preflight, check
+from featcal.preflight.beside_weights import FileDifference, Side, Trio, repair_command
+from featcal.preflight.check import Preflight, check_suite
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
 from featcal.system.errors import InputError
@@ -27,7 +27,7 @@ class OpenMerge:
     """A family with a merged model that may have other files than its base."""
 
     family: Family
-    differences: tuple[Difference, ...]
+    differences: tuple[FileDifference, ...]
     """Everything beside the merged model's weights that is not as beside the base's."""
     folder: Path
     """Folder of the merged model's files."""
@@ -37,7 +37,7 @@ class OpenMerge:
 
 def check_parents(suite: Suite) -> Preflight:
     """Find every problem of a suite but those of its merged model, which is what is asked about."""
-    return check(_without_merged(suite), probe=False)
+    return check_suite(_without_merged(suite), probe=False)
 
 
 def open_merge(suite: Suite, device: str) -> OpenMerge:
@@ -63,7 +63,7 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
     differences = trio.compare()
     as_base = replace(found, config=_base_settings(family.origin, found.config))
     try:
-        merged = open_checked(as_base, adapter, family.compute.device, stand_in)
+        merged = open_model(as_base, adapter, family.compute.device, stand_in)
     except InputError as error:
         faults = [f"merged: {one.sentence}" for one in differences if one.is_fault]
         raise InputError(*faults, *error.problems) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.family.opening import report_all
-from featcal.formats.checkpoint import INDEX_FILE, resolve
+from featcal.formats.checkpoint import INDEX_FILE, local_folder
 from featcal.formats.hub import HubModel, hub_model, snapshot
 from featcal.formats.hub_errors import Trouble, Unreachable
 from featcal.formats.locate import locate
@@ -177,7 +177,7 @@ class Places:
         def find() -> Place:
             model = hub_model(part)
             if self._is_folder(part) or self._is_folder(part.split("/")[0]) or model is None:
-                return resolve(part, self._root, label)
+                return local_folder(part, self._root, label)
             require_no_hub(label)
             cached = cached_folder(model)
             if cached is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.evaluation.evaluate import accuracy
-from featcal.evaluation.scoring_heads import head_of, names_of, prompt_heads, right_answers
+from featcal.evaluation.scoring_heads import class_names_by_task, head_of, prompt_heads, right_answers
 from featcal.family.opening import Family
 from featcal.samples.sources import Samples
 from featcal.suite.schema import expert_role
@@ -129,7 +129,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     drawn = {task: one for task in family.experts if (one := _draw_labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
         return None
-    names = names_of(drawn)
+    names = class_names_by_task(drawn)
     shared = {} if family.adapter.reads_prompts else prompt_heads(family, names, dict.fromkeys(names, family.merged))
     right: dict[str, dict[str, float]] = {}
     for expert in drawn:

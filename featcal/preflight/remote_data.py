@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from featcal.preflight.remote import Download
 from featcal.samples.hub_repository import (
     ALONE,
-    Layout,
+    DatasetLayout,
     Repository,
     cache_folder_of,
     describe_repository,
@@ -98,7 +98,7 @@ def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
     return any(source.config in (None, one, one.partition("-")[0]) for one in prepared if not one.endswith(ALONE))
 
 
-def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
+def _has_rows(layout: DatasetLayout, source: Source, rows: DrawnRows | None) -> bool:
     split = str(source.split)
     if layout.is_prepared(split):
         return True
@@ -106,7 +106,7 @@ def _has_rows(layout: Layout, source: Source, rows: DrawnRows | None) -> bool:
     return found is not None and rows is not None and not found.missing(_needed_rows(found, source, rows))
 
 
-def _kept_rows(layout: Layout, split: str) -> HubRows | None:
+def _kept_rows(layout: DatasetLayout, split: str) -> HubRows | None:
     """Return a split of which single row groups may be here; None where none were fetched."""
     footers = kept_footers(layout, split) if may_read_rows(layout, split) else None
     return None if footers is None else HubRows.from_footers(layout, split, footers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from featcal.evaluation.scoring_heads import check_classes
 from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch
-from featcal.preflight.models import Report
+from featcal.preflight.models import CheckFindings
 from featcal.preflight.places import Places
 from featcal.preflight.remote_data import DrawnRows
 from featcal.samples.sources import Samples, longest_text, open_pool, rows_in_order
@@ -39,13 +39,13 @@ class DrawSize:
 
 def check_samples(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
-) -> tuple[dict[str, Report], Mapping[str, DrawSize]]:
+) -> tuple[dict[str, CheckFindings], Mapping[str, DrawSize]]:
     """Open every source and draw some samples; return what there is to say by task, and the size of the draws.
 
     Args:
         family: None where the models cannot be opened; sources are then opened and nothing is drawn from them.
     """
-    reports = {task: Report() for task in suite.tasks}
+    reports = {task: CheckFindings() for task in suite.tasks}
     sizes: dict[str, DrawSize] = {}
     for task, report in reports.items():
         for split in SPLITS:

@@ -31,12 +31,12 @@ def with_corruption(
     """Return a function that fetches the same pictures, each corrupted by noise of its own."""
 
     def worse(wanted: Sequence[int]) -> list[Image]:
-        return [corrupt(image, how, one) for image, one in zip(fetch(wanted), wanted, strict=True)]
+        return [corrupt_picture(image, how, one) for image, one in zip(fetch(wanted), wanted, strict=True)]
 
     return worse
 
 
-def corrupt(image: Image, how: Corruption, sample: int) -> Image:
+def corrupt_picture(image: Image, how: Corruption, sample: int) -> Image:
     """Return one corrupted picture.
 
     Args:

@@ -25,7 +25,7 @@ TOGETHER = 32
 """Number of prompts in one batch."""
 
 
-def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> list[list[int]]:
+def prompt_ids(source: SelfGenerated, spec: Task, preparation: Preparation) -> list[list[int]]:
     """Return the token ids of all prompts of a source.
 
     Raises:
@@ -63,7 +63,7 @@ def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> l
     return rows
 
 
-def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: Preparation, task: str) -> Pool:
+def write_pool(generator: Generator, source: SelfGenerated, spec: Task, preparation: Preparation, task: str) -> Pool:
     """Return the pool of all texts of a source, written by the expert of the task.
 
     A text from the start token alone is one text, without the token that ends it; the continuation of a prompt is an
@@ -73,7 +73,7 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
         InputError: a model that writes no text, an encoder-decoder without prompts, a decoder without a start token, or
             prompts and new tokens beyond the task's limits.
     """
-    prompts = prompts_of(source, spec, preparation)
+    prompts = prompt_ids(source, spec, preparation)
     answers = _continue_prompts(generator, prompts, source.tokens, task)
     if isinstance(source.prompts, int):
         answers = [answer[:-1] if answer[-1] in generator.ends else answer for answer in answers]

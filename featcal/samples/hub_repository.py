@@ -64,7 +64,7 @@ class Repository:
         return _commit_folder(self.name, self.commit)
 
     @lru_cache(maxsize=256)  # noqa: B019  # it is asked for at every look at a source, and a card takes long to read
-    def lay_out(self, config: str | None) -> Layout | None:
+    def lay_out(self, config: str | None) -> DatasetLayout | None:
         """Return how `datasets` would read a configuration; None where that cannot be told from names.
 
         Raises:
@@ -96,7 +96,7 @@ class Repository:
                 (top / path).parent.mkdir(parents=True, exist_ok=True)
                 (top / path).write_text(self.texts.get(name, ""), encoding="utf-8")
 
-    def _ask_datasets(self, top: Path, config: str | None) -> Layout:
+    def _ask_datasets(self, top: Path, config: str | None) -> DatasetLayout:
         datasets = import_datasets(self.name)
         try:
             configs = datasets.get_dataset_config_names(str(top))
@@ -112,11 +112,11 @@ class Repository:
             str(split): tuple(Path(file).relative_to(top).as_posix() for file in files)
             for split, files in (builder.config.data_files or {}).items()
         }
-        return Layout(self, builder, splits)
+        return DatasetLayout(self, builder, splits)
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetLayout:
     """One configuration of a data set, as `datasets` reads it."""
 
     repository: Repository

@@ -13,7 +13,7 @@ import numpy as np
 
 from featcal.formats.hub_errors import try_again
 from featcal.samples.arrow import ArrowTable, import_pyarrow
-from featcal.samples.hub_repository import Layout, Repository, explain_reading, import_datasets
+from featcal.samples.hub_repository import DatasetLayout, Repository, explain_reading, import_datasets
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 
@@ -50,7 +50,7 @@ class RowGroup:
 class HubRows:
     """The rows of one split, in its Parquet files on the Hub."""
 
-    layout: Layout
+    layout: DatasetLayout
     split: str
     footers: Mapping[str, bytes]
     """The end of every file, from its footer on, in their order."""
@@ -58,7 +58,7 @@ class HubRows:
     schema: pa.Schema
 
     @classmethod
-    def from_footers(cls, layout: Layout, split: str, footers: Mapping[str, bytes]) -> HubRows:
+    def from_footers(cls, layout: DatasetLayout, split: str, footers: Mapping[str, bytes]) -> HubRows:
         """Read footers: which rows stand where, and the types that `datasets` gives to their columns."""
         datasets = import_datasets(layout.repository.name)
         features = layout.builder.info.features or layout.builder.config.features
@@ -153,7 +153,7 @@ class HubRows:
             return datasets.table.table_cast(opened.read_row_group(group.number), self.schema)
 
 
-def may_read_rows(layout: Layout, split: str) -> bool:
+def may_read_rows(layout: DatasetLayout, split: str) -> bool:
     """Say whether row groups of a split can be fetched, and whether that may pay."""
     config = layout.builder.config
     if layout.builder.name != "parquet" or split not in layout.splits or config.columns or config.filters is not None:
@@ -161,7 +161,7 @@ def may_read_rows(layout: Layout, split: str) -> bool:
     return sum(layout.repository.sizes[file] for file in layout.splits[split]) >= WORTH
 
 
-def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
+def find_rows(layout: DatasetLayout, split: str, *, keep: bool) -> HubRows:
     """Return the rows of a split, after fetching the footers of its files where they are not here.
 
     Args:
@@ -187,7 +187,7 @@ def find_rows(layout: Layout, split: str, *, keep: bool) -> HubRows:
     return HubRows.from_footers(layout, split, found)
 
 
-def kept_footers(layout: Layout, split: str) -> dict[str, bytes] | None:
+def kept_footers(layout: DatasetLayout, split: str) -> dict[str, bytes] | None:
     """Return the footers of a split's files from the time when they were fetched; None where one is not here."""
     places = {file: _folder_of(layout.repository, file) / "footer" for file in layout.splits[split]}
     if not all(place.is_file() for place in places.values()):

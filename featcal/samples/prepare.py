@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.in_memory import name_place
-from featcal.formats.located_model import Pictures
+from featcal.formats.located_model import PicturePreprocessing
 from featcal.formats.model_files import settings_files
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.formats.sentences import SentenceText, read_in_lower_case, reads_lower_case
@@ -52,7 +52,7 @@ class Preparation:
     modality: Modality
     image_processor: str = ""
     """Class of transformers that turns pictures into pixels by `folder`'s settings; empty for the one they name."""
-    pictures: Pictures | None = None
+    pictures: PicturePreprocessing | None = None
     """Replaces the image processor, if given."""
     written: Written | None = None
     """Gives the texts that experts write, for sources that ask for them."""

@@ -18,9 +18,9 @@ from featcal.samples.arrow import ArrowTable
 from featcal.samples.class_names import sort_names
 from featcal.samples.conversations import read_example
 from featcal.samples.pool import FetchedLabels, Image, Pool, TextExample
-from featcal.samples.table import Table, picture_of
+from featcal.samples.table import ColumnTable, picture_of
 from featcal.suite.source import Source
-from featcal.suite.template import fill, template_fields
+from featcal.suite.template import fill_template, template_fields
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.paths import require_plain
@@ -37,7 +37,7 @@ MOST_PIXELS = 64_000_000
 """Pixels of one picture: each takes some bytes while it is read, however small the file is."""
 
 
-def table_pool(table: Table, source: Source, split: str | None) -> Pool:
+def table_pool(table: ColumnTable, source: Source, split: str | None) -> Pool:
     """Return the pool of a table's rows whose column "split" is `split`; of all rows for None.
 
     Raises:
@@ -93,7 +93,7 @@ def _needed_columns(source: Source) -> dict[str, Sequence[str]]:
     }
 
 
-def _rows_of_split(table: Table, split: str) -> Rows:
+def _rows_of_split(table: ColumnTable, split: str) -> Rows:
     if "split" not in table.columns:
         raise InputError(
             f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table.columns)})"
@@ -113,7 +113,7 @@ def _list_columns(known: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def _texts(table: Table, source: Source, rows: Rows) -> Pool:
+def _texts(table: ColumnTable, source: Source, rows: Rows) -> Pool:
     template, target, pair = str(source.input), source.target, source.pair
     answers = _answers(source)
     label = source.label or "label"
@@ -123,16 +123,16 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
     def example(row: Mapping[str, Any]) -> TextExample:
         if answers is None:
             return TextExample(
-                fill(template, row),
-                None if target is None else fill(target, row),
-                None if pair is None else fill(pair, row),
+                fill_template(template, row),
+                None if target is None else fill_template(target, row),
+                None if pair is None else fill_template(pair, row),
             )
         # Lists and mappings cannot be hashed, so looking them up would raise.
         if isinstance(row[label], dict | list) or row[label] not in answers:
             known = ", ".join(map(repr, answers))
             raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
         # Without a pair: those belong to classifiers, which have no answers.
-        return TextExample(fill(template, row), answers[row[label]])
+        return TextExample(fill_template(template, row), answers[row[label]])
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
@@ -149,7 +149,7 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
     return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
 
 
-def _conversations(table: Table, columns: Sequence[str], rows: Rows) -> Pool:
+def _conversations(table: ColumnTable, columns: Sequence[str], rows: Rows) -> Pool:
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
         examples = []
@@ -188,13 +188,13 @@ def _not_empty(example: TextExample) -> TextExample:
 # --------------------------------------------------------------------------------------------------- pictures
 
 
-def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
+def _pictures(table: ColumnTable, source: Source, rows: Rows) -> Pool:
     images = _images(table, source.image or "image", rows)
     labels, names, counted = _labels(table, label_column(source, table.columns), rows)
     return Pool(len(rows), labels, names, images, counted_names=counted)
 
 
-def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
+def _images(table: ColumnTable, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
     """Return a function from indices to the pictures of a column."""
 
     def images(wanted: Sequence[int]) -> list[Image]:
@@ -208,7 +208,7 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
 
 
 def _labels(
-    table: Table, column: str | None, rows: Rows
+    table: ColumnTable, column: str | None, rows: Rows
 ) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
     """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone;
     nothing without a column."""

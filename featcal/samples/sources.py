@@ -51,7 +51,17 @@ from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
 
-__all__ = ["Image", "Pool", "Samples", "TextExample", "count_as", "draw", "look", "open_pool", "pick"]
+__all__ = [
+    "Image",
+    "Pool",
+    "Samples",
+    "TextExample",
+    "count_as",
+    "draw_samples",
+    "open_pool",
+    "pick_indices",
+    "preview_samples",
+]
 
 _AT_ONCE = 256  # decoded pictures in memory
 
@@ -99,7 +109,7 @@ class Samples:
         return ClassList(self.class_names, "the task", self.counted_names)
 
 
-def draw(
+def draw_samples(
     suite: Suite,
     task: str,
     split: str,
@@ -136,7 +146,9 @@ def draw(
     return replace(drawn, indices=tuple(place % pool.size for place in indices), total=total)
 
 
-def look(suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None) -> Samples:
+def preview_samples(
+    suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None
+) -> Samples:
     """Return the samples of `draw` as people see them, without inputs of a model; pictures are read at every access.
 
     Args:
@@ -344,7 +356,7 @@ class _Pictures(Sequence[Image]):
         return self._fetch([self._indices[index]])[0]
 
 
-def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
+def pick_indices(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
     """Return rising indices of `count` out of `size` samples, decided by (seed, task) alone; all of them for None, or
     if there are no more. Raise InputError for a count below 1 or a seed below 0."""
     if seed < 0:
@@ -364,7 +376,7 @@ def _order(size: int, seed: int, task: str) -> list[int]:
 def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task: str) -> list[int]:
     """Return the rows, out of `size`, that a draw of `count` samples takes; of a source's `limit` if it has one."""
     available = _pick_evenly(size, limit)
-    return [available[place] for place in pick(len(available), count, seed, task)]
+    return [available[place] for place in pick_indices(len(available), count, seed, task)]
 
 
 def rows_in_order(size: int, limit: int | None, count: int, seed: int, task: str) -> list[int]:

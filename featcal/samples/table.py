@@ -23,7 +23,7 @@ MOST_LINE = 16 << 20
 """Largest number of bytes of one line of JSON Lines."""
 
 
-class Table(Protocol):
+class ColumnTable(Protocol):
     """A data set that is read by column or by row."""
 
     @property

@@ -54,7 +54,7 @@ class Work:
         return EvaluationSamples(self.args["samples"], self.args["split"], self.args["seed"])
 
 
-def calibrate(work: Work) -> dict[str, Any]:
+def run_calibration(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
 
     `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), `model`, the name
@@ -85,7 +85,7 @@ def calibrate(work: Work) -> dict[str, Any]:
         raise
 
 
-def options_of(config: CalibrationConfig) -> dict[str, Any]:
+def job_options(config: CalibrationConfig) -> dict[str, Any]:
     """Return all options of a calibration as a job takes them, so that none is left to the suite; every part is an
     empty list."""
     return {name: [] if value is None else value for name, value in asdict(config).items()}
@@ -101,7 +101,7 @@ def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
     return config_for(family, **named)
 
 
-def scores(work: Work) -> dict[str, Any]:
+def run_scores(work: Work) -> dict[str, Any]:
     """Score a model on a split.
 
     `args`: `model` (a name, a folder or a Hub id), `split`, `samples` per task (None: all), `seed`.
@@ -121,7 +121,7 @@ def scores(work: Work) -> dict[str, Any]:
     return {**found.to_json(), "answers": answers}
 
 
-def sweep(work: Work) -> dict[str, Any]:
+def run_sweep_job(work: Work) -> dict[str, Any]:
     """Calibrate with every combination of values and measure each; results in the history are not computed again, so a
     sweep that was cancelled or died goes on where it stopped.
 
@@ -141,7 +141,7 @@ def sweep(work: Work) -> dict[str, Any]:
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
 
 
-def report(work: Work) -> dict[str, Any]:
+def run_report(work: Work) -> dict[str, Any]:
     """Write a report as one HTML file in the job's folder.
 
     `args`: `models`, their names, and the view that drift is measured on: `samples`, `split`, `seed`.
@@ -157,7 +157,7 @@ def report(work: Work) -> dict[str, Any]:
     return write_report(session, work.suite, out, models=work.args["models"], on=work.view, progress=work.progress)
 
 
-def compare(work: Work) -> dict[str, Any]:
+def run_comparison(work: Work) -> dict[str, Any]:
     """Measure methods side by side; finished rows are kept, so a study that ended early goes on where it stopped.
 
     `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
@@ -166,19 +166,19 @@ def compare(work: Work) -> dict[str, Any]:
         The document of `featcal compare --model all --json`, which the page of studies finds as well.
     """
     from featcal.studies.compare import compare_methods
-    from featcal.studies.library import keep
-    from featcal.studies.plan import Plan
+    from featcal.studies.library import keep_study
+    from featcal.studies.plan import StudyPlan
 
     methods, seeds, samples = (work.args[name] for name in ("methods", "seeds", "samples"))
     session = work.open_session()
-    study = compare_methods(session, Plan(tuple(methods), tuple(seeds), samples, progress=work.progress))
-    problem = keep(study)
+    study = compare_methods(session, StudyPlan(tuple(methods), tuple(seeds), samples, progress=work.progress))
+    problem = keep_study(study)
     if problem:
         raise InputError(problem)
     return study.to_json()
 
 
-def select(work: Work) -> dict[str, Any]:
+def run_selection(work: Work) -> dict[str, Any]:
     """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
     that was cancelled or died goes on where it stopped.
 
@@ -189,16 +189,16 @@ def select(work: Work) -> dict[str, Any]:
         The document of `featcal select --json`.
     """
     from featcal.studies.selection.candidates import config_asked
-    from featcal.studies.selection.choose import select as choose
+    from featcal.studies.selection.choose import select
 
     session = work.open_session(resident=True)
     config = config_asked(session.family, **work.args["options"])
     of, minutes = work.args.get("model", "merged"), work.args.get("minutes")
-    found = choose(session, config, of=of, minutes=minutes, progress=work.progress)
+    found = select(session, config, of=of, minutes=minutes, progress=work.progress)
     return found.to_json(work.suite)
 
 
-def diagnose(work: Work) -> dict[str, Any]:
+def run_diagnosis(work: Work) -> dict[str, Any]:
     """Say what is wrong with a model, and what a calibration with the suite's options brings.
 
     `args`: `model`, its name, and the view that it is measured on: `samples`, `split`, `seed`.
@@ -206,15 +206,14 @@ def diagnose(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal diagnose --json`.
     """
-    from featcal.figures.verdict.measure import diagnose as measure
-    from featcal.figures.verdict.measure import repair_of, verdict_json
+    from featcal.figures.verdict.measure import diagnose_model, repair_of, verdict_json
 
     session, model, on = work.open_session(), work.args["model"], work.view
-    verdict = measure(session, model, on, repair_of(session, model), work.progress)
+    verdict = diagnose_model(session, model, on, repair_of(session, model), work.progress)
     return verdict_json(session, model, on, verdict)
 
 
-def difference(work: Work) -> dict[str, Any]:
+def run_difference(work: Work) -> dict[str, Any]:
     """Compare two models sample by sample; a look at the test split is counted.
 
     `args`: `models`, the names of both, and the view that they are scored on: `samples`, `split`, `seed`.
@@ -231,14 +230,14 @@ def difference(work: Work) -> dict[str, Any]:
 
 
 KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
-    "calibrate": calibrate,
-    "scores": scores,
-    "sweep": sweep,
-    "report": report,
-    "compare": compare,
-    "select": select,
-    "diagnose": diagnose,
-    "difference": difference,
+    "calibrate": run_calibration,
+    "scores": run_scores,
+    "sweep": run_sweep_job,
+    "report": run_report,
+    "compare": run_comparison,
+    "select": run_selection,
+    "diagnose": run_diagnosis,
+    "difference": run_difference,
 }
 """Name of a kind → the function that the worker calls."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.config import resolve_options
 from featcal.calibration.precision import product_dtype
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.figures.verdict.measure import repair_of
@@ -64,7 +64,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     Raises:
         InputError: samples that cannot be drawn, or parts that do not exist.
     """
-    config = resolve(config, session.family.adapter, session.tasks)
+    config = resolve_options(config, session.family.adapter, session.tasks)
 
     def make() -> float:
         sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
@@ -128,7 +128,7 @@ def seconds_to_diagnose(session: Session, model: ModelId, view: EvaluationSample
     return booked + seconds_to_compare(session, ("base", "expert", model, *(() if repair is None else (repair,))), view)
 
 
-def bytes_needed(session: Session, config: CalibrationConfig, *, resident: bool = False) -> int:
+def calibration_bytes(session: Session, config: CalibrationConfig, *, resident: bool = False) -> int:
     """Estimate the memory of a process that calibrates, from headers and the first samples.
 
     Args:

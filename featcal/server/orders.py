@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.server.kinds import KINDS
-from featcal.server.queue import Job, Order, Queue
+from featcal.server.queue import Job, JobOrder, Queue
 from featcal.session.fingerprint import Stamp, model_stamp, suite_stamp
 from featcal.studies.history import current_maker
 from featcal.suite.name_grammar import reference_in
@@ -18,7 +18,7 @@ from featcal.system.resources import code_digest, embedded_suites, ready_suites
 from featcal.system.sandbox import server_rules
 
 
-def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
+def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> JobOrder:
     """Make the order of some work on a suite.
 
     Its key covers the suite's text, all its files as they are now, those of the models that `args` names and featcal's
@@ -43,10 +43,10 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     # The working folder belongs to the key: relative paths in the arguments mean other files elsewhere.
     identity = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
     key = json_digest(identity)
-    return Order(kind, place, args, str(here), key)
+    return JobOrder(kind, place, args, str(here), key)
 
 
-def submit(queue: Queue, wanted: Order, visitor: str) -> Job:
+def submit(queue: Queue, wanted: JobOrder, visitor: str) -> Job:
     """Put an order in line and return the job that will do it.
 
     Raises:
@@ -68,7 +68,7 @@ def _models(args: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in (args.get("model", "merged"), *several)]
 
 
-def require_current(asked: Order, when: str) -> None:
+def require_current(asked: JobOrder, when: str) -> None:
     """Raise where anything that the result of an order depends on has changed since it was asked for.
 
     Args:

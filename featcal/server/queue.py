@@ -46,7 +46,7 @@ ORDER BY (SELECT MAX(turn) FROM jobs AS own WHERE own.visitor = jobs.visitor), i
 
 
 @dataclass(frozen=True)
-class Order:
+class JobOrder:
     """Work that is to be computed."""
 
     kind: str
@@ -66,7 +66,7 @@ class Job:
     """An order in the queue, as it was when it was looked at. Times are seconds since the epoch."""
 
     id: int
-    order: Order
+    order: JobOrder
     folder: Path
     """Folder of its result, its log and nothing else."""
     visitor: str
@@ -121,7 +121,7 @@ class Queue:
         self.folder = (folder or jobs_folder()).absolute()
         self._file = self.folder / "queue.sqlite"
 
-    def submit(self, order: Order, visitor: str) -> Job:
+    def submit(self, order: JobOrder, visitor: str) -> Job:
         """Put an order in line, or find it in line or running and not about to end; return the job that will do it."""
         with self._transaction() as rows:
             found = rows.execute(
@@ -136,7 +136,7 @@ class Queue:
                 found = rows.execute("SELECT * FROM jobs WHERE id = last_insert_rowid()").fetchone()
             return self._job(found)
 
-    def find(self, order: Order) -> Job | None:
+    def find(self, order: JobOrder) -> Job | None:
         """Return the last job for an order, whatever became of it."""
         found = self._read("SELECT * FROM jobs WHERE key = ? ORDER BY id DESC LIMIT 1", order.key)
         return found[0] if found else None
@@ -152,7 +152,7 @@ class Queue:
             "COALESCE(-ended, id), id"
         )
 
-    def result(self, order: Order) -> dict[str, Any] | None:
+    def result(self, order: JobOrder) -> dict[str, Any] | None:
         """Return the document that a job for this order has left; None if none has."""
         file = self._folder(order.key) / "result.json"
         return read_json(file) if file.is_file() else None
@@ -284,6 +284,6 @@ class Queue:
 
     def _job(self, row: sqlite3.Row) -> Job:
         kept = dict(row)
-        order = Order(kept["kind"], kept["suite"], json.loads(kept["args"]), kept["cwd"], kept["key"])
+        order = JobOrder(kept["kind"], kept["suite"], json.loads(kept["args"]), kept["cwd"], kept["key"])
         entries = {field.name: kept[field.name] for field in fields(Job) if field.name in kept}
         return Job(order=order, folder=self._folder(order.key), **entries)

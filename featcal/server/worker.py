@@ -101,7 +101,7 @@ def _end_politely(number: int, frame: FrameType | None) -> None:
     sys.exit(CANCELLED)
 
 
-def main(folder: str, identity: str) -> int:
+def run_worker(folder: str, identity: str) -> int:
     """Run a job in this process; SystemExit is raised in its midst when the process is told to end."""
     threading.Thread(target=_end_with_manager, daemon=True).start()
     signal.signal(signal.SIGTERM, _end_politely)
@@ -114,4 +114,4 @@ def main(folder: str, identity: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(run_worker(*sys.argv[1:]))

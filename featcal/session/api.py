@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from featcal.calibration.calibrate import CalibrationResult
-from featcal.calibration.calibrate import calibrate as calibrate_suite
+from featcal.calibration.calibrate import calibrate_family as calibrate_suite
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores

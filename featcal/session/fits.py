@@ -9,9 +9,9 @@ from pathlib import Path
 from featcal.baselines.common.baseline import Sampled
 from featcal.baselines.common.fit import fit
 from featcal.baselines.common.fitted_model import Fitted
-from featcal.calibration.block_preview import Preview, hold
+from featcal.calibration.block_preview import Preview, build_preview
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.calibrate import CalibrationResult, calibrate
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import select_tasks
 from featcal.calibration.low_rank import Limits
@@ -218,7 +218,9 @@ class Fits:
             run = self.family_with(start).run(progress)
             fitted = select_tasks(config, self.suite.calibration_passes(config))
             weights = self._calibrate(one, lambda: fitted, progress).weights
-            return hold(run, config, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
+            return build_preview(
+                run, config, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view))
+            )
 
         # Statistics of a whole block are large, so that of the last block alone is kept.
         return self.suite.get_or_replace(_PREVIEW, (one.key, layer, *self.suite.key(view)), make)
@@ -252,7 +254,7 @@ class Fits:
         def make() -> CalibrationResult:
             config, of = self._calibration(model)
             first = self._first_block(of)
-            return calibrate(self.family_with(of), config, experts=passes(), first=first, progress=progress)
+            return calibrate_family(self.family_with(of), config, experts=passes(), first=first, progress=progress)
 
         return self.suite.get_or_make(_CALIBRATED, model.key, make)
 

@@ -8,18 +8,18 @@ from functools import partial
 
 from torch import Tensor
 
-from featcal.drift.decomposition import decompose, follow, map_last_layer
-from featcal.drift.depth import Depth, read_decisions
+from featcal.drift.decomposition import decompose, map_last_layer, measure_total_drift
+from featcal.drift.depth import DepthDecisions, read_decisions
 from featcal.drift.inside import MapMismatch, map_mismatches
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
-from featcal.drift.output import lead, output_drift
+from featcal.drift.output import output_drift, top1_margin
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.drift.tokens import TokenDrift, token_drift
 from featcal.evaluation.comparison import Comparison, compare_scores
-from featcal.evaluation.evaluate import Scores, TaskScore, reach_features, score, scoring_heads
+from featcal.evaluation.evaluate import Scores, TaskScore, reach_features, score_model, scoring_heads
 from featcal.evaluation.generation_check import Canary
-from featcal.evaluation.generation_check import canary as measure_canary
+from featcal.evaluation.generation_check import compare_generation as measure_canary
 from featcal.evaluation.language import name_answers, name_tokens
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.family.opening import Family
@@ -27,11 +27,11 @@ from featcal.formats.weights import Overlay, Weights
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.models.context import Run
 from featcal.models.features import depth_features, layer_features
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.models.model import Head, own_head, strip_maps
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
-from featcal.session.model_ref import MERGED, ModelId, ModelRef, Same
+from featcal.session.model_ref import MERGED, IdentityKey, ModelId, ModelRef
 from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
@@ -46,12 +46,12 @@ _FEATURES = ResultKind[Features]("features")
 _DRIFTS = ResultKind[DriftLedger]("drift")
 _LAYERS = ResultKind[dict[str, Tensor]]("features after layers")
 _MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
-_DEPTH = ResultKind[Depth]("decisions through depth")
+_DEPTH = ResultKind[DepthDecisions]("decisions through depth")
 _TOKENS = ResultKind[TokenDrift]("drift by token")
 _COSINES = ResultKind[dict[str, float]]("task vectors")
 _SCORES = ResultKind[Scores]("scores")
 _REACHED = ResultKind[Tensor]("features that are scored")
-_CHECKED = ResultKind[Kept]("inputs that were checked")
+_CHECKED = ResultKind[WalkCache]("inputs that were checked")
 _MERGED = ResultKind[Weights]("merged")
 _HEADS = ResultKind[Mapping[str, Head]]("heads")
 _QUICK = ResultKind[Scores]("quick scores")
@@ -89,7 +89,7 @@ class Measurements:
                 mapped = {task: map_last_layer(features, weights) for task, features in found.items()}
                 return Features(self.suite.family.suite.name, one.label, split, mapped)
             passes = self.suite.measured_passes(view, self.suite.samples(view))
-            tasks = follow(self._run(weights, progress), weights, passes)
+            tasks = measure_total_drift(self._run(weights, progress), weights, passes)
             return Features(self.suite.family.suite.name, one.label, split, tasks)
 
         return self.suite.get_or_make(_FEATURES, (one.key, count, split, seed), make)
@@ -141,7 +141,9 @@ class Measurements:
 
         return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
 
-    def depth(self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Depth:
+    def depth(
+        self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> DepthDecisions:
         """Read a model's decisions on a task after every block, through its own final norm and head, beside the
         expert's final ones. Heads are made for the last layer: after others they say where a decision turns, no more.
 
@@ -151,7 +153,7 @@ class Measurements:
         self._require_task(task)
         one = self.suite.resolve(model)
 
-        def make() -> Depth:
+        def make() -> DepthDecisions:
             expert_head, model_head, _ = self.judges(_walked_model(one), view)[task]
             head = expert_head if one.is_every_expert else model_head
             walk = self._pass_of(one, task, view)
@@ -224,7 +226,7 @@ class Measurements:
             for done, task in enumerate(self.suite.tasks):
                 progress(step, done, len(self.suite.tasks))
                 parts = self.suite.parts(task, view)
-                tasks[task] = score(self.suite.family, models[task], parts, heads.get(task), self._reach)
+                tasks[task] = score_model(self.suite.family, models[task], parts, heads.get(task), self._reach)
             progress(step, len(self.suite.tasks), len(self.suite.tasks))
             return Scores(self.suite.family.suite.name, one.label, split, tasks)
 
@@ -263,7 +265,7 @@ class Measurements:
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
-            return {task: lead(scores) for task, scores, _ in self._iterate_scores(one, view)}
+            return {task: top1_margin(scores) for task, scores, _ in self._iterate_scores(one, view)}
 
         return self.suite.get_or_make(_MARGINS, (one.key, *self.suite.key(view)), make)
 
@@ -295,7 +297,7 @@ class Measurements:
     def canary(
         self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
     ) -> Canary:
-        """Check whether a model still generates (`featcal.evaluation.generation_check.canary`)."""
+        """Check whether a model still generates (`featcal.evaluation.generation_check.compare_generation`)."""
         one, other = self.suite.resolve(model), self.suite.resolve(against)
 
         def make() -> Canary:
@@ -338,8 +340,8 @@ class Measurements:
         """Return the final features of weights on samples that are scored; once for models that differ in maps."""
         below = strip_maps(weights)
         # No room: steps of a model that is scored once are worth nothing, and inputs are checked once for all models.
-        checked = self.suite.get_or_make(_CHECKED, None, lambda: Kept(0))
-        key = Same(below), drawn.task, drawn.split, drawn.indices
+        checked = self.suite.get_or_make(_CHECKED, None, lambda: WalkCache(0))
+        key = IdentityKey(below), drawn.task, drawn.split, drawn.indices
         return self.suite.get_or_make(
             _REACHED, key, lambda: reach_features(family, self._merge_once(below), drawn, checked)
         )
@@ -352,7 +354,7 @@ class Measurements:
         if not (isinstance(weights, RecipeWeights) and self.suite.has_room(size)):
             return weights
         return self.suite.get_or_make(
-            _MERGED, Same(weights), lambda: Overlay(weights.label, weights, weights.read(names))
+            _MERGED, IdentityKey(weights), lambda: Overlay(weights.label, weights, weights.read(names))
         )
 
     def _require_task(self, task: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from featcal.baselines.common.fold_heads import with_heads
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import all_parts, idle_options, resolve
-from featcal.calibration.config import config_of as of_recipe
+from featcal.calibration.config import all_parts, idle_options, resolve_options
+from featcal.calibration.config import resolve_recipe as of_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
 from featcal.formats.hub import RECORD_FILE
@@ -33,7 +33,7 @@ from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
 
 
-def config_of(name: ModelName, family: Family) -> CalibrationConfig:
+def config_of_name(name: ModelName, family: Family) -> CalibrationConfig:
     """Return the options of a calibration that is named; those that are not said are the suite's, else the paper's.
 
     Raises:
@@ -48,7 +48,7 @@ def config_of(name: ModelName, family: Family) -> CalibrationConfig:
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
     """Return the name that stands for a calibration with these options, and for no other whatever a suite recommends:
     with all that matter most, and what differs from the suite's (`config_of`) or from the recipe's own."""
-    config = resolve(config, family.adapter, family.suite.tasks)
+    config = resolve_options(config, family.adapter, family.suite.tasks)
     suites = config_for(family, recipe=config.recipe)
     own = of_recipe(family.adapter, family.suite.tasks, {"recipe": config.recipe})
     idle = idle_options(family.adapter)

@@ -8,12 +8,12 @@ from pathlib import Path
 from weakref import ref
 
 from featcal.baselines.common.baseline import Baseline, baseline_options
-from featcal.calibration.config import resolve
+from featcal.calibration.config import resolve_options
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.model_files import Commit
 from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
-from featcal.session.model_names import config_of, name_calibration
+from featcal.session.model_names import config_of_name, name_calibration
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT, is_baseline
 from featcal.suite.name_grammar import model_name, name_on, reference_in
@@ -71,7 +71,7 @@ class ModelRef:
         """Return what is equal for the same model of one suite: a name, options, a checkpoint while its files are as
         they are now, an object that is the very same."""
         if self.given is not None:
-            return Same(self.given)
+            return IdentityKey(self.given)
         options = self.config or self.baseline
         if options is not None and self.of is not None:
             return options, self.of.key
@@ -106,7 +106,9 @@ def resolve_model(given: ModelId, family: Family, of: ModelId = MERGED) -> Model
     if isinstance(given, ModelRef):
         return given
     if isinstance(given, CalibrationConfig):
-        return _calibration(resolve(given, family.adapter, family.suite.tasks), resolve_model(of, family), family)
+        return _calibration(
+            resolve_options(given, family.adapter, family.suite.tasks), resolve_model(of, family), family
+        )
     if not isinstance(given, str | Weights | Calibrated):
         raise InputError(
             f"model: a {type(given).__name__} is not a model of this suite; give its name, a folder or what featcal "
@@ -117,7 +119,7 @@ def resolve_model(given: ModelId, family: Family, of: ModelId = MERGED) -> Model
         return ModelRef(OBJECT, label, label, given=given)
     name = model_name(given)
     if name.kind == "calibrated":
-        return _calibration(config_of(name, family), resolve_model(name.of or MERGED, family), family)
+        return _calibration(config_of_name(name, family), resolve_model(name.of or MERGED, family), family)
     if is_baseline(name.kind):
         options, start = baseline_options(name, family), resolve_model(name.of or MERGED, family)
         whole = name_on(options.name, start.name)
@@ -134,7 +136,7 @@ def _calibration(config: CalibrationConfig, start: ModelRef, family: Family) -> 
     return ModelRef("calibrated", whole, "calibrated" if start.kind == "merged" else whole, config=config, of=start)
 
 
-class Same:
+class IdentityKey:
     """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
 
     def __init__(self, thing: object) -> None:
@@ -146,4 +148,4 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         thing = self._thing()
-        return isinstance(other, Same) and thing is not None and other._thing() is thing
+        return isinstance(other, IdentityKey) and thing is not None and other._thing() is thing

@@ -12,7 +12,7 @@ from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import expert_passes
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.samples.sources import Samples
 from featcal.session.cache import Results, nbytes
 from featcal.session.model_ref import MERGED, ModelId, ModelRef, resolve_model
@@ -168,7 +168,7 @@ class OpenSuite:
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
             return self._passes.get_or_make(
-                key, lambda: expert_passes(family, of_all, Kept.from_device(family.compute.device), split)
+                key, lambda: expert_passes(family, of_all, WalkCache.from_device(family.compute.device), split)
             )
 
     def measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
@@ -179,7 +179,7 @@ class OpenSuite:
         """
 
         def make() -> dict[str, ExpertPass]:
-            room = None if self._one_shot else Kept.from_device(self.family.compute.device)
+            room = None if self._one_shot else WalkCache.from_device(self.family.compute.device)
             return {task: self.family.expert_pass(drawn[task], BATCH_SIZE, room) for task in self.tasks}
 
         with self._lock:

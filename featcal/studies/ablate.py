@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import idle_options
 from featcal.session.session import Session
-from featcal.studies.plan import Plan, points_of
+from featcal.studies.plan import StudyPlan, points_of
 from featcal.studies.study import Study, study_of
 from featcal.suite.calibration_options import INFORMED, NUMBERS, PAPER, RECIPES
 from featcal.suite.methods import EXPERT
@@ -16,7 +16,7 @@ from featcal.system.formatting import exactly
 _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RMSNorm scales", "rmsnorms"))
 
 
-def ablate(session: Session, plan: Plan) -> Study:
+def study_ablation(session: Session, plan: StudyPlan) -> Study:
     """Measure every recipe whole, then without one of its parts; the plan's own methods come first."""
     points = plan.points([EXPERT, *plan.methods])
     for recipe in RECIPES:

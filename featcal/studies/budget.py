@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from featcal.session.session import Session
 from featcal.studies.method_lists import OF_SAMPLES, takes_samples
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.methods import EXPERT
@@ -16,7 +16,7 @@ COUNTS = (8, 16, 32, 64, 128, 256, 512)
 METHODS = OF_SAMPLES
 
 
-def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Study:
+def study_budget(session: Session, plan: StudyPlan, counts: Sequence[int] = COUNTS) -> Study:
     """Measure every method with every number of samples per task; a task that has fewer gives all it has.
 
     Raises:

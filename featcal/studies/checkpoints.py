@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from featcal.formats.hub import RECORD_FILE
-from featcal.studies.history import HistoryEntry, Measured
+from featcal.studies.history import HistoryEntry, RunMeasurement
 from featcal.studies.records import Records
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import json_digest
@@ -34,9 +34,9 @@ class WrittenModel:
     """Digest of the hashes of its tensors: other weights in the same folder are another checkpoint."""
     loading: str
     """Lines of Python that load it."""
-    before: Measured | None
+    before: RunMeasurement | None
     """Measurements of what was calibrated, on the samples of `after`."""
-    after: Measured | None
+    after: RunMeasurement | None
 
     @property
     def is_there(self) -> bool:
@@ -77,8 +77,8 @@ class Checkpoints(Records):
         folder: Path,
         run: HistoryEntry,
         loading: str,
-        before: Measured | None = None,
-        after: Measured | None = None,
+        before: RunMeasurement | None = None,
+        after: RunMeasurement | None = None,
     ) -> WrittenModel:
         """Put a folder that was just written on the list; where that cannot be kept, `problems` says why.
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from featcal.calibration.calibrate import config_for
 from featcal.session.session import Session
 from featcal.studies.method_lists import everything
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.study import Study, study_of
 from featcal.suite.calibration_options import REFINED
 from featcal.suite.methods import ALL, EXPERT
 
 
-def compare_methods(session: Session, plan: Plan) -> Study:
+def compare_methods(session: Session, plan: StudyPlan) -> Study:
     """Measure methods by their names, experts beside them; "all" stands for every method at its defaults.
 
     Raises:

@@ -8,7 +8,7 @@ from itertools import product
 
 from featcal.session.session import Session
 from featcal.studies.method_lists import OF_SAMPLES
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.requirements import needs
 from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
@@ -23,8 +23,8 @@ SEVERITIES = (3,)
 CLEAN = "clean"
 
 
-def corrupt(
-    session: Session, plan: Plan, kinds: Sequence[str] = CORRUPTIONS, severities: Sequence[int] = SEVERITIES
+def study_corruption(
+    session: Session, plan: StudyPlan, kinds: Sequence[str] = CORRUPTIONS, severities: Sequence[int] = SEVERITIES
 ) -> Study:
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 

@@ -54,7 +54,7 @@ class TaskValue:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunMeasurement:
     """A measurement of a run on some samples; equal whenever the same run is measured again."""
 
     how: How
@@ -113,12 +113,12 @@ class HistoryEntry:
     """Versions of featcal, torch and transformers, and the kind of device."""
     time: str
     """When it was first recorded: UTC, ISO 8601."""
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[RunMeasurement, ...] = ()
     name: str = ""
     notes: str = ""
     pinned: bool = False
 
-    def find_measured(self, how: How, split: str, samples: int | None, seed: int) -> Measured | None:
+    def find_measured(self, how: How, split: str, samples: int | None, seed: int) -> RunMeasurement | None:
         """Return what was measured on these samples, if it was."""
         return next((one for one in self.measured if one.samples_key == (how, split, samples, seed)), None)
 
@@ -151,7 +151,7 @@ class History(Records):
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(cache_folder() / "runs" if folder is None else folder, "the history")
 
-    def add(self, run: HistoryEntry, measured: Measured | None = None) -> bool:
+    def add(self, run: HistoryEntry, measured: RunMeasurement | None = None) -> bool:
         """Record a run, and a measurement of it; what is recorded already stays. Return False if it is not kept."""
         place = self.folder / run.suite_hash
         kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
@@ -265,7 +265,9 @@ class History(Records):
             if (run.id, run.suite_hash) != (run_id, os.path.basename(place)):
                 self.tell(f"{place}/{run_id}.json is the record of another run; it is left out")
                 continue
-            measured = [self.read(f"{place}/{run_id}.{part}", Measured) for part in parts if part.endswith(".json")]
+            measured = [
+                self.read(f"{place}/{run_id}.{part}", RunMeasurement) for part in parts if part.endswith(".json")
+            ]
             yield replace(
                 run,
                 measured=tuple(one for one in measured if one is not None),

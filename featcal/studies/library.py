@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
 """Studies by their commands, and what each is about. One that comes with featcal lies beside its suite as KIND.json."""
 
 
-def keep(study: Study) -> str:
+def keep_study(study: Study) -> str:
     """Put a finished study where pages look for it, in place of one with the same rows; return why it cannot, or ""."""
     rows = [[row.point.model, row.point.made, dict(row.point.at)] for row in study.rows]
     identity = json.dumps([study.kind, study.suite_hash, study.on, rows], sort_keys=True)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from featcal.formats.weights import Overlay, Weights, is_in_memory
 from featcal.models.compute import use_threads
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.models.model import Model
 from featcal.session.cache import Results, nbytes
 from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import SharedResults
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.system.progress import Effort, peak_rss_bytes, release_memory, rss_bytes
+from featcal.system.progress import Timing, peak_rss_bytes, release_memory, rss_bytes
 
 T = TypeVar("T")
 Make = Callable[[Session, CalibrationConfig], Weights]
@@ -30,7 +30,7 @@ _OF_ALL = ("total", "samples")
 
 
 @dataclass
-class Cost(Effort):
+class Cost(Timing):
     """Cost of a piece of work: seconds of clock and processor, memory; known when the work is done."""
 
     peak_bytes: int | None = None
@@ -110,10 +110,10 @@ class Passes(Results[Hashable]):
 
     def __init__(self) -> None:
         super().__init__(SETS, lambda _: 1)
-        self._took: dict[Hashable, Effort] = {}
+        self._took: dict[Hashable, Timing] = {}
         self._paid: frozenset[Hashable] = frozenset()
-        self._found = Effort()
-        self._before: list[tuple[Kept, Effort, int]] = []
+        self._found = Timing()
+        self._before: list[tuple[WalkCache, Timing, int]] = []
         self.bytes_found = 0
         """Memory of what was there already, complete with `sum_found`."""
         self.used: frozenset[Hashable] = frozenset()
@@ -126,11 +126,11 @@ class Passes(Results[Hashable]):
             paid: those whose cost the model has a part of already.
         """
         self.used = self._paid = paid
-        self._found, self._before, self.bytes_found = Effort(), [], 0
+        self._found, self._before, self.bytes_found = Timing(), [], 0
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the kept passes, or else what `make` gives, to be kept."""
-        there, effort = key in self, Effort()
+        there, effort = key in self, Timing()
         with effort.measure():
             found = super().get_or_make(key, make)
         if not there:
@@ -146,10 +146,10 @@ class Passes(Results[Hashable]):
         for room in {id(one.kept): one.kept for one in found.values()}.values():
             self._before.append((room, replace(room.spared), room.spared_bytes))
 
-    def sum_found(self) -> Effort:
+    def sum_found(self) -> Timing:
         """Return what the model in hand would have taken beside its own work, had nothing been there."""
         for room, before, held in self._before:
-            self._found.add(Effort(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
+            self._found.add(Timing(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
             self.bytes_found += room.spared_bytes - held
         self._before = []
         return self._found
@@ -185,7 +185,7 @@ def _hold(weights: Weights, names: Iterable[str]) -> Weights:
     return weights if is_in_memory(weights, names) else Overlay(weights.label, weights, weights.read(names))
 
 
-def _add_held(cost: Cost, found: Effort, held: int) -> None:
+def _add_held(cost: Cost, found: Timing, held: int) -> None:
     """Add to the cost of work what it found, and the bytes of that."""
     cost.add(found)
     if cost.peak_bytes is not None:

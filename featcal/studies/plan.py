@@ -18,7 +18,7 @@ SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A plan of a study.
 
     Args:

@@ -11,7 +11,16 @@ from featcal.evaluation.evaluate import Scores
 from featcal.session.model_ref import ModelId
 from featcal.session.open_suite import ResultKind
 from featcal.session.session import Session
-from featcal.studies.history import History, HistoryEntry, How, Measured, TaskValue, current_maker, new_run, suite_hash
+from featcal.studies.history import (
+    History,
+    HistoryEntry,
+    How,
+    RunMeasurement,
+    TaskValue,
+    current_maker,
+    new_run,
+    suite_hash,
+)
 from featcal.suite.calibration_options import IDLE
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
@@ -34,7 +43,7 @@ def record(session: Session, model: ModelId, on: EvaluationSamples, history: His
     """
 
     def make() -> str:
-        kept = history.add(run_of(session, model), measure(session, model, on, how))
+        kept = history.add(run_of(session, model), measure_model(session, model, on, how))
         return "" if kept else history.problems[-1]
 
     key = str(history.folder), session.resolve(model).key, on, how
@@ -84,7 +93,7 @@ def kind_of_scores(session: Session) -> How:
     return "answers" if session.is_text else "features"
 
 
-def score(session: Session, model: ModelId, on: EvaluationSamples, how: How, progress: Progress = silent) -> Scores:
+def score_run(session: Session, model: ModelId, on: EvaluationSamples, how: How, progress: Progress = silent) -> Scores:
     """Score a model by whole answers, or off the features that drift is measured on.
 
     Raises:
@@ -95,7 +104,7 @@ def score(session: Session, model: ModelId, on: EvaluationSamples, how: How, pro
     return session.measure.quick_scores(model, on)
 
 
-def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | None = None) -> Measured:
+def measure_model(session: Session, model: ModelId, on: EvaluationSamples, how: How | None = None) -> RunMeasurement:
     """Measure a model's drift and its scores on the same samples; without scores where there can be none.
 
     Args:
@@ -107,7 +116,7 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | 
     """
     one, how = session.resolve(model), how or kind_of_scores(session)
     try:
-        scores = score(session, one, on, how).to_json()["tasks"]
+        scores = score_run(session, one, on, how).to_json()["tasks"]
     except NoScores:
         scores = {}
     drift = {}
@@ -123,4 +132,4 @@ def measure(session: Session, model: ModelId, on: EvaluationSamples, how: How | 
     took = {} if one.config is None else session.fit.calibrate(one).record["seconds"]
     seconds, cpu = took.get("total"), took.get("processor")  # folders of earlier versions do not say the second
     values = {task: TaskValue(**score) for task, score in scores.items()}
-    return Measured(how, on.split or session.split, on.samples, on.seed, values, drift, seconds, cpu)
+    return RunMeasurement(how, on.split or session.split, on.samples, on.seed, values, drift, seconds, cpu)

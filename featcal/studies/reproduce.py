@@ -22,7 +22,7 @@ from featcal.evaluation.comparison import LEVEL
 from featcal.session.session import Session
 from featcal.studies.history import TaskValue
 from featcal.studies.paper import PrintedRow, PrintedScores
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import Row
 from featcal.studies.study import Study, study_of
 from featcal.studies.summary import student_bound
@@ -45,7 +45,7 @@ _FIELLER = 1.06
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One score of a table, measured and printed, 0-1."""
 
     method: str
@@ -88,7 +88,7 @@ class Reproduction:
     printed: PrintedScores
     departures: tuple[str, ...]
     """Sentences on what was not done by the paper's protocol."""
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     """Row by row as in the paper, the average first."""
     missing: tuple[str, ...]
     """Sentences on rows that were not measured, and why."""
@@ -113,12 +113,12 @@ class Reproduction:
         )
 
 
-def models_of(printed: PrintedScores) -> list[str]:
+def table_models(printed: PrintedScores) -> list[str]:
     """Return the names of the models of a table's rows that there are."""
     return [one.model for one in printed.rows if one.model]
 
 
-def reproduce(session: Session, plan: Plan, printed: PrintedScores) -> Reproduction:
+def reproduce(session: Session, plan: StudyPlan, printed: PrintedScores) -> Reproduction:
     """Measure the models of a table's rows, and hold each score against the printed one.
 
     Args:
@@ -132,9 +132,9 @@ def reproduce(session: Session, plan: Plan, printed: PrintedScores) -> Reproduct
             f"{printed.table.name} has the tasks {', '.join(printed.table.tasks)}; the suite has "
             f"{', '.join(session.tasks)}"
         )
-    if unknown := [name for name in plan.methods if name not in models_of(printed)]:
+    if unknown := [name for name in plan.methods if name not in table_models(printed)]:
         raise InputError(
-            f"{printed.table.name} has no row of model '{unknown[0]}'; it has {', '.join(models_of(printed))}"
+            f"{printed.table.name} has no row of model '{unknown[0]}'; it has {', '.join(table_models(printed))}"
         )
     study = study_of("paper", session, plan.on, plan.run(session, plan.points()))
     of_model = {name: [row for row in study.rows if row.method == name] for name in plan.methods}
@@ -157,7 +157,7 @@ def _missing(printed: PrintedScores, of_model: dict[str, list[Row]]) -> list[str
     return sentences
 
 
-def _departures(session: Session, plan: Plan, rows: Sequence[PrintedRow]) -> list[str]:
+def _departures(session: Session, plan: StudyPlan, rows: Sequence[PrintedRow]) -> list[str]:
     suite, view = session.family.suite, plan.on.scores
     found = []
     if suite.model_dump() != load_suite(suite.name).model_dump():
@@ -176,12 +176,12 @@ def _departures(session: Session, plan: Plan, rows: Sequence[PrintedRow]) -> lis
     return [*found, *dict.fromkeys(text for one in rows for text in one.differences)]
 
 
-def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> list[Cell]:
+def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> list[TableCell]:
     """Return the average and the score of every task."""
     row, done = printed.row, [one for one in rows if one.found.scores]
     values = {AVERAGE: row.average, **{task: printed.score(column) for column, task in enumerate(tasks)}}
     empty = {
-        task: Cell(row.method, printed.model, task, None if value is None else value / 100)
+        task: TableCell(row.method, printed.model, task, None if value is None else value / 100)
         for task, value in values.items()
     }
     if not done:
@@ -197,7 +197,7 @@ def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> li
     return [_measure(cell, runs[task], sides[task], least[task]) for task, cell in empty.items()]
 
 
-def _measure(cell: Cell, runs: Sequence[float], sides: tuple[float, float], least: float) -> Cell:
+def _measure(cell: TableCell, runs: Sequence[float], sides: tuple[float, float], least: float) -> TableCell:
     """Return the cell with the mean over runs and the interval for one more run, where that can be told."""
     mean = sum(runs) / len(runs)
     if 1 < len(runs) < FEWEST_SEEDS:

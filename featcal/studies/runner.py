@@ -15,7 +15,7 @@ from featcal.studies.history import History, TaskValue, current_maker
 from featcal.studies.maker import Cost, Make, Maker, measure_cost
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
-from featcal.studies.store import Found, Rows, Spent, round_found
+from featcal.studies.store import RowResult, Rows, StageSeconds, round_found
 from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
@@ -58,7 +58,7 @@ class Row:
 
     point: Point
     needs: tuple[str, ...]
-    found: Found
+    found: RowResult
 
     @property
     def method(self) -> str:
@@ -164,7 +164,7 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
     return tuples_as_lists
 
 
-def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: Maker) -> tuple[Found, bool]:
+def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: Maker) -> tuple[RowResult, bool]:
     """Return what there is to say of a model, and whether it will be the same the next time."""
     try:
         weights, making, stages = maker.make(point.of or session, named, point.make)
@@ -177,12 +177,12 @@ def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: 
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _failure(f"it needs more memory than there is: {error}"), False
     seconds = {"make": making, "score": scoring, "drift": walking}
-    spent = {stage: Spent(cost.wall, cost.cpu) for stage, cost in seconds.items()}
-    return round_found(Found(scores, drift, cosine, spent, stages, making.peak_bytes, beside)), True
+    spent = {stage: StageSeconds(cost.wall, cost.cpu) for stage, cost in seconds.items()}
+    return round_found(RowResult(scores, drift, cosine, spent, stages, making.peak_bytes, beside)), True
 
 
-def _failure(why: str) -> Found:
-    return Found({}, {}, {}, {}, {}, None, {}, why)
+def _failure(why: str) -> RowResult:
+    return RowResult({}, {}, {}, {}, {}, None, {}, why)
 
 
 def _measure_beside(session: Session, point: Point, named: ModelRef) -> Mapping[str, float]:

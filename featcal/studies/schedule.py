@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, expert_passes
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import calibrate_family, expert_passes
+from featcal.calibration.config import resolve_options
 from featcal.formats.weights import Overlay, Weights
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.session import Session
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import Point, place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
@@ -32,7 +32,7 @@ _SOURCE = {STALE: "stale", PARALLEL: "merged"}
 """Order → the feature source of Prop. 8 that its blocks are fitted on."""
 
 
-def schedule(session: Session, plan: Plan) -> Study:
+def study_schedule(session: Session, plan: StudyPlan) -> Study:
     """Measure every calibration in every order.
 
     Raises:
@@ -78,9 +78,9 @@ def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> W
     """
     family = session.family
     adapter, merged = family.adapter, family.merged
-    config = resolve(config, adapter, session.tasks)
+    config = resolve_options(config, adapter, session.tasks)
     # Once for all blocks: the experts' features do not depend on the student.
-    passes = expert_passes(family, config, Kept.from_device(family.compute.device))
+    passes = expert_passes(family, config, WalkCache.from_device(family.compute.device))
     solved: list[Mapping[str, Tensor]] = []
     for number, block in enumerate(adapter.blocks()):
         layer = adapter.name_of(block)
@@ -90,7 +90,7 @@ def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> W
         # Blocks further back than the lag are calibrated already; those within it are still the merged ones.
         before = {name: tensor for one in solved[: max(0, number - lag)] for name, tensor in one.items()}
         student = replace(family, merged=Overlay(merged.label, merged, before))
-        fitted = calibrate(student, replace(config, blocks=(layer,)), experts=passes).weights
+        fitted = calibrate_family(student, replace(config, blocks=(layer,)), experts=passes).weights
         solved.append(fitted.read(block.names))
     every = {name: tensor for one in solved for name, tensor in one.items()}
     return Overlay("calibrated model", merged, every)

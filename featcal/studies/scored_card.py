@@ -88,7 +88,7 @@ def tell_measured(session: Session, folder: Path, model: ModelRef, on: Evaluatio
     }
     text = with_final_drift(card, rows, split)
     with suppress(NoScores):
-        old, new, experts = (recording.score(session, one, on, how) for one in (before, model, EVERY_EXPERT))
+        old, new, experts = (recording.score_run(session, one, on, how) for one in (before, model, EVERY_EXPERT))
         compared = compare_scores(old, new)
         differences = {**compared.tasks, "": compared.average}
         table = _rows(new, experts, differences, data_on_hub(session.family.suite, split))

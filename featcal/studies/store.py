@@ -22,7 +22,7 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Spent:
+class StageSeconds:
     """Seconds of one stage."""
 
     wall: FiniteFloat
@@ -30,7 +30,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Found:
+class RowResult:
     """Measurements of one model, or why there are none."""
 
     scores: Mapping[str, TaskValue]
@@ -39,7 +39,7 @@ class Found:
     """By task: relative drift of the final features."""
     cosine: Mapping[str, Annotated[float, Field(ge=-1.001, le=1.001)]]
     """By task: mean cosine of the final features to the expert's."""
-    seconds: Mapping[str, Spent]
+    seconds: Mapping[str, StageSeconds]
     """Of making the model ("make"), scoring it and measuring its features ("drift")."""
     stages: Mapping[str, FiniteFloat]
     """Seconds of the clock of what making it consists of, where its method says so."""
@@ -51,18 +51,18 @@ class Found:
     """Why the method cannot be used here; "" where it can."""
 
 
-def round_found(found: Found) -> Found:
+def round_found(found: RowResult) -> RowResult:
     """Return it with numbers as they are written, so that what was measured and what was read again are equal."""
     return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 
-def parse_found(content: Mapping[str, Any]) -> Found:
+def parse_found(content: Mapping[str, Any]) -> RowResult:
     """Read the row that a mapping holds, whatever else is in it.
 
     Raises:
         ValueError: it does not hold a row.
     """
-    return _FOUND.validate_python({name: content[name] for name in Found.__dataclass_fields__ if name in content})
+    return _FOUND.validate_python({name: content[name] for name in RowResult.__dataclass_fields__ if name in content})
 
 
 class Rows(Records):
@@ -75,12 +75,12 @@ class Rows(Records):
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(cache_folder() / "studies" if folder is None else folder, "what is measured")
 
-    def get(self, suite_hash: str, identity: Mapping[str, Any]) -> Found | None:
+    def get(self, suite_hash: str, identity: Mapping[str, Any]) -> RowResult | None:
         """Return what was measured of this very thing; None where nothing was, or its file is damaged."""
         record = self.read(str(self._file(suite_hash, identity)), _Record)
         return None if record is None else record.found
 
-    def put(self, suite_hash: str, identity: Mapping[str, Any], found: Found) -> None:
+    def put(self, suite_hash: str, identity: Mapping[str, Any], found: RowResult) -> None:
         """Keep a row; one that is there stays."""
         self.write(self._file(suite_hash, identity), {"identity": identity, "found": asdict(found)})
 
@@ -92,10 +92,10 @@ class Rows(Records):
 @dataclass(frozen=True)
 class _Record:
     identity: Mapping[str, Any]
-    found: Found
+    found: RowResult
 
 
-_FOUND = TypeAdapter(Found)
+_FOUND = TypeAdapter(RowResult)
 
 
 def _round_numbers(value: Any) -> Any:

@@ -71,10 +71,10 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
     return [_summary(of, experts.get(place, anywhere)) for (_, place), of in groups.items()]
 
 
-def spread(values: Sequence[float]) -> Spread:
+def mean_and_interval(values: Sequence[float]) -> Spread:
     """Return the mean of some values and the 95 % interval of it, by Student's t.
 
-    >>> found = spread([0.81, 0.82, 0.83])
+    >>> found = mean_and_interval([0.81, 0.82, 0.83])
     >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
     (0.82, 0.795, 0.845)
     """
@@ -129,7 +129,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
         model=first.point.model,
         at=first.point.at,
         seeds=tuple(row.point.seed for row in done if row.point.seed is not None),
-        average=spread([row.mean for row in done]) if tasks else None,
+        average=mean_and_interval([row.mean for row in done]) if tasks else None,
         normalised=sum(tasks[task] / expert[task] for task in tasks) / len(tasks) if whole else None,
         worst=tasks[worst] if tasks else None,
         worst_task=worst,

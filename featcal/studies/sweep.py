@@ -11,8 +11,8 @@ from typing import Any
 from featcal.family.opening import Family
 from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session, ensure_session
-from featcal.studies.history import History, HistoryEntry, Measured
-from featcal.studies.recording import hash_of, kind_of_scores, measure, run_of
+from featcal.studies.history import History, HistoryEntry, RunMeasurement
+from featcal.studies.recording import hash_of, kind_of_scores, measure_model, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT
 from featcal.suite.name_grammar import model_name, name_on
@@ -71,7 +71,7 @@ class SweepPoint:
     """A model and what was measured of it on the samples of the sweep."""
 
     run: HistoryEntry
-    found: Measured
+    found: RunMeasurement
 
     @property
     def kind(self) -> str:
@@ -131,7 +131,7 @@ def run_sweep(
         NumericalError: a calibration has no trustworthy solution.
     """
     session, history = ensure_session(suite, device), history or History()
-    models = models_of(session, grid)
+    models = sweep_models(session, grid)
     # Read once: files of points that other processes add meanwhile are never rewritten, so nothing is lost.
     known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
@@ -148,7 +148,7 @@ def run_sweep(
     return points
 
 
-def models_of(session: Session, grid: Grid) -> list[ModelRef]:
+def sweep_models(session: Session, grid: Grid) -> list[ModelRef]:
     """Return all models of a sweep, baselines first."""
     return [*map(session.resolve, baselines(grid, session.family.is_base_known)), *calibrations(session, grid)]
 
@@ -187,7 +187,7 @@ def missing(
     """Return the calibrations of a sweep, and its other models, that are not among these runs, measured on these
     samples."""
     known = {run.id for run in runs if _find_recorded(session, run, on) is not None}
-    left = [model for model in models_of(session, grid) if run_of(session, model).id not in known]
+    left = [model for model in sweep_models(session, grid) if run_of(session, model).id not in known]
     return [one for one in left if one.config is not None], [one for one in left if one.config is None]
 
 
@@ -206,17 +206,17 @@ def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     return sorted(best, key=lambda point: (point.found.mean, -point.found.worst))
 
 
-def _beats(one: Measured, other: Measured) -> bool:
+def _beats(one: RunMeasurement, other: RunMeasurement) -> bool:
     return one.mean >= other.mean and one.worst >= other.worst and (one.mean, one.worst) != (other.mean, other.worst)
 
 
-def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> Measured | None:
+def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> RunMeasurement | None:
     """Return what the history holds of a run on these samples, if it has scores of every task."""
     found = run.find_measured(kind_of_scores(session), on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 
-def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress: Progress) -> Measured:
+def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress: Progress) -> RunMeasurement:
     """Calibrate a model, if it is one to calibrate, and measure it.
 
     Raises:
@@ -226,7 +226,7 @@ def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress:
         session.fit.calibrate(model, progress)
     session.measure.features(model, on, progress)
     session.measure.answer_scores(model, on)  # says why there are none
-    return measure(session, model, on)
+    return measure_model(session, model, on)
 
 
 def _report_points(progress: Progress, done: int, total: int) -> Progress:

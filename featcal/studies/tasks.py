@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from featcal.family.opening import Family
 from featcal.session.session import Session
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.methods import EXPERT, PROPOSED
@@ -17,7 +17,7 @@ from featcal.system.errors import InputError
 METHODS = ("merged", "regmean++", "calibrated", *PROPOSED)
 
 
-def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:
+def study_task_counts(session: Session, plan: StudyPlan, counts: Sequence[int] | None = None) -> Study:
     """Measure every method on the first tasks of a suite, for several numbers of them.
 
     Args:

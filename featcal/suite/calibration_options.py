@@ -136,7 +136,7 @@ _SHARES = tuple(step / 20 for step in range(21))
 @dataclass(frozen=True)
 class CalibrationConfig:
     """Options of Algorithm 1. What `recipe` brings (lam, rho, alpha, beta, mu) is None where it is left out, until
-    `calibration.config.resolve` fills in the recipe's own for the architecture and the number of samples; every
+    `calibration.config.resolve_options` fills in the recipe's own for the architecture and the number of samples; every
     function that calibrates does so. `calibration.calibrate.config_for` gives what a suite recommends instead.
 
     Raises:

@@ -21,14 +21,14 @@ from featcal.suite.methods import ALL
 from featcal.suite.options import format_value
 
 
-def calibrate_command(
+def calibrate_line(
     suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str, model: str = "merged"
 ) -> str:
     """Return the `featcal calibrate` line with these options.
 
     Args:
         suite: its name or its file.
-        config: resolved, as a session's models have theirs (`calibration.config.resolve`).
+        config: resolved, as a session's models have theirs (`calibration.config.resolve_options`).
         defaults: the suite's own options; of what is seldom changed, what differs from them is said.
         model: what is calibrated.
     """
@@ -41,7 +41,7 @@ def calibrate_command(
     return shlex.join([*parts, *_flags(numbers | shared_options(config, defaults)), "--out", out])
 
 
-def select_command(suite: str, options: Mapping[str, Any], of: str = "merged") -> str:
+def select_line(suite: str, options: Mapping[str, Any], of: str = "merged") -> str:
     """Return the `featcal select` line with these `shared_options`; `of` is the merge that recipes are tried on."""
     return shlex.join(["featcal", "select", suite, *(() if of == "merged" else ("--of", of)), *_flags(options)])
 
@@ -57,7 +57,7 @@ def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> di
     return {"samples": config.samples, **found, **listed}
 
 
-def push_command(folder: str, licence: bool) -> str:
+def push_line(folder: str, licence: bool) -> str:
     """Return the `featcal push` line that shows what of a folder would be sent to the Hub.
 
     Args:

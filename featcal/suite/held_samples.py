@@ -15,7 +15,7 @@ from featcal.suite.other_files import refuse_other_files
 from featcal.suite.source import ENDINGS, OPTIONS_OF_KIND, SOURCE_KINDS, TURNS
 from featcal.system.errors import InputError
 from featcal.system.formatting import some
-from featcal.system.in_memory import Holdable, hold
+from featcal.system.in_memory import Holdable, register_object
 
 COLUMN_OPTIONS = (*OPTIONS_OF_KIND["rows"], "limit", "corruption")
 """Keys of `columns`, for rows."""
@@ -40,7 +40,7 @@ class HeldTensors:
 
 @dataclass(frozen=True, eq=False)
 class HeldRows:
-    """Rows in memory: a table, as `samples.table` describes it."""
+    """Rows in memory: a table, as `samples.show_sample_table` describes it."""
 
     content: Any
     """A list of mappings, or a data set of `datasets`."""
@@ -116,7 +116,7 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
     rows = _rows_of(given, labels, label)
     if not len(rows):
         raise InputError(f"{label}: there are none")
-    return {"rows": hold(rows), **(columns or _guess_columns(rows, label))}, rows
+    return {"rows": register_object(rows), **(columns or _guess_columns(rows, label))}, rows
 
 
 def _path_source(given: str, label: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _tensor_source(
         raise InputError(f"{label}: columns ({', '.join(unused)}) are of rows, and these samples are tensors")
     held = HeldTensors(found, _digest(found))
     options = {option: option for option in found if option != "key"}
-    return {"tensors": hold(held), "key": "samples", **options, **columns}, held
+    return {"tensors": register_object(held), "key": "samples", **options, **columns}, held
 
 
 def _tensor(given: Any, label: str) -> Any:

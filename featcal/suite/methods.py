@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from featcal.suite.options import Options
+from featcal.suite.options import MethodOptions
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
@@ -46,7 +46,7 @@ REFERENCE, ALL = "reference", "all"
 """Kind of every text that is not a name, a folder or Hub id; and what stands for all methods, or all parts."""
 
 
-class Method(Options):
+class Method(MethodOptions):
     """A method and its options: base class of `Merger` and `Baseline`, which define what it is handed."""
 
     role: ClassVar[str]

@@ -12,7 +12,7 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, shorten
-from featcal.system.in_memory import hold
+from featcal.system.in_memory import register_object
 
 DEFAULT_MERGE = "task-arithmetic"
 WHERE = "Suite.of"
@@ -111,7 +111,7 @@ def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ())
 
     model = HeldModel(given, label, tools)
     held.append(model)
-    return hold(model)
+    return register_object(model)
 
 
 def _tools(given: SuiteObjects) -> tuple[Any, ...]:

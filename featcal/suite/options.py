@@ -105,7 +105,7 @@ def option(
 
 
 @dataclass(frozen=True)
-class Options:
+class MethodOptions:
     """All that tells a model of a method from others of it.
 
     Raises:
@@ -138,7 +138,7 @@ class Options:
         return f"{self.kind}:{','.join(options)}" if options else self.kind
 
 
-def options_of_class(kind: type[Options]) -> list[Field[Any]]:
+def options_of_class(kind: type[MethodOptions]) -> list[Field[Any]]:
     """Return the options of a method in the order in which it names them."""
     return [one for one in fields(kind) if _FACTS in one.metadata]
 

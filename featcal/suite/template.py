@@ -28,13 +28,13 @@ def template_fields(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(field for _, field, _ in _pieces(template) if field is not None))
 
 
-def fill(template: str, row: Mapping[str, Any]) -> str:
+def fill_template(template: str, row: Mapping[str, Any]) -> str:
     """Return the template with the values of a row, which has every field.
 
     Raises:
         ValueError: a value that is neither text nor a number, or that its number format does not fit.
 
-    >>> fill("{score:.1f} of {{5}}", {"score": 3.25})
+    >>> fill_template("{score:.1f} of {{5}}", {"score": 3.25})
     '3.2 of {5}'
     """
     return "".join(

@@ -17,7 +17,7 @@ class Drawable:
     """A result that a notebook shows as a small table, with its picture above where plotly is installed."""
 
     def _ipython_display_(self) -> None:
-        _views().show(self)
+        _views().show_in_notebook(self)
 
     def _repr_html_(self) -> str:
         return str(_views().to_html(self))
@@ -28,7 +28,7 @@ class Drawable:
         Raises:
             MissingPackage: plotly is not installed; the message has the command that installs it.
         """
-        figure: go.Figure = _views().draw(self)
+        figure: go.Figure = _views().draw_result(self)
         return figure
 
 

@@ -26,7 +26,7 @@ class Holdable(Protocol):
         """Say whether its content is still what `sha256` says; reads all of it."""
 
 
-def hold(thing: Holdable) -> str:
+def register_object(thing: Holdable) -> str:
     """Return a reference to a thing, which means it for as long as somebody holds the thing itself."""
     _held.add(thing)
     return _refer(thing)

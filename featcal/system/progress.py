@@ -42,7 +42,7 @@ class Seconds(dict[str, float]):
 
 
 @dataclass
-class Effort:
+class Timing:
     """Seconds that work took, added up."""
 
     wall: float = 0.0
@@ -70,7 +70,7 @@ class Effort:
                     return
             yield one
 
-    def add(self, other: Effort) -> None:
+    def add(self, other: Timing) -> None:
         """Add other work."""
         self.wall += other.wall
         self.cpu += other.cpu

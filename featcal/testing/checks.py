@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.calibration.config import idle_options
 from featcal.formats.load_pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
@@ -19,14 +19,14 @@ from featcal.models.lane import run_block
 from featcal.session.api import measure_drift
 from featcal.suite.calibration_options import INFORMED, PAPER, CalibrationConfig
 from featcal.testing.reference import refine
-from featcal.testing.trial import TASKS, Trial, hold
+from featcal.testing.trial import TASKS, Trial, assert_that
 
 CheckNumbers = Mapping[str, float]
 CLOSE = 1e-4
 """Largest relative deviation of a calibrated tensor from the second computation, and of outputs from the library's."""
 
 
-def replay(trial: Trial) -> CheckNumbers:
+def check_block_replay(trial: Trial) -> CheckNumbers:
     """Check that, block by block on padded batches, every state and the scores are those of the library's own forward.
 
     The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows.
@@ -66,18 +66,18 @@ def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> t
     return seen, scores
 
 
-def paper(trial: Trial) -> CheckNumbers:
+def check_paper(trial: Trial) -> CheckNumbers:
     """Check that every tensor that Algorithm 1 calibrates is that of the second computation."""
     return _compare_calibration(trial, trial.config())
 
 
-def norms(trial: Trial) -> CheckNumbers:
+def check_norms(trial: Trial) -> CheckNumbers:
     """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms, and with routers of mixtures; with
     a ridge of 1e-5."""
     return _compare_calibration(trial, trial.config(**_extensions(trial), lam=1e-5))
 
 
-def informed(trial: Trial) -> CheckNumbers:
+def check_informed(trial: Trial) -> CheckNumbers:
     """Check every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does,
     and has a prior for every map; with routers of mixtures, so that their experts get what those as solved send."""
     return _compare_calibration(trial, trial.config(**_extensions(trial), recipe=INFORMED))
@@ -93,34 +93,34 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> CheckNumber
     weights, pieces = trial.token_weights(config), trial.pieces(config)
     theirs = trial.canonical(refine(trial.models, trial.experts, samples, pieces, trial.options(config), weights))
     tower = trial.family.adapter.tower
-    ours = calibrate(trial.family, config).weights.read(tower)
+    ours = calibrate_family(trial.family, config).weights.read(tower)
     merged = trial.family.merged.read(tower)
     unknown = theirs.keys() - ours.keys()
-    hold(
+    assert_that(
         bool(theirs) and not unknown,
         f"the second computation calibrates tensors that featcal does not know: {sorted(unknown)}",
     )
     # To the bit: what is not calibrated is copied, never computed.
     touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
-    hold(not touched, f"tensors that should stay as merged do not: {touched}")
+    assert_that(not touched, f"tensors that should stay as merged do not: {touched}")
     found = {name: [_relative_distance(ours[name], right)] for name, right in theirs.items()}
     return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
 
 
-def fixed_point(trial: Trial) -> CheckNumbers:
+def check_fixed_point(trial: Trial) -> CheckNumbers:
     """Check that every recipe gives the model again where base, merged model and experts are one model."""
     family = trial.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
     found = defaultdict[str, list[float]](list)
     for recipe in ({"recipe": PAPER}, {"recipe": INFORMED}):
         # eps 0: the stabiliser stands on the left side alone and would shrink even an exact solution.
-        done = calibrate(same, trial.config(**_extensions(trial), eps=0.0, **recipe)).weights
+        done = calibrate_family(same, trial.config(**_extensions(trial), eps=0.0, **recipe)).weights
         for name, tensor in same.base.read(family.adapter.tower).items():
             found[name].append(_relative_distance(done.read([name])[name], tensor))
     return _require(found, 1e-6, "identical models are not a fixed point")
 
 
-def drift(trial: Trial) -> CheckNumbers:
+def check_drift(trial: Trial) -> CheckNumbers:
     """Check that e = m + p for every sample, whose states are computed a second time alone and in float64; that
     sublayers together are the block; that contributions add up to the drift."""
     whole = measure_drift(trial.exact, split="test", attribution=True)
@@ -138,26 +138,28 @@ def drift(trial: Trial) -> CheckNumbers:
     return _require(found, 1e-6, "the drift identity does not hold")
 
 
-def repair(trial: Trial) -> CheckNumbers:
+def check_repair(trial: Trial) -> CheckNumbers:
     """Check that calibration lowers the final drift of every task, and that the library loads the written folder with
     every tensor its own, equal outputs, and names, dtypes and other files of the merged model's folder."""
     family, out = trial.family, trial.root / "written"
-    calibrate(family, trial.config()).save(out)
+    calibrate_family(family, trial.config()).save(out)
     before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(out)))
     fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
               for task in TASKS}  # fmt: skip
-    hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
+    assert_that(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
     model, report = load_pretrained(trial.model_class, out)
     lost = {kind: sorted(map(str, names)) for kind, names in report.items() if names and "keys" in kind}
-    hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
+    assert_that(not lost, f"the library does not load every tensor of the written folder: {lost}")
     inputs = family.adapter.probe()
     with torch.no_grad():
         scores = trial.scores(model, inputs)
     theirs = trial.compute_scores(family.model(str(out)), inputs)
     own, origin = (_dtypes(trial, folder) for folder in (out, trial.root / "merged"))
-    hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
+    assert_that(
+        own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}"
+    )
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
-    hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
+    assert_that(not kept, f"files are missing in the written folder: {sorted(kept)}")
     found = {"outputs": [_relative_distance(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
@@ -184,11 +186,17 @@ def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Check
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
     # A NaN sorts anywhere, but is always listed: it is not at most the limit.
     listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
-    hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
+    assert_that(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
     return worst
 
 
 CHECKS: Mapping[str, Callable[[Trial], CheckNumbers]] = {
-    check.__name__: check for check in (replay, paper, norms, informed, fixed_point, drift, repair)
+    "replay": check_block_replay,
+    "paper": check_paper,
+    "norms": check_norms,
+    "informed": check_informed,
+    "fixed_point": check_fixed_point,
+    "drift": check_drift,
+    "repair": check_repair,
 }
 """Every check by its name."""

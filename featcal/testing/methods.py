@@ -27,7 +27,7 @@ from featcal.suite.options import facts_of, options_of_class, type_of
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
-from featcal.testing.trial import TASKS, Trial, hold
+from featcal.testing.trial import TASKS, Trial, assert_that
 
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
 """Shapes of matrices, of other tensors, and of a table of a vocabulary."""
@@ -70,15 +70,17 @@ class MergerTrial:
 def check_description(kind: type[Method], **few: Any) -> None:
     """Check that the method says what it does and needs, and that its name has all its options."""
     about = kind.about
-    hold(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
-    hold({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
-    hold(kind.kind in grammar(), "the grammar of names does not have it")
-    hold(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
+    assert_that(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
+    assert_that({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
+    assert_that(kind.kind in grammar(), "the grammar of names does not have it")
+    assert_that(acts_on_another(kind.kind) is kind.on_another, "names disagree about whether it acts on another model")
     own_name = model_name(kind(**few).name)
     names = [one.name for one in options_of_class(kind) if one.default is not None]
-    hold(own_name.kind == kind.kind and [name for name, _ in own_name.options] == names, f"read as {own_name}")
-    hold([one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()")
-    hold(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
+    assert_that(own_name.kind == kind.kind and [name for name, _ in own_name.options] == names, f"read as {own_name}")
+    assert_that(
+        [one.name for one in fields(kind)] == [one.name for one in options_of_class(kind)], "a field lacks option()"
+    )
+    assert_that(all(facts_of(one).help for one in options_of_class(kind)), "an option says nothing of itself")
 
 
 def check_merger_name(trial: MergerTrial) -> None:
@@ -121,15 +123,17 @@ def check_parts(trial: MergerTrial) -> None:
         _same(trial.experts[task].tensors, tensors, 0.0, f"expert {task} after the merge")
 
 
-def check_dtypes(trial: MergerTrial) -> None:
+def check_output_dtypes(trial: MergerTrial) -> None:
     """Check that shapes and dtypes are the base's and values finite: of three experts, of one, in half precision."""
     one = dict([*trial.experts.items()][:1])
     half = InMemory("base", {name: tensor.bfloat16() for name, tensor in trial.base.tensors.items()})
     for base, experts in ((trial.base, trial.experts), (trial.base, one), (half, trial.experts)):
         for name, tensor in trial.open(experts, base).read(SHAPES).items():
             like = base.tensors[name]
-            hold((tensor.shape, tensor.dtype) == (like.shape, like.dtype), f"'{name}' is {tensor.dtype} {tensor.shape}")
-            hold(bool(tensor.isfinite().all()), f"'{name}' is not finite")
+            assert_that(
+                (tensor.shape, tensor.dtype) == (like.shape, like.dtype), f"'{name}' is {tensor.dtype} {tensor.shape}"
+            )
+            assert_that(bool(tensor.isfinite().all()), f"'{name}' is not finite")
 
 
 def check_merger_options(trial: MergerTrial) -> None:
@@ -142,7 +146,7 @@ MERGER_CHECKS: tuple[Callable[[MergerTrial], None], ...] = (
     check_identity,
     check_order,
     check_parts,
-    check_dtypes,
+    check_output_dtypes,
     check_merger_options,
 )
 
@@ -187,12 +191,12 @@ def check_baseline_name(trial: BaselineTrial) -> None:
     kind, family = trial.kind, trial.family
     check_description(kind, **trial.few)
     own = trial.options()
-    hold(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
+    assert_that(baseline_options(model_name(own.name), family) == own, f"{own.name} is read as other options")
     whole = resolve_model(kind.kind, family).name
-    hold(resolve_model(whole, family).name == whole, f"{whole} is read as another name")
+    assert_that(resolve_model(whole, family).name == whole, f"{whole} is read as another name")
     if kind.on_another:
         of = resolve_model(f"{own.name}@expert:{TASKS[0]}", family).name
-        hold(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
+        assert_that(of == f"{own.name}@expert:{TASKS[0]}", f"the model that it is of is lost in {of}")
     for one, value in _values_beyond(kind):
         _require_refusal(partial(kind, **{one.name: value}), one.name, value)
         model = model_name(f"{kind.kind}:{one.name}={value}")
@@ -204,14 +208,18 @@ def check_record(trial: BaselineTrial) -> None:
     finite values, and that a second one has the same bits."""
     made, again = trial.fit(), trial.fit()
     record, own = made.record, trial.options()
-    hold(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
+    assert_that(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
     sees = {SAMPLES, TEST_DATA} & {*trial.kind.about.needs}
-    hold(bool(sees) is issubclass(trial.kind, Sampled) is bool(record["tasks"]), "samples that it sees are not needed")
-    hold((record["of"] is not None) is trial.kind.on_another, "the record is wrong about what it acts on")
+    assert_that(
+        bool(sees) is issubclass(trial.kind, Sampled) is bool(record["tasks"]), "samples that it sees are not needed"
+    )
+    assert_that((record["of"] is not None) is trial.kind.on_another, "the record is wrong about what it acts on")
     found, like = trial.tensors(made), trial.family.base.read(trial.family.adapter.tower)
     for name, tensor in like.items():
-        hold((found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype), f"'{name}' has another kind")
-    hold(all(bool(tensor.isfinite().all()) for tensor in found.values()), "not finite")
+        assert_that(
+            (found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype), f"'{name}' has another kind"
+        )
+    assert_that(all(bool(tensor.isfinite().all()) for tensor in found.values()), "not finite")
     _same(trial.tensors(again), found, 0.0, "a second model")
 
 
@@ -220,7 +228,7 @@ def check_merged_model(trial: BaselineTrial) -> None:
     family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
     changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
     # A method that ignores the merged model must not be listed as acting on one, nor the reverse.
-    hold(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
+    assert_that(changed is trial.kind.on_another, f"on_another is {trial.kind.on_another}, but that is not so")
 
 
 def check_baseline_options(trial: BaselineTrial) -> None:
@@ -279,7 +287,7 @@ def _require_effects(
         if facts_of(one).by_task and tasks:
             values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
-        hold(any(_changes(make, options, plain) for options in tried), f"option '{one.name}' changes nothing")
+        assert_that(any(_changes(make, options, plain) for options in tried), f"option '{one.name}' changes nothing")
 
 
 def _changes(make: Callable[[dict[str, Any]], Tensors], options: dict[str, Any], plain: Tensors) -> bool:
@@ -297,13 +305,13 @@ def _same(one: Tensors, other: Tensors, within: float, what: str) -> None:
     """Raise AssertionError unless tensors are the same up to a relative deviation."""
     for name, tensor in other.items():
         gap, scale = (one[name] - tensor).double().norm(), tensor.double().norm().clamp(min=1e-12)
-        hold(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")
+        assert_that(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")
 
 
 def _require_refusal(read: Callable[[], object], option: str, value: float) -> None:
     try:
         read()
     except (InputError, ValueError) as error:
-        hold(option in str(error), f"{option}={value} is refused without its name: {error}")
+        assert_that(option in str(error), f"{option}={value} is refused without its name: {error}")
         return
     raise AssertionError(f"{option}={value} is outside the range and accepted")

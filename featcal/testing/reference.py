@@ -25,7 +25,7 @@ TokenWeights = Callable[[Sample, str, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Options:
+class ReferenceOptions:
     """Hyper-parameters of Algorithm 1; `norms` are the classes of norms to calibrate.
 
     A norm other than LayerNorm multiplies by `norm_offset` + weight. Where norms act on each head's part of a token,
@@ -52,12 +52,12 @@ def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
 
 
 @torch.no_grad()
-def calibrate(
+def calibrate_reference(
     models: Mapping[str, Any],
     experts: Mapping[str, Any],
     samples: Mapping[str, Sequence[Sample]],
     blocks: Sequence[str],
-    options: Options,
+    options: ReferenceOptions,
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
     """Return every calibrated tensor by its name in the model.
@@ -83,7 +83,7 @@ def refine(
     experts: Mapping[str, Any],
     samples: Mapping[str, Sequence[Sample]],
     pieces: Sequence[Piece],
-    options: Options,
+    options: ReferenceOptions,
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
     """Return every calibrated tensor by name, solved piece by piece; the whole model runs anew for every piece."""
@@ -182,10 +182,10 @@ def weigh_features(
         and (getattr(one, "bias", None) is None) == (getattr(module, "bias", None) is None)
         and all(a.shape == b.shape and a.equal(b) for a, b in zip(some[other], some[name], strict=True))
     ]
-    before = torch.cat([matrix(base.get_submodule(other)) for other in shared])
+    before = torch.cat([weight_matrix(base.get_submodule(other)) for other in shared])
     found = {}
     for task, expert in experts.items():
-        change = torch.cat([matrix(expert.get_submodule(other)) for other in shared]) - before
+        change = torch.cat([weight_matrix(expert.get_submodule(other)) for other in shared]) - before
         (x, weights), (x_expert, unweighed) = deployed[task][name], own[task][name]
         found[task] = (x, weights * action_weights(change, before, x_expert, weights)), (x_expert, unweighed)
     return found
@@ -212,13 +212,13 @@ def linear(
     features: Mapping[str, tuple[Rows, Rows]],
     models: Any,
     experts: Mapping[str, Any],
-    o: Options,
+    o: ReferenceOptions,
     gaps: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Solve Eqs. (10) to (17), then Eq. (55) where there is a bias; `beta` of the gaps is added to the targets."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
-    left = (o.lam + o.eps) * torch.eye(matrix(merged).shape[1], dtype=torch.float64)
-    right = o.lam * (o.rho * matrix(merged) + (1 - o.rho) * matrix(base))
+    left = (o.lam + o.eps) * torch.eye(weight_matrix(merged).shape[1], dtype=torch.float64)
+    right = o.lam * (o.rho * weight_matrix(merged) + (1 - o.rho) * weight_matrix(base))
     shifts = []
     for task, ((x, w), (x_expert, _)) in features.items():
         expert = experts[task].get_submodule(name)
@@ -226,10 +226,16 @@ def linear(
         gram, cross = x.T @ torch.diag(w) @ x, target.T @ torch.diag(w) @ x
         # Eq. (14).
         omega = 1 / max(float(torch.linalg.matrix_norm(gram)), o.eps)
-        more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), len(matrix(merged)), dtype=torch.float64)
-        left, right = left + omega * gram, right + omega * (matrix(expert) @ cross + more.T @ torch.diag(w) @ x)
-        shifts.append((omega, w @ x, w @ (target @ matrix(expert).T + more), expert))
-    known, pull = prior(matrix(base), [matrix(expert.get_submodule(name)) for expert in experts.values()], o.rho)
+        more = (
+            o.beta * gaps[task]
+            if task in gaps
+            else torch.zeros(len(x), len(weight_matrix(merged)), dtype=torch.float64)
+        )
+        left, right = left + omega * gram, right + omega * (weight_matrix(expert) @ cross + more.T @ torch.diag(w) @ x)
+        shifts.append((omega, w @ x, w @ (target @ weight_matrix(expert).T + more), expert))
+    known, pull = prior(
+        weight_matrix(base), [weight_matrix(expert.get_submodule(name)) for expert in experts.values()], o.rho
+    )
     weight = torch.linalg.solve((left + o.mu * known).T, (right + o.mu * pull).T).T
     # Conv1D keeps its weight as [inputs, outputs].
     stored = weight.T if isinstance(merged, Conv1D) else weight
@@ -253,7 +259,7 @@ def prior(base: Tensor, experts: Sequence[Tensor], rho: float) -> tuple[Tensor, 
     return known, pull
 
 
-def matrix(module: Any) -> Tensor:
+def weight_matrix(module: Any) -> Tensor:
     """Return the weight of a linear map, `[outputs, inputs]`."""
     weight: Tensor = module.weight
     return weight.T if isinstance(module, Conv1D) else weight
@@ -275,7 +281,7 @@ def solve_stacked(
     features: Mapping[str, tuple[Rows, Rows]],
     sent: Mapping[str, Rows],
     all_models: tuple[Any, Mapping[str, Any], Mapping[str, Any]],
-    o: Options,
+    o: ReferenceOptions,
 ) -> Tensor:
     """Solve every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it.
 
@@ -345,7 +351,7 @@ def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
 
 
 def norm(
-    name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
+    name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: ReferenceOptions
 ) -> dict[str, Tensor]:
     """Solve Eq. (59), per coordinate a ridge regression of scale and, where there is one, shift."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
@@ -362,7 +368,7 @@ def norm(
     return {f"{name}.{kind}": column for kind, column in zip(("weight", "bias"), solved.T, strict=False)}
 
 
-def affine(module: Any, o: Options) -> Tensor:
+def affine(module: Any, o: ReferenceOptions) -> Tensor:
     """Return scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
     if not isinstance(module, nn.LayerNorm):
         scale: Tensor = o.norm_offset + module.weight

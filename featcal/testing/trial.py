@@ -24,7 +24,7 @@ from featcal.models.families.encoder_facts import EncoderFacts
 from featcal.models.features import final_features
 from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.suite.schema import load_suite
-from featcal.testing.reference import STACKED, Options, Piece, Sample, TokenWeights, every_token, inputs
+from featcal.testing.reference import STACKED, Piece, ReferenceOptions, Sample, TokenWeights, every_token, inputs
 
 Facts = DecoderFacts | EncoderFacts
 TASKS = ("left", "right")
@@ -151,7 +151,7 @@ class Trial:
         # A tiny ridge would magnify rounding; with uneven batches a mean over batches is not that over samples.
         return config_for(self.family, **{"lam": 0.05, "rho": 1.5, "alpha": 0.3, "batch_size": 4, **options})
 
-    def options(self, config: CalibrationConfig) -> Options:
+    def options(self, config: CalibrationConfig) -> ReferenceOptions:
         """Return a calibration's options in the form of the reference."""
         stage = self.family.adapter.stages[0]
         kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + (
@@ -159,7 +159,7 @@ class Trial:
         )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
         routers = [f"{block.path}.{name}" for block in stage.blocks for name in block.routers] if config.routers else []
-        o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta, mu=config.mu)
+        o = ReferenceOptions(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta, mu=config.mu)
         o = replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
         return replace(o, routers=tuple(routers))
 
@@ -304,7 +304,7 @@ def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
     return moved
 
 
-def hold(true: bool, what: str) -> None:
+def assert_that(true: bool, what: str) -> None:
     """Raise AssertionError unless something is true, under python -O too."""
     if not true:
         raise AssertionError(what)

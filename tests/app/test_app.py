@@ -43,7 +43,7 @@ from featcal.session.measurements import Measurements
 from featcal.session.model_ref import MERGED
 from featcal.session.session import open_session
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent
@@ -309,7 +309,7 @@ def test_the_title_of_a_job_names_what_makes_it_long() -> None:
     numbers = {"recipe": "paper", "lam": 1e-7, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "samples": 64}
     for copies, said in ((1_000_000, " · copies 1000000"), (0, "")):
         one = order("calibrate", "clip-mini", {"options": {**numbers, "augment": copies}})
-        assert jobs.title(one) == f"Calibrate · clip-mini · paper · λ 1e-07 · ρ 2 · α 0.3 · n 64{said}"
+        assert jobs.job_title(one) == f"Calibrate · clip-mini · paper · λ 1e-07 · ρ 2 · α 0.3 · n 64{said}"
 
 
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
@@ -440,7 +440,7 @@ def test_score_table_shares_of_the_gap() -> None:
 
 def test_the_command_line_repeats_the_sliders() -> None:
     config = CalibrationConfig(lam=1e-6, rho=0.0, alpha=1.0, samples=8, biases=False)
-    line = calibrate_command("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
+    line = calibrate_line("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
     assert line == (
         "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
         "--no-biases --no-rmsnorms --out out"
@@ -449,14 +449,14 @@ def test_the_command_line_repeats_the_sliders() -> None:
 
 def test_the_command_line_takes_back_what_a_suite_chose() -> None:
     suites_own = clip_config(tasks=("digits",), maps=("mlp",))
-    line = calibrate_command("mine.yaml", clip_config(maps=("attention",)), suites_own, "out")
+    line = calibrate_line("mine.yaml", clip_config(maps=("attention",)), suites_own, "out")
     assert "--maps attention --tasks all" in line
     assert "--blocks" not in line
 
 
 def test_the_command_line_keeps_names_with_commas_apart() -> None:
     config = clip_config(tasks=("a", "a,b"), blocks=("block 0", "block 1"))
-    line = calibrate_command("mine.yaml", config, clip_config(), "out")
+    line = calibrate_line("mine.yaml", config, clip_config(), "out")
     assert "--blocks 'block 0,block 1' --tasks a --tasks a,b --out out" in line
 
 
@@ -470,5 +470,7 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
         words = downloads.model_words("calibrated", models["calibrated"], session)
         assert export.default_name("tiny", words) == made + switch
         origin = downloads.sample_origin(session, EvaluationSamples(4), models)
-        assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
-        assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"
+        assert downloads.download_name("drift", origin) == f"drift-{made}{switch}-4-validation"
+        assert (
+            downloads.download_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"
+        )

@@ -46,7 +46,9 @@ def test_a_folder_of_mergekit_becomes_the_subject(tiny_suite_file: Path, root: P
     assert "- By its weights it is the base and 0.50 of 'left' and 0.25 of 'right', as its recipe says." in said
     session, on = open_session(suite, resident=True), EvaluationSamples(4)
     repair = session.resolve("calibrated:samples=64")
-    drifts = [float(tables.relative_drift(session.measure.features(one, on)).iloc[-1]) for one in ("merged", repair)]
+    drifts = [
+        float(tables.relative_drift_table(session.measure.features(one, on)).iloc[-1]) for one in ("merged", repair)
+    ]
     assert headline(app)["Final drift"][0] == " → ".join(f"{one:.2f}" for one in drifts)
     go(app, "calibrate")
     assert healthy(app)

@@ -61,7 +61,7 @@ def test_a_checkpoint_is_found_again_in_a_new_visit(a: str, tiny_suite_file: Pat
     app.selectbox(key="checkpoint").set_value(mine).run()
     session = open_session(tiny_suite_file, resident=True)
     model = session.resolve(f"calibrated:samples=8,rho=1.5@{a}")
-    before, after = (recording.measure(session, one, ON) for one in (a, model))
+    before, after = (recording.measure_model(session, one, ON) for one in (a, model))
     assert (row["path"], row["merge"], row["ρ"], row["n"]) == (str(tmp_path / "mine"), a, 1.5, 8)
     assert (row["before, %"], row["mean, %"]) == (100 * before.mean, 100 * after.mean)
     assert (row["drift before"], row["drift"]) == (before.mean_drift, after.mean_drift)

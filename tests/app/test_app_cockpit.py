@@ -13,13 +13,13 @@ from app import jobs, options, state
 from app.trail import Trail
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import charts, tables
-from featcal.figures.commands import commands
+from featcal.figures.commands import command_lines
 from featcal.figures.commands.measurement import ChartSource
 from featcal.server.kinds import KINDS, Work
 from featcal.session.session import open_session
 from featcal.studies import recording
 from featcal.suite.calibration_options import NUMBERS, RECIPES, CalibrationConfig
-from featcal.suite.command_lines import select_command
+from featcal.suite.command_lines import select_line
 from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import exactly, percent, points
 
@@ -33,11 +33,11 @@ def test_the_headline_says_what_the_repair_brings(tiny_suite_file: Path) -> None
     assert healthy(app)
     session, config = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.4)
     merged, calibrated, expert = (
-        recording.score(session, model, ON, "features") for model in ("merged", config, "expert")
+        recording.score_run(session, model, ON, "features") for model in ("merged", config, "expert")
     )
     gain = compare_scores(merged, calibrated).average
     before, after = (
-        float(tables.relative_drift(session.measure.features(model, ON)).iloc[-1]) for model in ("merged", config)
+        float(tables.relative_drift_table(session.measure.features(model, ON)).iloc[-1]) for model in ("merged", config)
     )
     noise = ", within noise" if gain.is_within_noise else ""
     gap = expert.average - merged.average
@@ -101,10 +101,10 @@ def test_charts_of_whole_answers_have_the_commands_that_score_them(
 ) -> None:
     session = open_session(tiny_suite_file)
     assert state.kind_of_chart(session, ON, "decisions") == "decisions"
-    monkeypatch.setattr(state, "kind_of_scores", lambda *_: "answers")
+    monkeypatch.setattr(state, "page_score_kind", lambda *_: "answers")
     kinds = {kind: state.kind_of_chart(session, ON, kind) for kind in ("decisions", "gains")}
     measured = {kind: ChartSource(name, "lm-mini", ("merged",), ON) for kind, name in kinds.items()}
-    assert commands(measured["decisions"]) == (
+    assert command_lines(measured["decisions"]) == (
         "featcal evaluate lm-mini --model merged --eval-samples 64 --seed 42 --json",
     )
     assert "featcal evaluate" in measured["gains"].kind.note
@@ -128,7 +128,7 @@ def test_found_options_are_taken_over_as_they_were_found(
     app = opened(tiny_suite_file, "calibrate", a=a, samples="8", lam="0.2")
     assert healthy(app)
     assert asked == [{"options": {"samples": 8}, **({"model": a} if a == "ties" else {})}]
-    command = select_command(str(tiny_suite_file), {"samples": 8}, a)
+    command = select_line(str(tiny_suite_file), {"samples": 8}, a)
     assert command == f"featcal select {tiny_suite_file}{' --of ties' * (a == 'ties')} --samples 8"
     assert command in [one.value for one in app.code]
     app.run()
@@ -201,7 +201,7 @@ def test_moves_are_undone_and_the_last_models_are_a_click_away(tiny_suite_file: 
     session, scores = open_session(tiny_suite_file, resident=True), {}
     for rho in (2.0, 1.8, 1.6, 1.4):
         config = replace(CONFIG, samples=8, rho=rho)
-        scores[rho] = percent(recording.score(session, config, ON, "features").average)
+        scores[rho] = percent(recording.score_run(session, config, ON, "features").average)
     chips = [one.label for one in app.button if str(one.key).startswith("chip-")]
     assert chips == [f"n 8 · {scores[2.0]}", *(f"ρ {rho} · n 8 · {scores[rho]}" for rho in (1.8, 1.6, 1.4))]
     button(app, "Undo").click().run()

@@ -20,8 +20,8 @@ from tiny_text import write_text_suite
 
 from app import cloud, hover, maps, picking, state
 from app.samples import measured_samples
-from app.selection import Selection
-from featcal.figures.sample_tables import find_samples, right_answers, sample_table
+from app.selection import PageSelection
+from featcal.figures.sample_tables import answer_column, find_samples, sample_table
 from featcal.session import projection as figures_maps
 from featcal.session.feature_maps import FeatureMaps
 from featcal.session.session import open_session
@@ -227,7 +227,7 @@ def test_a_map_says_what_it_is_before_it_is_drawn(future: str, said: str, monkey
     for name in ("caption", "warning"):
         monkeypatch.setattr(st, name, lambda text, **_: spoken.append(text))
     monkeypatch.setattr(st, "button", lambda *_, on_click, **__: on_click())
-    monkeypatch.setattr(state, "selection", Selection)
+    monkeypatch.setattr(state, "selection", PageSelection)
     forgotten: list[str] = []
     job: Future[list[maps.Points]] = Future()
     if future == "made":
@@ -261,7 +261,7 @@ def test_a_umap_that_failed_is_made_again_when_asked(tiny_suite_file: Path, monk
 def test_only_a_wanted_map_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[object] = []
     monkeypatch.setattr(st, "fragment", lambda look, run_every: waited.append(run_every) or look)
-    monkeypatch.setattr(state, "selection", Selection)
+    monkeypatch.setattr(state, "selection", PageSelection)
     drawn: list[str] = []
     job: Future[list[maps.Points]] = Future()
     cloud._draw_until_there(job, "PCA", lambda: drawn.append("PCA"))
@@ -281,7 +281,7 @@ def test_words_that_are_searched_for_select_samples(tiny_suite_file: Path) -> No
     app = opened(tiny_suite_file, "features", n="8", **BOTH)
     session = open_session(str(tiny_suite_file), resident=True)
     data = session.viewable_samples(session.tasks[0], EvaluationSamples(8))
-    answers = right_answers(data)
+    answers = answer_column(data)
     assert answers is not None
     models = {name: session.resolve(name) for name in ("merged", "base")}
     frame = sample_table(data, measured_samples(session, models, session.tasks[0], EvaluationSamples(8)), *models)

@@ -23,7 +23,7 @@ from featcal.studies import budget, library
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import suite_hash
 from featcal.studies.paper import paper_tables
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.study import Study, read_study
 from featcal.suite.methods import NEEDS
 from featcal.suite.schema import load_suite
@@ -53,7 +53,7 @@ def frames(app: AppTest) -> dict[str, Any]:
 
 
 def study_of_tiny(tiny: Family, *methods: str) -> Study:
-    return compare_methods(Session(tiny), Plan(methods, (42,), 8))
+    return compare_methods(Session(tiny), StudyPlan(methods, (42,), 8))
 
 
 @pytest.mark.parametrize("suite", rows(SHIPPED, quick=["clip-mini"], slow=["lm-mini", "t5-mini"]))
@@ -120,7 +120,7 @@ def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
-    assert library.keep(study_of_tiny(tiny, "merged", "calibrated")) == ""
+    assert library.keep_study(study_of_tiny(tiny, "merged", "calibrated")) == ""
     app = opened(tiny_suite_file, "methods")
     assert healthy(app)
     assert charts(app) == 1
@@ -131,8 +131,8 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert average is not None
     assert table.loc["calibrated", "average"] == pytest.approx(100 * average.mean)
     assert {*frames(app)["suites"].columns} == {"method", "tiny", *SHIPPED}
-    library.keep(study_of_tiny(tiny, "merged", "calibrated"))  # the same: in place of the first
-    library.keep(study_of_tiny(tiny, "merged"))
+    library.keep_study(study_of_tiny(tiny, "merged", "calibrated"))  # the same: in place of the first
+    library.keep_study(study_of_tiny(tiny, "merged"))
     app = opened(tiny_suite_file, "methods")
     (choice,) = [one for one in app.selectbox if one.key == "which-table"]
     assert len(choice.options) == 2
@@ -153,7 +153,7 @@ def test_a_row_is_the_model_that_it_measured(tiny: Family) -> None:
 @pytest.mark.slow
 def test_lists_of_models_know_scores(tiny_suite_file: Path, tiny: Family) -> None:
     study = study_of_tiny(tiny, "merged", "ties", "tsv-m")
-    library.keep(study)
+    library.keep_study(study)
     st.cache_data.clear()  # of other tests with this suite
     scores = {one.method: one.average.mean for one in study.summaries() if one.average is not None}
     app = opened(tiny_suite_file, "cosines", a="ties", b="tsv-m", n="8")
@@ -170,7 +170,7 @@ def test_measuring_is_a_job_whose_result_the_page_finds(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, dict[str, Any], bool]] = []
-    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given) if given[0] == "compare" else None)
+    monkeypatch.setattr(jobs, "follow_jobs", lambda *given: asked.append(given) if given[0] == "compare" else None)
     app = opened(tiny_suite_file, "methods")
     assert asked == []  # nobody asked for it
     button(app, "Start").click().run()
@@ -187,7 +187,7 @@ def test_measuring_is_a_job_whose_result_the_page_finds(
 
 @pytest.mark.slow
 def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
-    library.keep(budget.budget(Session(tiny), Plan(["merged", "calibrated"], (42,), 8), (4, 8)))
+    library.keep_study(budget.study_budget(Session(tiny), StudyPlan(["merged", "calibrated"], (42,), 8), (4, 8)))
     app = opened(tiny_suite_file, "methods")
     assert healthy(app)
     _, chart = app.get("plotly_chart")
@@ -214,7 +214,7 @@ def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_failures_are_said_and_damaged_files_are_named(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
-    library.keep(study_of_tiny(tiny, "merged", "regmean:reduce=2"))
+    library.keep_study(study_of_tiny(tiny, "merged", "regmean:reduce=2"))
     (tmp_path / "cache" / "studies" / "finished" / "broken.json").write_text("{")
     app = opened(tiny_suite_file, "methods")
     assert not app.exception

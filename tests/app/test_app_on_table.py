@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 import featcal
 from app import jobs, on_table, state
-from app.selection import Selection
+from app.selection import PageSelection
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import tables
 from featcal.session.session import Session, open_session
@@ -38,7 +38,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def chosen(app: AppTest) -> tuple[str, str]:
-    selection: Selection = app.session_state["selection"]
+    selection: PageSelection = app.session_state["selection"]
     return selection.merge, selection.beside
 
 
@@ -56,7 +56,7 @@ def put_on_the_table(app: AppTest, kind: str, session: Session, folder: Path) ->
         assert "my-ties" in control(app, "merge").options  # a short name; the tooltip has the whole
     if kind == "pinned run":
         run = recording.run_of(session, RUN)
-        assert History().add(run, recording.measure(session, RUN, ON))
+        assert History().add(run, recording.measure_model(session, RUN, ON))
         History().mark(run.id, "pinned", True)
         app.run()
         assert f"{RUN} · pinned run" in control(app, "merge").options
@@ -76,7 +76,7 @@ def test_what_is_shown_and_written_is_the_calibration_of_the_subject(
     a = put_on_the_table(app, kind, session, tmp_path)
     assert healthy(app)
     calibrated = session.resolve(f"calibrated:samples=8@{a}")
-    before, after, expert = (recording.score(session, one, ON, state.kind_of_scores(session, ON))
+    before, after, expert = (recording.score_run(session, one, ON, state.page_score_kind(session, ON))
                              for one in (a, calibrated, "expert"))  # fmt: skip
     gain = compare_scores(before, after).average
     scored = headline(app)[f"{tables.metric_name({'': before}).capitalize()}, validation"]

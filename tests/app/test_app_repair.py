@@ -113,7 +113,7 @@ def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
     assert "--seed 7 --blocks 'block 1' --out" in export_command(app)
     session = open_session(tiny_suite_file, resident=True)
     measured = session.measure.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
-    assert final_drifts(app)[1] == f"{tables.relative_drift(measured).iloc[-1]:.2f}"
+    assert final_drifts(app)[1] == f"{tables.relative_drift_table(measured).iloc[-1]:.2f}"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     def fail(*_: object, **__: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
-    monkeypatch.setattr("featcal.session.fits.calibrate", fail)
+    monkeypatch.setattr("featcal.session.fits.calibrate_family", fail)
     held, last = session.fit.preview(replace(other, samples=32), "block 0", ON), trace(app, "calibrated")["y"]
     control(app, "rho").set_value(0.4).run()
     assert not app.exception
@@ -254,7 +254,7 @@ def test_a_spread_keeps_tasks_apart() -> None:
         tasks = {name: TaskScore("accuracy", value, right, right) for name, value in (("a", a), ("b", b))}
         return Scores("s", "m", "test", tasks)
 
-    frame = repair_tables.spread({1: scores(0.5, 0.9), 2: scores(0.7, 0.5)}).set_index("task")
+    frame = repair_tables.spread_table({1: scores(0.5, 0.9), 2: scores(0.7, 0.5)}).set_index("task")
     assert frame.loc["a", ["mean", "lowest", "highest", "range"]].tolist() == pytest.approx([60, 50, 70, 20])
     assert frame.loc["average", ["mean", "range"]].tolist() == pytest.approx([65, 10])
     bars = repair_charts.spread_bars(frame.reset_index(), "accuracy, %").data[0]
@@ -293,7 +293,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert any("block 0 comes first, as a point in the chart" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     found = session.measure.features(session.resolve("calibrated:recipe=refined,samples=64"), ON)
-    assert final_drifts(app)[1] == f"{tables.relative_drift(found).iloc[-1]:.2f}"
+    assert final_drifts(app)[1] == f"{tables.relative_drift_table(found).iloc[-1]:.2f}"
     control(app, "beta").set_value(0.0).run()
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"
     app.session_state["selection"] = app.session_state["selection"].change(tab="Feature sources")

@@ -17,14 +17,14 @@ from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
 from app import jobs, leaderboard, runs, state, sweep
-from app.selection import HOME, Selection
-from featcal.cli import commands
+from app.selection import HOME, PageSelection
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
 from featcal.server.kinds import KINDS, Work
 from featcal.server.queue import QUEUED, Queue
 from featcal.session import session
 from featcal.session.session import Session
-from featcal.studies.history import History, HistoryEntry, Looks, Measured
+from featcal.studies.history import History, HistoryEntry, Looks, RunMeasurement
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, baselines, run_sweep, sweep_json
 from featcal.suite.calibration_options import CalibrationConfig
@@ -89,7 +89,7 @@ def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: 
     opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
     alone = Session(tiny).measure.quick_scores(CalibrationConfig(samples=8, rho=1.5), EvaluationSamples(8))
     found = recorded()[1.5].find_measured("features", "validation", 8, 42)
-    assert isinstance(found, Measured)
+    assert isinstance(found, RunMeasurement)
     assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}
 
 
@@ -190,8 +190,8 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """What plotly and the table hand over, which no test without a browser can click."""
     chosen: list[str] = []
     selections: list[dict[str, Any]] = []
-    monkeypatch.setattr(runs, "choose", chosen.append)
-    monkeypatch.setattr(state, "select", lambda **changed: selections.append(changed))
+    monkeypatch.setattr(runs, "choose_run", chosen.append)
+    monkeypatch.setattr(state, "look_at", lambda **changed: selections.append(changed))
     for points in ([{"customdata": "a" * 16}], [{"x": 1.0}], [], [{"customdata": "expert"}], [{"customdata": "tsv-m"}]):
         selected = SimpleNamespace(selection=SimpleNamespace(points=points))
         monkeypatch.setattr(st, "session_state", {"sweep-chart": selected})
@@ -371,7 +371,7 @@ def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
 
 
 def test_another_suite_forgets_what_meant_something_here() -> None:
-    chosen = Selection(sweep_lam="1", sweep_rho="1", sweep_alpha="1", run="a" * 16, against="b" * 16)
+    chosen = PageSelection(sweep_lam="1", sweep_rho="1", sweep_alpha="1", run="a" * 16, against="b" * 16)
     assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
 
 
@@ -388,7 +388,7 @@ def test_command_and_python_give_the_points_of_the_page(
     assert {model_name(run.model).of for run in History().runs() if run.options} == {a}
     bash, lines = (one.value for one in app.code[:2])
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    done = CliRunner().invoke(commands, [*shlex.split(bash)[1:], "--json"])
+    done = CliRunner().invoke(featcal_command, [*shlex.split(bash)[1:], "--json"])
     assert done.exit_code == 0, done.output
     assert {one["id"] for one in json.loads(done.stdout)["points"]} == set(expected)
     assert {run.id: run.measured[0].scores for run in History().runs()} == expected

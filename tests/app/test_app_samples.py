@@ -21,7 +21,7 @@ from tiny_text import write_text_suite
 
 from app import samples, state
 from app.ledger_view import TOKENS
-from app.selection import HOME, MOST_PICKED, Selection, from_query
+from app.selection import HOME, MOST_PICKED, PageSelection, from_query
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
 from featcal.session.model_ref import MERGED
@@ -123,9 +123,9 @@ def panel_alone(suite: str, models: dict[str, str], task: str, n: int, picked: t
     from app import samples, state
     from featcal.session.session import open_session
 
-    state.begin("panel", st.container())
+    state.begin_page("panel", st.container())
     if "chosen" not in st.session_state:
-        state.select(task=task, n=n, picked=picked)
+        state.look_at(task=task, n=n, picked=picked)
         st.session_state["chosen"] = True
     session = open_session(suite)
     samples.panel(session, {shown: session.resolve(one) for shown, one in models.items()}, details=True)
@@ -214,7 +214,7 @@ def visit(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(st, "query_params", SimpleNamespace(to_dict=dict))
     monkeypatch.setattr(st, "dataframe", lambda frame, **options: kept.update(drawn=options))
     monkeypatch.setattr(st, "download_button", lambda *args, **options: None)
-    state.begin("accuracy", st.container())
+    state.begin_page("accuracy", st.container())
     return kept
 
 
@@ -229,7 +229,9 @@ def select_rows(visit: dict[str, Any], *rows: int) -> None:
 def test_rows_and_picked_samples_are_one(visit: dict[str, Any]) -> None:
     def table(*ids: int) -> dict[str, Any]:
         frame = pd.DataFrame({"sample": ids})
-        samples.table(samples.Numbers("flips", frame, "", samples.downloads.Origin("s", "test", {"t": 9})), "test")
+        samples.show_sample_table(
+            samples.Numbers("flips", frame, "", samples.downloads.Origin("s", "test", {"t": 9})), "test"
+        )
         drawn: dict[str, Any] = visit["drawn"]
         return drawn
 
@@ -244,7 +246,7 @@ def test_rows_and_picked_samples_are_one(visit: dict[str, Any]) -> None:
     select_rows(visit, 0)
     assert state.selection().picked == (2, 5)  # 5 is not shown here, so it stays
     table(2, 8)
-    samples.pick([])
+    samples.pick_samples([])
     assert (state.selection().picked, state.selection().picked_of) == ((), None)
     cleared = table(2, 8)
     assert cleared["key"] != filtered["key"]
@@ -252,7 +254,7 @@ def test_rows_and_picked_samples_are_one(visit: dict[str, Any]) -> None:
 
 
 def test_no_more_are_picked_than_an_address_holds(visit: dict[str, Any]) -> None:
-    samples.pick(range(1000), "test")
+    samples.pick_samples(range(1000), "test")
     assert state.selection().picked == tuple(range(MOST_PICKED))
     again, problems = from_query(state.selection().to_query())
     assert (again, problems) == (state.selection(), [])
@@ -262,8 +264,8 @@ def test_what_is_picked_belongs_to_its_split() -> None:
     of_test = HOME.change(picked=(1, 2), picked_of="test")
     assert of_test.change(picked=(3,)) == HOME.change(picked=(3,))
     assert of_test.change(lam=0.1).picked_of == "test"
-    assert of_test.change(task="x") == Selection(task="x")
-    assert of_test.change(suite="x") == Selection(suite="x")
+    assert of_test.change(task="x") == PageSelection(task="x")
+    assert of_test.change(suite="x") == PageSelection(suite="x")
 
 
 def test_known_is_what_was_measured(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

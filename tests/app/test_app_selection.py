@@ -125,9 +125,9 @@ def test_a_widget_that_was_replaced_meanwhile_is_not_believed(monkeypatch: pytes
         moves.append(move)
         return value
 
-    state.begin("drift", st.container())
+    state.begin_page("drift", st.container())
     for n in (64, 16):  # drawn, then changed by something else and drawn again
-        state.select(n=n)
+        state.look_at(n=n)
         state.control(draw, "n", n, 64, "Samples")
     old, new = moves
     old(32)
@@ -141,7 +141,7 @@ def test_a_lasso_picks_on_every_scatter(page: str, chart: str, monkeypatch: pyte
     kept: dict[str, Any] = {}
     monkeypatch.setattr(st, "session_state", kept)
     monkeypatch.setattr(st, "query_params", SimpleNamespace(to_dict=dict))
-    state.begin(page, st.container())
+    state.begin_page(page, st.container())
     kept[chart] = SimpleNamespace(selection=SimpleNamespace(points=[{"customdata": 9}, {"customdata": 2}, {"x": 1}]))
     picking._pick(chart)
     assert (state.selection().picked, state.selection().picked_of) == ((2, 9), None)
@@ -260,7 +260,7 @@ def test_the_bar_measures_what_is_quick_and_never_the_test_split(
     session = open_session(str(tiny_suite_file), resident=True)
     found: list[str] = []
     monkeypatch.setattr(samples, "is_long", lambda *_: long)
-    monkeypatch.setattr(samples, "measure", lambda _, models, view: found.extend(models))
+    monkeypatch.setattr(samples, "measure_samples", lambda _, models, view: found.extend(models))
     samples._measure_if_quick(session, {"merged": session.resolve("merged")}, on)
     assert found == taken
 

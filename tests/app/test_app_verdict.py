@@ -15,7 +15,7 @@ from tiny_text import write_text_suite
 from app import first_page, verdict
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
-from featcal.figures.verdict.measure import diagnose
+from featcal.figures.verdict.measure import diagnose_model
 from featcal.figures.verdict.sentences import Verdict
 from featcal.session.session import open_session
 from featcal.suite.views import EvaluationSamples
@@ -45,7 +45,7 @@ def test_the_page_says_what_the_command_says(family: str, tiny_suite_file: Path,
     assert charts(app) == 2
     session = open_session(str(file), resident=True)
     calibrated = "calibrated:rho=1.5,lam=0.05,samples=64"
-    assert lines(app) == expected(diagnose(session, "merged", EvaluationSamples(8), calibrated))
+    assert lines(app) == expected(diagnose_model(session, "merged", EvaluationSamples(8), calibrated))
 
 
 STEPS = {
@@ -57,7 +57,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_one_button_leads_to_what_is_next(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(verdict, "judge", lambda found: replace(sentences.judge(found), next=step))
+    monkeypatch.setattr(verdict, "judge_numbers", lambda found: replace(sentences.judge_numbers(found), next=step))
     app = opened(tiny_suite_file, "verdict", n="8")
     primary = [one.label for one in app.button if one.proto.type == "primary"]
     label, header = STEPS[step]
@@ -74,16 +74,18 @@ def test_another_merge_is_judged_by_its_name(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "verdict", n="8", a="ties:scale=1")
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
-    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=64@ties:scale=1")
+    found = diagnose_model(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=64@ties:scale=1")
     assert lines(app) == expected(found)
     assert lines(app)[0].startswith(plain("ties:scale=1 keeps"))
 
 
 def test_repair_it_repairs_the_merge_that_was_judged(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "judge", lambda found: replace(sentences.judge(found), next=sentences.REPAIR))
+    monkeypatch.setattr(
+        verdict, "judge_numbers", lambda found: replace(sentences.judge_numbers(found), next=sentences.REPAIR)
+    )
     app = opened(tiny_suite_file, "verdict", n="8", samples="6", a="ties:scale=1")
     session = open_session(str(tiny_suite_file), resident=True)
-    found = diagnose(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=6@ties:scale=1")
+    found = diagnose_model(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=6@ties:scale=1")
     assert lines(app)[:-2] == expected(found)[:-2]
     button(app, "Repair it").click().run()
     assert healthy(app)

@@ -14,7 +14,7 @@ from app.cards import Card
 from app.first_page import FirstPage
 from featcal.family.opening import Family
 from featcal.figures import ledger_tables, tables
-from featcal.figures.verdict.measure import diagnose
+from featcal.figures.verdict.measure import diagnose_model
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, EvaluationSamples
 
@@ -32,15 +32,15 @@ def measured(tiny: Family) -> FirstPage:
     rows = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True)
     return FirstPage(
         [Card("Final drift", "0.50", "-20 %", "of the norm", "inverse")],
-        diagnose(session, "merged", on),
-        ledger_tables.attribution(ledger, tables.ALL_TASKS),
+        diagnose_model(session, "merged", on),
+        ledger_tables.attribution_table(ledger, tables.ALL_TASKS),
         {"merged": rows, "calibrated": rows},
     )
 
 
 def test_what_is_kept_comes_back(measured: FirstPage, cache: Path) -> None:
     assert first_page.read_kept() is None
-    first_page.keep(measured)
+    first_page.keep_first_page(measured)
     found = first_page.read_kept()
     assert found is not None
     assert found.verdict.lines == measured.verdict.lines
@@ -56,7 +56,7 @@ def test_what_is_kept_comes_back(measured: FirstPage, cache: Path) -> None:
 def test_changed_files_are_measured_anew(
     measured: FirstPage, tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first_page.keep(measured)
+    first_page.keep_first_page(measured)
     monkeypatch.setattr(first_page, "data_path", lambda name: tiny.suite.root)
     assert first_page.read_kept() is None
 
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file" / "cache"))
-    first_page.keep(measured)
+    first_page.keep_first_page(measured)
     assert "not kept" in capsys.readouterr().err
 
 

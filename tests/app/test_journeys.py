@@ -31,8 +31,8 @@ from streamlit.testing.v1 import AppTest
 from suite_edits import Edit
 
 from app import catalogue, export, selection, state
-from app.selection import HOME, Selection, from_query
-from featcal.calibration.calibrate import CalibrationResult, calibrate
+from app.selection import HOME, PageSelection, from_query
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family
 from featcal.family.opening import Family
 from featcal.figures import tables
 from featcal.preflight.check import Preflight
@@ -143,15 +143,17 @@ def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path, mon
 
     def counted(family: Family, config: CalibrationConfig, **more: Any) -> CalibrationResult:
         computed.append(config)
-        return calibrate(family, config, **more)
+        return calibrate_family(family, config, **more)
 
-    monkeypatch.setattr("featcal.session.fits.calibrate", counted)
+    monkeypatch.setattr("featcal.session.fits.calibrate_family", counted)
     app = opened(own_suite_file, "calibrate", **OPTIONS)
     drift = final_drifts(app)[1]
     go(app, "cosines")
     session = open_session(own_suite_file, resident=True)  # the app holds it
     config = clip_config(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
-    assert drift == f"{tables.relative_drift(session.measure.features(config, EvaluationSamples(64))).iloc[-1]:.2f}"
+    assert (
+        drift == f"{tables.relative_drift_table(session.measure.features(config, EvaluationSamples(64))).iloc[-1]:.2f}"
+    )
     assert computed == [config]  # and nothing else on the way
 
 
@@ -337,7 +339,7 @@ def test_a_selection_comes_back_from_its_own_address() -> None:
         "merge": "ties:scale=1",
         "beside": "base",
     }
-    chosen = Selection(**looked_at, **numbers, **more)
+    chosen = PageSelection(**looked_at, **numbers, **more)
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
     assert set(selection.OF_A_SUITE) < set(vars(HOME))
@@ -435,7 +437,7 @@ def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_pages_say_what_a_check_has_against_the_suite(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Preflight("tiny", ("expert 'pets' does the task of 'signs' better than its own",), None)
-    monkeypatch.setattr(catalogue, "check", lambda suite: found)
+    monkeypatch.setattr(catalogue, "check_suite", lambda suite: found)
     app = opened(own_suite_file)
     for page in ("calibrate", "accuracy", "drift"):
         go(app, page)

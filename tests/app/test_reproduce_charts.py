@@ -14,7 +14,7 @@ from reproducing import document
 
 from app import downloads, jobs
 from app.downloads import Numbers
-from featcal.figures.commands import commands, python
+from featcal.figures.commands import command_lines, python_lines
 
 pytestmark = [
     pytest.mark.slow,
@@ -80,8 +80,8 @@ def test_commands_give_the_numbers_of_charts(
     for what, numbers in shown.items():
         measured = numbers.measurement(str(tiny_suite_file))
         assert measured is not None
-        lines = commands(measured)
-        assert {"\n".join(lines), python(measured)} <= on_page
+        lines = command_lines(measured)
+        assert {"\n".join(lines), python_lines(measured)} <= on_page
         for line in set(lines) - ran.keys():
             ran[line] = document(line)
         models = [label for label, name in numbers.origin.models.items() if name in measured.models]

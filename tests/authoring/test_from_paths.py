@@ -21,11 +21,11 @@ from lanes import cases_by_message
 from PIL import Image
 
 from featcal import load_suite
-from featcal.authoring.from_paths import DEFAULT_MERGE, SuiteParts, begin
+from featcal.authoring.from_paths import DEFAULT_MERGE, SuiteParts, write_suite_text
 from featcal.authoring.guess import Guess, guess
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.samples.embedded_pictures import CLASSES, render
-from featcal.samples.sources import look
+from featcal.samples.sources import preview_samples
 from featcal.suite.schema import Suite, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites
@@ -87,11 +87,11 @@ def test_init_writes_a_suite_that_check_accepts(run: Run, t5: Path) -> None:
     found = document(run("suite", "init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml", "--json"))
     assert (found["missing"], found["problems"]) == ([], [])
     suite = load_suite("mine.yaml")
-    assert check(suite, probe=False).problems == ()
+    assert check_suite(suite, probe=False).problems == ()
     assert suite.base == "base"
     assert suite.tasks["sentiment"].expert == "experts/sentiment"
     for split, count in (("calibration", 256), ("test", 500)):
-        ours, own = (look(one, "sentiment", split, count, 0) for one in (suite, load_suite("t5-mini")))
+        ours, own = (preview_samples(one, "sentiment", split, count, 0) for one in (suite, load_suite("t5-mini")))
         assert ours.indices == own.indices
         assert ours.targets == own.targets
         pairs = list(zip(ours.texts or (), own.texts or (), strict=True))
@@ -111,7 +111,7 @@ def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
     assert suite.splits() == ("calibration", "validation")
     assert suite.tasks["colors"].calibration.imagefolder == "pictures/colors/train"  # type: ignore[union-attr]
     assert suite.merged.method == "ties"  # type: ignore[union-attr]
-    drawn = look(suite, "shapes", "calibration", None, 0)
+    drawn = preview_samples(suite, "shapes", "calibration", None, 0)
     images, labels = render("shapes", "calibration")
     assert drawn.class_names == tuple(sorted({CLASSES["shapes"][one] for one in labels[:32]}))
     names = [drawn.class_names[one] for one in drawn.labels.tolist()]  # type: ignore[union-attr]
@@ -226,7 +226,9 @@ def test_diagnose_writes_nothing_of_what_check_refuses(run: Run, t5: Path) -> No
 def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> None:
     for name in ("models/base", "models/a", "elsewhere"):
         (here / name).mkdir(parents=True)
-    begun = begin(SuiteParts("models/base", {"a": "models/base+models/a"}, {}, "elsewhere"), here / "models" / "s.yaml")
+    begun = write_suite_text(
+        SuiteParts("models/base", {"a": "models/base+models/a"}, {}, "elsewhere"), here / "models" / "s.yaml"
+    )
     content = yaml.safe_load(begun.text)
     assert content["base"] == "base"
     assert content["tasks"]["a"]["expert"] == "base+a"
@@ -234,9 +236,11 @@ def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> 
     (here / "open").mkdir()
     for name in ("arch.json", "base.pt"):
         (here / "open" / name).touch()
-    begun = begin(SuiteParts("open_clip:open/arch.json:open/base.pt", {"a": "org/a"}, {}), here / "open" / "s.yaml")
+    begun = write_suite_text(
+        SuiteParts("open_clip:open/arch.json:open/base.pt", {"a": "org/a"}, {}), here / "open" / "s.yaml"
+    )
     assert yaml.safe_load(begun.text)["base"] == "open_clip:arch.json:base.pt"
-    assert yaml.safe_load(begin(SuiteParts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
+    assert yaml.safe_load(write_suite_text(SuiteParts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
         "name": "s", "base": "org/b", "merged": DEFAULT_MERGE, "tasks": {"a": {"expert": "org/a@v1"}}
     }  # fmt: skip
 
@@ -324,12 +328,12 @@ def test_conversations_are_recognised(here: Path, row: dict[str, Any], chats: An
         (base / "config.json").write_text(json.dumps({"model_type": "llama"}))
         (base / "tokenizer_config.json").write_text(json.dumps(template))
         (here / "e").mkdir(exist_ok=True)
-        found = begin(
+        found = write_suite_text(
             SuiteParts(folder, {"t": "e"}, {"t": "{calibration: {jsonl: a.jsonl, input: '{x}'}}"}), here / "m"
         )
         assert yaml.safe_load(found.text)["tasks"]["t"]["calibration"] == {"jsonl": "a.jsonl", "input": "{x}"}
         jsonl(here / "a.jsonl", row)
-        found = begin(SuiteParts(folder, {"t": "e"}, {"t": "a.jsonl"}), here / "m.yaml")
+        found = write_suite_text(SuiteParts(folder, {"t": "e"}, {"t": "a.jsonl"}), here / "m.yaml")
         options = dict(zip(("input", "target"), expected, strict=True)) if isinstance(expected, tuple) else {}
         options = options or {"conversation": expected}
         assert yaml.safe_load(found.text)["tasks"]["t"]["calibration"] == {"jsonl": "a.jsonl", **options}
@@ -367,7 +371,7 @@ def test_files_of_other_kinds_are_refused_with_the_line_that_converts_them(
     source = {"jsonl": name, "input": "{text}"}
     suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", "calibration": source}}}
     with pytest.raises(InputError, match=re.escape(name)) as in_file:
-        look(suite_from_dict(suite, Path()), "t", "calibration", None, 0)
+        preview_samples(suite_from_dict(suite, Path()), "t", "calibration", None, 0)
     with pytest.raises(InputError, match=re.escape(name)) as on_the_way:
         guess(name, here)
     for caught in (in_file, on_the_way):
@@ -387,13 +391,13 @@ def test_other_files_are_refused_whatever_they_are_called_in_the_suite(here: Pat
             with pytest.raises(
                 InputError, match=rf"{name} is not read as it is; make .*x\.(jsonl|parquet) of it with: "
             ):
-                look(suite_from_dict(suite, here), "t", "calibration", None, 0)
+                preview_samples(suite_from_dict(suite, here), "t", "calibration", None, 0)
         with pytest.raises(InputError, match=f"{name} is not read as it is"):
             Suite.of(base="b", experts={"t": "e"}, samples={"t": name})
     (here / "x.txt").write_text(json.dumps(LIST[0]))
     source = {"jsonl": "x.txt", "input": "{text}"}  # JSON Lines, whatever their name is
     suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", "calibration": source}}}
-    assert look(suite_from_dict(suite, here), "t", "calibration", None, 0).texts == ("a, b",)
+    assert preview_samples(suite_from_dict(suite, here), "t", "calibration", None, 0).texts == ("a, b",)
     (here / "x.json").write_text(json.dumps({"data": LIST}, indent=2))
     with pytest.raises(InputError, match="line 1 is not valid JSON") as caught:
         guess("x.json", here)

@@ -21,7 +21,7 @@ from featcal.baselines.common.fit import fit
 from featcal.calibration.calibrate import expert_passes
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.session import Session
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError, NumericalError
@@ -85,7 +85,7 @@ def test_steps_make_the_model_surer_and_the_record_says_how(tiny: Family) -> Non
 
 
 def test_the_same_options_give_the_same_model(tiny: Family) -> None:
-    passes = expert_passes(tiny, FEW.counting, Kept(2**26))
+    passes = expert_passes(tiny, FEW.counting, WalkCache(2**26))
     first, second = (fit(tiny, FEW, experts=one).weights.read(tiny.adapter.tower) for one in (None, passes))
     other = tensors(tiny, replace(FEW, seed=43))
     assert all(first[name].equal(second[name]) for name in first)
@@ -128,7 +128,7 @@ def test_padding_counts_for_nothing(tmp_path: Path, tiny: Family) -> None:
     family = reference_of("t5-gated", tmp_path, tmp_path, tiny)[0].exact
     found = []
     for under in (0, 7):
-        passes = expert_passes(family, FEW.counting, Kept(2**26))
+        passes = expert_passes(family, FEW.counting, WalkCache(2**26))
         for one in passes.values():
             for batch in one.batches:
                 batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, under)

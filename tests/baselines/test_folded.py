@@ -22,10 +22,10 @@ from torch import Tensor
 
 from featcal import evaluate, load_suite, open_family, open_session
 from featcal.baselines.common.fit import fit
-from featcal.baselines.common.fold_heads import file_name, fold_head, with_heads
+from featcal.baselines.common.fold_heads import fold_head, task_file_name, with_heads
 from featcal.baselines.react import AffineMap, React
 from featcal.baselines.svc import Svc
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.evaluation.evaluate import scoring_heads, task_features
 from featcal.evaluation.heads import ClassificationHead, CosineHead, LinearHead, PooledHead
 from featcal.evaluation.scoring_heads import head_of
@@ -98,7 +98,7 @@ def test_the_library_reads_the_head_of_every_task(trial: Trial, tmp_path: Path) 
         assert again.tasks[task].predictions.equal(row.tasks[task].predictions)  # type: ignore[union-attr,arg-type]
         assert again.tasks[task].value == row.tasks[task].value
         asked = ["merge", str(trial.root / "suite.yaml"), "--method", "react:samples=5", "--task", task]
-        CliRunner().invoke(commands, [*asked, "--out", str(tmp_path / task)], catch_exceptions=False)
+        CliRunner().invoke(featcal_command, [*asked, "--out", str(tmp_path / task)], catch_exceptions=False)
         alone = trial.model_class.from_pretrained(tmp_path / task, dtype=torch.float32).eval()
         torch.testing.assert_close(trial.scores(alone, inputs), expected, rtol=1e-5, atol=1e-5)
         assert not (tmp_path / task / "heads").exists()
@@ -107,7 +107,7 @@ def test_the_library_reads_the_head_of_every_task(trial: Trial, tmp_path: Path) 
 def test_class_prompts_become_a_table(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     out, name = tmp_path / "out", "react:samples=12@calibrated:samples=8"
     asked = ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]
-    done = CliRunner().invoke(commands, asked, catch_exceptions=False)
+    done = CliRunner().invoke(featcal_command, asked, catch_exceptions=False)
     assert json.loads(done.stdout)["heads"] == {task: ["cat", "dog", "fish"] for task in PICTURES}
     session = open_session(load_suite(tiny_suite_file), "cpu")
     model, read = (session.fit.weights(session.resolve(one)) for one in (name, str(out)))
@@ -179,7 +179,7 @@ def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path, monkeypatch
     with pytest.raises(InputError, match=r"has no task 'lef'\. Did you mean"):
         fit(trial.family, REACT).save(tmp_path / "out", "lef")
     asked = ["merge", str(tmp_path / "suite" / "suite.yaml"), "--out", str(tmp_path / "out"), "--task", "left"]
-    assert CliRunner().invoke(commands, [*asked, "--method", "tsv-m"]).exit_code == 2
+    assert CliRunner().invoke(featcal_command, [*asked, "--method", "tsv-m"]).exit_code == 2
     assert [one.name for one in tmp_path.iterdir()] == ["suite"]
     monkeypatch.setattr("featcal.session.fits.fit", lambda *_, **__: pytest.fail("fitted in vain"))
     for changed, said in (
@@ -188,11 +188,11 @@ def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path, monkeypatch
         (["--method", "svc"], "--task is for react"),
     ):
         with pytest.raises((FeatcalError, UsageError), match=said):
-            CliRunner().invoke(commands, [*asked, *changed], catch_exceptions=False, standalone_mode=False)
+            CliRunner().invoke(featcal_command, [*asked, *changed], catch_exceptions=False, standalone_mode=False)
 
 
 @given(text(), text())
 def test_every_task_has_a_file_of_its_own_in_the_folder_of_heads(one: str, other: str) -> None:
-    assert (file_name(one) == file_name(other)) == (one == other)
-    assert file_name(one) not in (".", "..")
-    assert "/" not in file_name(one)
+    assert (task_file_name(one) == task_file_name(other)) == (one == other)
+    assert task_file_name(one) not in (".", "..")
+    assert "/" not in task_file_name(one)

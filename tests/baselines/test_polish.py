@@ -20,9 +20,9 @@ from featcal import evaluate
 from featcal.baselines.common.fit import fit
 from featcal.baselines.polished import Polish
 from featcal.calibration.calibrate import calibrate_to_folder, config_for, expert_passes
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.session import Session
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.fingerprints import sha256
@@ -79,7 +79,7 @@ def test_steps_lower_the_loss_and_none_change_nothing(tiny: Family) -> None:
 
 
 def test_the_same_options_give_the_same_model(tiny: Family) -> None:
-    passes = expert_passes(tiny, FEW.counting, Kept(2**26))
+    passes = expert_passes(tiny, FEW.counting, WalkCache(2**26))
     first, second = (fit(tiny, FEW, experts=one).weights.read(tiny.adapter.tower) for one in (None, passes))
     other = fit(tiny, replace(FEW, seed=43)).weights.read(tiny.adapter.tower)
     assert all(first[name].equal(second[name]) for name in first)
@@ -90,7 +90,7 @@ def test_text_moves_and_its_padding_counts_for_nothing(tmp_path: Path) -> None:
     family = text_reference(tmp_path / "t5", "t5-gated", T5ForConditionalGeneration).exact
     losses = []
     for under in (0, 7):
-        passes = expert_passes(family, FEW.counting, Kept(2**26))
+        passes = expert_passes(family, FEW.counting, WalkCache(2**26))
         for one in passes.values():
             for batch in one.batches:
                 batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, under)
@@ -117,10 +117,10 @@ def test_what_cannot_be_polished_says_why(tiny: Family) -> None:
 def test_the_command_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = ["merge", str(tiny_suite_file), "--method", "polished:steps=3,samples=8@calibrated:samples=8"]
-    done = CliRunner().invoke(commands, [*given, "--out", str(out), "--json"])
+    done = CliRunner().invoke(featcal_command, [*given, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    told = CliRunner().invoke(commands, [*given, "--out", str(tmp_path / "told")]).stdout.splitlines()
+    told = CliRunner().invoke(featcal_command, [*given, "--out", str(tmp_path / "told")]).stdout.splitlines()
     losses = [["loss"], ["before", f"{document['loss_before']:.4f}"], ["after", f"{document['loss']:.4f}"]]
     assert [line.split() for line in told[:3]] == losses
     assert told[3].startswith(f"written to {tmp_path / 'told'} after ")

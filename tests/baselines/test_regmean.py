@@ -24,9 +24,9 @@ from featcal.baselines.regmean import RegMean, merged_weight
 from featcal.baselines.regmean_plus_plus import RegMeanPlusPlus
 from featcal.calibration.calibrate import expert_passes
 from featcal.calibration.closed_form import SolveError
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.name_grammar import model_name
@@ -169,7 +169,7 @@ def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.Mo
     name = session.resolve("regmean:samples=8")
     first = session.fit.weights(name)
     assert session.fit.weights("regmean:seed=42,samples=8") is first
-    again = fit(tiny, RegMean(samples=8), experts=expert_passes(tiny, RegMean(samples=8).counting, Kept(2**26)))
+    again = fit(tiny, RegMean(samples=8), experts=expert_passes(tiny, RegMean(samples=8).counting, WalkCache(2**26)))
     names = tiny.adapter.tower
     for tensor, other in zip(first.read(names).values(), again.weights.read(names).values(), strict=True):
         assert tensor.equal(other)
@@ -182,7 +182,9 @@ WRITTEN = ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8
 @pytest.mark.parametrize("name", rows(WRITTEN, quick=WRITTEN[:1], slow=WRITTEN))
 def test_merge_writes_it(name: str, tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"])
+    done = CliRunner().invoke(
+        featcal_command, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]
+    )
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["verified"] == "reloaded"
@@ -192,7 +194,8 @@ def test_merge_writes_it(name: str, tiny_suite_file: Path, tiny: Family, tmp_pat
 
 def test_merge_refuses_what_means_nothing_to_it(tiny_suite_file: Path, tmp_path: Path) -> None:
     failed = CliRunner().invoke(
-        commands, ["merge", str(tiny_suite_file), "--method", "regmean", "--scale", "1", "--out", str(tmp_path / "o")]
+        featcal_command,
+        ["merge", str(tiny_suite_file), "--method", "regmean", "--scale", "1", "--out", str(tmp_path / "o")],
     )
     assert failed.exit_code == 2
     assert "--scale means nothing to regmean" in failed.output

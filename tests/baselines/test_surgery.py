@@ -18,7 +18,7 @@ from featcal.baselines.common.fit import fit
 from featcal.baselines.polished import Polish
 from featcal.baselines.probsurgery import ProbSurgery
 from featcal.baselines.surgery import LowRank, Surgery
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.evaluation.evaluate import task_features
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
@@ -97,7 +97,7 @@ def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suit
     )
     assert 0 <= evaluate(tiny, name).average <= 1
     out = tmp_path / "out"
-    done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out)])
+    done = CliRunner().invoke(featcal_command, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out)])
     assert isinstance(done.exception, InputError)
     assert "have no place in a checkpoint" in str(done.exception)
     assert not list(tmp_path.iterdir())

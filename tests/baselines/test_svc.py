@@ -14,8 +14,8 @@ from torch import Tensor
 
 from featcal import evaluate
 from featcal.baselines.common.fit import fit
-from featcal.baselines.svc import Svc, matrix
-from featcal.cli import commands
+from featcal.baselines.svc import Svc, calibrate_matrix
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
 from featcal.server.orders import order
 from featcal.session.model_names import weights_of
@@ -40,7 +40,7 @@ def test_every_singular_value_is_divided_by_its_mean_share(shape: tuple[int, int
         theirs = [left[:, r] @ (one - base) for one in experts]
         shares = [max(0.4, float(answer @ one / (one @ one))) for one in theirs]
         expected.append(float(value) * len(shares) / sum(shares))
-    found = matrix(base, merged, experts, alpha=0.4)
+    found = calibrate_matrix(base, merged, experts, alpha=0.4)
     torch.testing.assert_close(found, base + left @ torch.tensor(expected, dtype=torch.float64).diag() @ right)
 
 
@@ -63,8 +63,8 @@ def test_of_a_scaled_expert_it_is_the_expert(tiny64: Family) -> None:
 def test_experts_without_an_answer_do_not_count() -> None:
     base, expert = random(0, 5, 4), random(1, 5, 4)
     scaled = base + 0.3 * (expert - base)
-    torch.testing.assert_close(matrix(base, scaled, [expert, base], alpha=0.1), expert)
-    assert matrix(base, base.clone(), [expert, base], alpha=0.1).equal(base)
+    torch.testing.assert_close(calibrate_matrix(base, scaled, [expert, base], alpha=0.1), expert)
+    assert calibrate_matrix(base, base.clone(), [expert, base], alpha=0.1).equal(base)
 
 
 def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
@@ -112,7 +112,9 @@ def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path
     ):
         assert tensor.equal(other)
     out = str(tmp_path / "out")
-    done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", out, "--json"])
+    done = CliRunner().invoke(
+        featcal_command, ["merge", str(tiny_suite_file), "--method", name, "--out", out, "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["model"] == session.resolve(name).name
     assert evaluate(tiny, out).average == evaluate(session, name).average

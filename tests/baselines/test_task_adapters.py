@@ -15,7 +15,7 @@ from featcal import evaluate, load_suite, open_family
 from featcal.baselines.adapters import Adapters
 from featcal.baselines.common.fit import fit
 from featcal.evaluation.evaluate import task_features
-from featcal.export.to_model import library_model
+from featcal.export.to_model import to_library_model
 from featcal.family.opening import Family, batches_of
 from featcal.models.adapter import Adapter
 from featcal.models.model import Model, task_weights
@@ -85,11 +85,11 @@ def test_written_folders_load_with_peft_and_as_base_and_adapter(llama: Session, 
         own = task_weights(made.weights, task).read(family.adapter.tower)
         for name, tensor in read.read(family.adapter.tower).items():
             torch.testing.assert_close(tensor, own[name], rtol=1e-6, atol=1e-6)
-        model = peft.PeftModel.from_pretrained(library_model(family, family.container, family.merged), folder)
+        model = peft.PeftModel.from_pretrained(to_library_model(family, family.container, family.merged), folder)
         inputs = dict(family.adapter.probe())
         with torch.no_grad():
             logits = model(**inputs).logits
-            expected = library_model(family, family.container, task_weights(made.weights, task))(**inputs).logits
+            expected = to_library_model(family, family.container, task_weights(made.weights, task))(**inputs).logits
         assert float((logits - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
         config = json.loads((folder / "adapter_config.json").read_text())
         assert (config["r"], config["bias"], config["lora_bias"], config["modules_to_save"]) == (3, "none", False, None)

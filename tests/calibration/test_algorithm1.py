@@ -22,7 +22,7 @@ import featcal
 from featcal.calibration import closed_form
 from featcal.calibration.algorithm1 import ForwardOrder, InMemoryBlocks
 from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.source import measure_sources
@@ -30,7 +30,7 @@ from featcal.family.opening import Family
 from featcal.formats.weights import InMemory, Overlay, Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Call
-from featcal.models.lane import Entrance, ExpertPass, Kept, Lane, Step, _bytes
+from featcal.models.lane import BlockStep, ExpertPass, ModelStream, StageEntrance, WalkCache, _bytes
 from featcal.session.api import measure_drift
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
@@ -46,7 +46,7 @@ def tower(family: Family, weights: Weights) -> dict[str, Tensor]:
 
 
 def calibrated(family: Family, config: CalibrationConfig = CONFIG) -> dict[str, Tensor]:
-    return tower(family, calibrate(family, config).weights)
+    return tower(family, calibrate_family(family, config).weights)
 
 
 def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolerance: float) -> None:
@@ -118,7 +118,7 @@ def test_batch_split_changes_nothing(tiny64: Family, usual64: dict[str, Tensor])
 def test_task_order_changes_nothing(tiny64: Family, usual64: dict[str, Tensor]) -> None:
     turned = replace(tiny64, experts=dict(reversed(tiny64.experts.items())))
     passes = dict(reversed(expert_passes(tiny64, CONFIG).items()))
-    ours = tower(turned, calibrate(turned, CONFIG, experts=passes).weights)
+    ours = tower(turned, calibrate_family(turned, CONFIG, experts=passes).weights)
     assert_same(ours, usual64, 1e-11)
 
 
@@ -170,7 +170,7 @@ def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatc
 
     monkeypatch.setattr(BlockStatistics, "see", seen)
     config = replace(CONFIG, batch_size=12)
-    model = calibrate(tiny64, config).weights
+    model = calibrate_family(tiny64, config).weights
     stage = tiny64.adapter.stages[0]
     with torch.no_grad():
         for position, expert in enumerate(expert_passes(tiny64, config).values()):
@@ -184,7 +184,7 @@ def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatc
 def test_calibration_lowers_drift_on_its_samples(tiny: Family) -> None:
     config = replace(CONFIG, rho=1.0, lam=1e-3)
     before = measure_drift(tiny, split="calibration").to_json()["tasks"]
-    after = measure_drift(tiny, calibrate(tiny, config).weights, split="calibration").to_json()["tasks"]
+    after = measure_drift(tiny, calibrate_family(tiny, config).weights, split="calibration").to_json()["tasks"]
     for task in before:
         assert after[task]["final"]["drift"] < 0.97 * before[task]["final"]["drift"]
 
@@ -202,7 +202,7 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
         end_task(self, expert, *more, **named)
 
     monkeypatch.setattr(BlockStatistics, "end_task", ended)
-    passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
+    passes, first = expert_passes(tiny, CONFIG, kept=WalkCache(2**30)), FirstBlock()
     all_blocks, tasks = BLOCKS * len(TASKS), len(TASKS)
     for change, walked in (
         ({}, all_blocks),
@@ -215,17 +215,17 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
     ):
         config = replace(CONFIG, **change)
         counted.append(0)
-        again = tower(tiny, calibrate(tiny, config, experts=passes, first=first).weights)
+        again = tower(tiny, calibrate_family(tiny, config, experts=passes, first=first).weights)
         assert counted[-1] == walked
-        assert_same(again, tower(tiny, calibrate(tiny, config).weights), 0.0)
+        assert_same(again, tower(tiny, calibrate_family(tiny, config).weights), 0.0)
 
 
 def test_statistics_of_the_first_block_are_not_those_of_another_merge(tiny: Family) -> None:
     """The same options and the very same expert passes: only the merged model is another one."""
-    passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
-    calibrate(tiny, CONFIG, experts=passes, first=first)
+    passes, first = expert_passes(tiny, CONFIG, kept=WalkCache(2**30)), FirstBlock()
+    calibrate_family(tiny, CONFIG, experts=passes, first=first)
     other = replace(tiny, merged=tiny.base)
-    again = tower(other, calibrate(other, CONFIG, experts=passes, first=first).weights)
+    again = tower(other, calibrate_family(other, CONFIG, experts=passes, first=first).weights)
     assert_same(again, calibrated(other), 0.0)
 
 
@@ -240,31 +240,33 @@ def test_statistics_of_the_first_block_survive_a_failed_solve_and_an_overtaken_r
             raise Overtaken
 
     careful = replace(CONFIG, samples=1, eps=0.0)  # fewer tokens than channels
-    passes, first = expert_passes(tiny, careful, kept=Kept(2**30)), FirstBlock()
+    passes, first = expert_passes(tiny, careful, kept=WalkCache(2**30)), FirstBlock()
     with pytest.raises(NumericalError, match="not positive definite"):
-        calibrate(tiny, replace(careful, lam=0.0), experts=passes, first=first)
+        calibrate_family(tiny, replace(careful, lam=0.0), experts=passes, first=first)
     for lam in (1e-4, 1e-5):
         with pytest.raises(Overtaken):
-            calibrate(tiny, replace(careful, lam=lam, rho=1.5), experts=passes, first=first, progress=stop)
-        again = calibrate(tiny, replace(careful, lam=lam), experts=passes, first=first)
-        assert_same(tower(tiny, again.weights), tower(tiny, calibrate(tiny, replace(careful, lam=lam)).weights), 0.0)
+            calibrate_family(tiny, replace(careful, lam=lam, rho=1.5), experts=passes, first=first, progress=stop)
+        again = calibrate_family(tiny, replace(careful, lam=lam), experts=passes, first=first)
+        assert_same(
+            tower(tiny, again.weights), tower(tiny, calibrate_family(tiny, replace(careful, lam=lam)).weights), 0.0
+        )
 
 
 def test_statistics_of_the_first_block_without_room_for_the_experts(tiny: Family) -> None:
     """Experts are then walked anew where nothing is counted."""
-    passes, first = expert_passes(tiny, CONFIG, kept=Kept(0)), FirstBlock()
+    passes, first = expert_passes(tiny, CONFIG, kept=WalkCache(0)), FirstBlock()
     for rho in (1.0, 1.5):
         config = replace(CONFIG, rho=rho)
-        again = calibrate(tiny, config, experts=passes, first=first)
-        assert_same(tower(tiny, again.weights), tower(tiny, calibrate(tiny, config).weights), 0.0)
+        again = calibrate_family(tiny, config, experts=passes, first=first)
+        assert_same(tower(tiny, again.weights), tower(tiny, calibrate_family(tiny, config).weights), 0.0)
 
 
 def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family) -> None:
     held, stage = tiny.resident(), tiny.adapter.stages[0]
-    expert = next(iter(expert_passes(held, CONFIG, kept=Kept(2**30)).values()))
+    expert = next(iter(expert_passes(held, CONFIG, kept=WalkCache(2**30)).values()))
 
     def entered(one: ExpertPass, model: Weights) -> list[Call]:
-        front = Entrance.from_model(stage, model, held.compute)
+        front = StageEntrance.from_model(stage, model, held.compute)
         return [entry.first for entry in one.lane(ActivationStore(), model).enter(front)]
 
     merged, base = entered(expert, held.merged), entered(expert, held.base)
@@ -276,22 +278,22 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
     assert all(one is other for one, other in zip(again, base, strict=True))
     turned = entered(replace(expert, batches=expert.batches[::-1]), held.base)  # other samples in the same room
     assert all(one.hidden_state.equal(own.hidden_state) for one, own in zip(turned, base[::-1], strict=True))
-    poor = replace(expert, kept=Kept(0))
+    poor = replace(expert, kept=WalkCache(0))
     pairs = zip(entered(poor, held.base), entered(poor, held.base), strict=True)
     assert all(one is not other for one, other in pairs)
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family, usual: dict[str, Tensor]) -> None:
-    passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
-    first = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
-    calibrate(tiny, replace(CONFIG, lam=1.0), experts=passes)
-    again = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
+    passes = expert_passes(tiny, CONFIG, kept=WalkCache(2**30))
+    first = tower(tiny, calibrate_family(tiny, CONFIG, experts=passes).weights)
+    calibrate_family(tiny, replace(CONFIG, lam=1.0), experts=passes)
+    again = tower(tiny, calibrate_family(tiny, CONFIG, experts=passes).weights)
     assert_same(again, first, 0.0)
     assert_same(first, usual, 0.0)
 
 
 def test_kept_pass_survives_an_interruption(tiny: Family, usual: dict[str, Tensor]) -> None:
-    passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
+    passes = expert_passes(tiny, CONFIG, kept=WalkCache(2**30))
 
     def stop_at(block: int) -> Any:
         def progress(label: str, done: int, total: int) -> None:
@@ -302,8 +304,8 @@ def test_kept_pass_survives_an_interruption(tiny: Family, usual: dict[str, Tenso
 
     for block in (1, 2):
         with pytest.raises(KeyboardInterrupt):
-            calibrate(tiny, CONFIG, experts=passes, progress=stop_at(block))
-    assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), usual, 0.0)
+            calibrate_family(tiny, CONFIG, experts=passes, progress=stop_at(block))
+    assert_same(tower(tiny, calibrate_family(tiny, CONFIG, experts=passes).weights), usual, 0.0)
 
 
 def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, usual: dict[str, Tensor], tmp_path: Path) -> None:
@@ -332,7 +334,7 @@ def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, usual: dict[s
 
 def test_lam_zero_without_enough_data_names_the_module(tiny: Family) -> None:
     with pytest.raises(NumericalError, match=r"block \d.*not positive definite.*raise lam"):
-        calibrate(tiny, replace(CONFIG, lam=0.0, eps=0.0, samples=1))
+        calibrate_family(tiny, replace(CONFIG, lam=0.0, eps=0.0, samples=1))
 
 
 def test_solution_that_overflows_storage_is_refused(tiny: Family) -> None:
@@ -347,7 +349,7 @@ def test_solution_that_overflows_storage_is_refused(tiny: Family) -> None:
         experts={**tiny.experts, "pets": Overlay("expert", InMemory("expert", huge), {})},
     )
     with pytest.raises(NumericalError, match=r"fc2\.weight.*float16"):
-        calibrate(broken, CONFIG)
+        calibrate_family(broken, CONFIG)
 
 
 @pytest.mark.parametrize(("lam", "tolerance"), [(1e-5, 2e-8), (0.05, 1e-5)])
@@ -359,7 +361,7 @@ def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: 
     weight, x, x_expert = torch.randn(outputs, 32), torch.randn(24, 32), torch.randn(24, 32)
     expert = {"map.weight": weight, "map.bias": torch.randn(outputs)}
     own = nn.functional.linear(x_expert.double(), *(t.double() for t in expert.values())).float()
-    trace = Step(Call((x,), {}), Call((x,), {}), {"map": x_expert}, {"map": own})
+    trace = BlockStep(Call((x,), {}), Call((x,), {}), {"map": x_expert}, {"map": own})
     mixed = 0.15 * x_expert.double() + 0.85 * x.double()
     right = weight.double() @ mixed.mT @ x.double() / 24
     right /= torch.linalg.matrix_norm(x.double().mT @ x.double() / 24)
@@ -387,10 +389,10 @@ def test_an_option_that_means_nothing_here_is_refused(tiny: Family, option: str)
 
 @pytest.mark.parametrize("room", [0, 200_000, 2**30])
 def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, usual: dict[str, Tensor], room: int) -> None:
-    held, kept = tiny.resident(), Kept(room)
+    held, kept = tiny.resident(), WalkCache(room)
     passes = expert_passes(held, CONFIG, kept)
     for _ in range(2):
-        assert_same(tower(held, calibrate(held, CONFIG, experts=passes).weights), usual, 0.0)
+        assert_same(tower(held, calibrate_family(held, CONFIG, experts=passes).weights), usual, 0.0)
     walked = sum(len(key) == 2 for key in kept._entries)  # blocks; first calls have a longer key
     blocks = len(TASKS) * len(tiny.adapter.blocks())
     assert {0: walked == 0, 2**30: walked == blocks}.get(room, 0 < walked < blocks)
@@ -398,12 +400,12 @@ def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, usual: dic
 
 def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
     passes = expert_passes(tiny, CONFIG)
-    calibrate(tiny, CONFIG, experts=passes)
+    calibrate_family(tiny, CONFIG, experts=passes)
     assert not any("pixel_values" in batch for one in passes.values() for batch in one.batches)
     with pytest.raises(InputError, match="can be used only once"):
-        calibrate(tiny, CONFIG, experts=passes)
-    kept = expert_passes(tiny, CONFIG, Kept(0))
-    calibrate(tiny, CONFIG, experts=kept)
+        calibrate_family(tiny, CONFIG, experts=passes)
+    kept = expert_passes(tiny, CONFIG, WalkCache(0))
+    calibrate_family(tiny, CONFIG, experts=kept)
     assert all("pixel_values" in batch for one in kept.values() for batch in one.batches)
 
 
@@ -413,7 +415,7 @@ def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> Non
     group = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)})
     for scale in (1.0, 3e9):
         x = scale * torch.ones(24, 32)
-        trace = Step(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
+        trace = BlockStep(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
         group.update({"map": x}, trace, expert, TokenRows.from_weights(None, 24), 24, config)
         group.end_task(expert, config)
     with pytest.raises(NumericalError, match="not finite"):
@@ -424,7 +426,7 @@ def test_targets_that_overflow_beside_finite_inputs_are_an_error_with_their_maps
     """Outputs of 1e37 are finite, and so are their sums; their products with inputs of 100 are not."""
     config, expert = clip_config(), {"map.weight": torch.eye(32), "map.bias": torch.zeros(32)}
     group, x = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)}), 100 * torch.ones(24, 32)
-    trace = Step(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": 1e37 * torch.ones(24, 32)})
+    trace = BlockStep(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": 1e37 * torch.ones(24, 32)})
     group.update({"map": x}, trace, expert, TokenRows.from_weights(None, 24), 24, config)
     group.end_task(expert, config)
     assert bool(group.finite())
@@ -438,17 +440,17 @@ def test_experts_run_once_for_many_calibrations_of_models_in_files(
 ) -> None:
     """Tensors of a file are other objects at every read; what experts left behind is found all the same."""
     stepped: list[bool] = []
-    walk = Lane._walk
+    walk = ModelStream._walk
 
-    def counted(lane: Lane, *rest: Any) -> Iterator[Step]:
+    def counted(lane: ModelStream, *rest: Any) -> Iterator[BlockStep]:
         stepped.append(lane._fixed)
         return walk(lane, *rest)
 
-    monkeypatch.setattr(Lane, "_walk", counted)
-    passes = expert_passes(tiny, CONFIG, Kept(2**30))
+    monkeypatch.setattr(ModelStream, "_walk", counted)
+    passes = expert_passes(tiny, CONFIG, WalkCache(2**30))
     for round_, lam in enumerate((0.05, 0.5, 5.0)):
         stepped.clear()
-        calibrate(tiny, replace(CONFIG, lam=lam), experts=passes)
+        calibrate_family(tiny, replace(CONFIG, lam=lam), experts=passes)
         assert sum(stepped) == (0 if round_ else BLOCKS * len(TASKS))
 
 
@@ -481,8 +483,8 @@ def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:
 
 
 def test_statistics_of_the_first_block_do_not_hold_the_experts_steps(tiny: Family) -> None:
-    first, kept = FirstBlock(), Kept(2**30)
-    calibrate(tiny, CONFIG, experts=expert_passes(tiny, CONFIG, kept), first=first)
+    first, kept = FirstBlock(), WalkCache(2**30)
+    calibrate_family(tiny, CONFIG, experts=expert_passes(tiny, CONFIG, kept), first=first)
     held = ref(kept)
     del kept
     gc.collect()
@@ -492,9 +494,9 @@ def test_statistics_of_the_first_block_do_not_hold_the_experts_steps(tiny: Famil
 @pytest.mark.slow
 def test_room_is_given_back_whatever_lanes_share(tiny: Family) -> None:
     """Three lanes of one name leave first calls: what the last one holds is what is taken."""
-    kept = Kept(2**30)
+    kept = WalkCache(2**30)
     passes = expert_passes(tiny, CONFIG, kept)
-    calibrated_model = calibrate(tiny, CONFIG, experts=passes).weights
+    calibrated_model = calibrate_family(tiny, CONFIG, experts=passes).weights
     for _ in range(2):
         measure_sources(tiny, calibrated_model, CONFIG, passes)
         taken = sum(_bytes(thing) for _, things, _ in kept._entries.values() for thing in things)

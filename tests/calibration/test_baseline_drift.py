@@ -14,7 +14,7 @@ from tiny_text import write_text_suite
 from featcal import calibrate, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.baseline_drift import SAMPLES, FinalDrift, warnings_of
 from featcal.calibration.calibrate import config_for
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
 from featcal.models.features import final_features
 
@@ -55,7 +55,7 @@ def test_a_calibration_that_raises_the_drift_warns_on_stderr_in_record_and_card(
 ) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(
-        commands, ["calibrate", str(tiny_suite_file), "--rho", "1e6", "--out", str(out), "--json"]
+        featcal_command, ["calibrate", str(tiny_suite_file), "--rho", "1e6", "--out", str(out), "--json"]
     )
     assert done.exit_code == 0
     record = json.loads((out / "featcal.json").read_text())

@@ -11,8 +11,8 @@ from clip_config import clip_config
 from lanes import rows
 from tiny_text import write_text_suite
 
-from featcal.calibration.block_preview import Preview, hold
-from featcal.calibration.config import resolve
+from featcal.calibration.block_preview import Preview, build_preview
+from featcal.calibration.config import resolve_options
 from featcal.family.opening import Family, open_family
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
@@ -112,10 +112,10 @@ def test_in_float32_it_differs_by_rounding(tiny: Family) -> None:
 
 def test_options_may_be_left_open(own: Session) -> None:
     asked = CalibrationConfig(samples=12, batch_size=5, blocks=("block 0, block 1",))
-    exact = resolve(asked, own.family.adapter, own.tasks)
+    exact = resolve_options(asked, own.family.adapter, own.tasks)
     assert exact.blocks == ("block 0", "block 1")
     run, passes = own.family.run(), own.calibration_passes(exact)
-    preview = hold(run, asked, own.fit.calibrate(exact).weights, "block 1", passes, passes)
+    preview = build_preview(run, asked, own.fit.calibrate(exact).weights, "block 1", passes, passes)
     assert preview.config == exact
     assert preview.solve(replace(asked, tasks=tuple(own.tasks))).config == exact
     assert preview.solve(asked).relative_error(own.fit.calibrate(exact).weights) < 1e-10

@@ -19,11 +19,11 @@ from featcal.calibration.block_statistics import BlockStatistics, likely_groups,
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
-from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
+from featcal.calibration.token_rows import TaskRows, TokenRows, find_token_rows
 from featcal.family.opening import Family, open_family
 from featcal.models.adapter import Batch, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
-from featcal.models.lane import Step
+from featcal.models.lane import BlockStep
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
@@ -74,7 +74,7 @@ class Linears(Counted):
     def count(self, group: Any, task: int, chosen: list[int]) -> None:
         x, x_expert, own = self.x[task, chosen], self.x_expert[task, chosen], self.models[task]
         outputs = {n: nn.functional.linear(x_expert, own[f"{n}.weight"], own.get(f"{n}.bias")) for n in self.modules}
-        trace = Step(NOWHERE, NOWHERE, dict.fromkeys(self.modules, x_expert), outputs)
+        trace = BlockStep(NOWHERE, NOWHERE, dict.fromkeys(self.modules, x_expert), outputs)
         rows = TokenRows.from_weights(self.weights[task, chosen][None], len(chosen))
         group.update(dict.fromkeys(self.modules, x), trace, own, rows, self.tokens, CONFIG)
 
@@ -298,7 +298,7 @@ class Block:
         expert = self.family.experts[task]
         calls = [[self._call(model, stage, batch) for batch in batches] for model in (self.family.merged, expert)]
         tensors = self.block.local(expert.read(self.block.names))
-        rows = task_rows(self.stage, calls[0], batches, self.config)
+        rows = find_token_rows(self.stage, calls[0], batches, self.config)
         return SimpleNamespace(calls=calls, tensors=tensors, rows=rows, batches=range(len(batches)))
 
     def _call(self, model: Any, stage: int, batch: Batch) -> Call:
@@ -316,7 +316,7 @@ class Block:
             with capture_inputs(moments.modules) as theirs, capture_outputs(self.block.linears) as outputs:
                 self.block.run(of.tensors, of.calls[1][position])
             moments.see(inputs)
-            moments.update(rows, place, inputs, Step(NOWHERE, NOWHERE, theirs, outputs), of.tensors)
+            moments.update(rows, place, inputs, BlockStep(NOWHERE, NOWHERE, theirs, outputs), of.tensors)
 
     def new(self) -> BlockStatistics:
         return BlockStatistics(self.stage, self.index, self.config)

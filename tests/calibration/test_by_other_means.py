@@ -15,13 +15,13 @@ from tiny_text import write_text_suite
 from torch import Tensor, nn
 
 from featcal import load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import calibrate, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate_family, config_for, expert_passes
 from featcal.calibration.norm_groups import NormGroup
-from featcal.calibration.token_rows import TokenRows, task_rows
+from featcal.calibration.token_rows import TokenRows, find_token_rows
 from featcal.drift.source import measure_sources
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Overlay, Weights
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.suite.calibration_options import CalibrationConfig
 
 
@@ -73,7 +73,7 @@ def counted(name: str, inputs: Mapping[str, Tensor]) -> Tensor | None:
 def test_the_relative_drift_per_block_is_that_of_the_blocks_own_tokens(family: Family) -> None:
     """What `calibrate` prints; of a T5 decoder block the decoder's tokens alone, not the encoder's output as well."""
     config = replace(config_for(family), samples=8, lam=0.05, batch_size=3)
-    result = calibrate(family, config)
+    result = calibrate_family(family, config)
     names = [block.name for block in family.adapter.blocks()]
     ours = network(family, result.weights)
     for task, expert in family.experts.items():
@@ -117,8 +117,8 @@ def hidden_states(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor
 def test_the_coupling_counts_inputs_and_the_targets_that_alpha_leaves_to_the_student(tiny64: Family) -> None:
     """Mean over tokens of sqrt(|u' - u|^2 + (1 - alpha)^2 |W_expert (u' - u)|^2), both inputs from whole forwards."""
     config = clip_config(samples=6, alpha=0.4, batch_size=4)
-    passes = expert_passes(tiny64, config, Kept(2**24))
-    calibrated = calibrate(tiny64, config, experts=passes).weights
+    passes = expert_passes(tiny64, config, WalkCache(2**24))
+    calibrated = calibrate_family(tiny64, config, experts=passes).weights
     first, second = tiny64.adapter.blocks()[:2]
     prefix = network(tiny64, Overlay("prefix", tiny64.merged, calibrated.read(first.names)))
     merged = network(tiny64, tiny64.merged)
@@ -176,7 +176,7 @@ def test_every_target_of_a_t5_decoder_counts_and_every_token_of_its_encoder(tmp_
     read = family.merged.read({*encoder.outer, *decoder.outer})
     first = encoder.first_call({name: read[name] for name in encoder.outer}, batch, None)
     call = decoder.first_call({name: read[name] for name in decoder.outer}, batch, first)
-    rows = task_rows(decoder, [call], [batch], clip_config()).batches[0]
+    rows = find_token_rows(decoder, [call], [batch], clip_config()).batches[0]
     assert rows["decoder tokens"].index is not None
     assert rows["decoder tokens"].index.tolist() == [0, 1, 2, 3, 4]
     assert rows["encoder tokens"].index is not None

@@ -17,7 +17,7 @@ from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CAUTIOUS
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.system.errors import InputError
 
 
@@ -56,7 +56,7 @@ def test_names_and_commands_say_the_numbers(tiny: Family) -> None:
         name_calibration(config, tiny)
         == "calibrated:lam=0.001,rho=2,alpha=0.3,samples=64,recipe=informed,beta=0,mu=0.1"
     )
-    said = calibrate_command("s", config, config_for(tiny), "o")
+    said = calibrate_line("s", config, config_for(tiny), "o")
     assert "--alpha 0.3 --beta 0 --mu 0.1" in said
     assert "cautious" not in said
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.column_rounding import round_columns, round_to_nearest
-from featcal.formats.grid import Grid
+from featcal.formats.grid import QuantizationGrid
 
 ROWS, COLUMNS, TOKENS = 6, 24, 60
 
@@ -29,7 +29,7 @@ def loss(error: Tensor, left: Tensor) -> float:
     return float(torch.trace(error @ left @ error.T))
 
 
-def step_by_step(weight: Tensor, left: Tensor, grid: Grid, found: Tensor) -> tuple[Tensor, list[Tensor]]:
+def step_by_step(weight: Tensor, left: Tensor, grid: QuantizationGrid, found: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Round column by column from the last on; each time all columns that are free stand at the minimum of tr(E H E^T)
     given those that are rounded, found by a solve of its own.
 
@@ -55,8 +55,10 @@ def step_by_step(weight: Tensor, left: Tensor, grid: Grid, found: Tensor) -> tup
     return rounded, scales
 
 
-@pytest.mark.parametrize("grid", [Grid(4, 8), Grid(4, 0), Grid(8, 12), Grid(8, 0)], ids=str)
-def test_every_column_takes_the_best_value_given_those_behind_it(grid: Grid) -> None:
+@pytest.mark.parametrize(
+    "grid", [QuantizationGrid(4, 8), QuantizationGrid(4, 0), QuantizationGrid(8, 12), QuantizationGrid(8, 0)], ids=str
+)
+def test_every_column_takes_the_best_value_given_those_behind_it(grid: QuantizationGrid) -> None:
     for seed in range(3):
         weight, left = problem(seed, lam=1e-3)
         factor = closed_form.left_factor(left.clone, 0.0, 0.0)
@@ -70,9 +72,9 @@ def test_columns_share_products_without_changing_the_rule(monkeypatch: pytest.Mo
     """With one scale per row the width of a part is free."""
     weight, left = problem(0, lam=1e-2)
     factor = closed_form.left_factor(left.clone, 0.0, 0.0)
-    whole, scale = round_columns(weight, factor, Grid(4, 0), torch.float64)
+    whole, scale = round_columns(weight, factor, QuantizationGrid(4, 0), torch.float64)
     monkeypatch.setattr("featcal.calibration.column_rounding._TOGETHER", 7)
-    parts, same = round_columns(weight, factor, Grid(4, 0), torch.float64)
+    parts, same = round_columns(weight, factor, QuantizationGrid(4, 0), torch.float64)
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
     assert same.equal(scale)
 
@@ -85,7 +87,7 @@ def test_the_objective_grows_less_than_by_rounding_to_nearest(bits: int, lam: fl
     for seed in range(15):
         weight, left = problem(seed, lam)
         factor = closed_form.left_factor(left.clone, 0.0, 0.0)
-        for grid in (Grid(bits, 8), Grid(bits, 0)):
+        for grid in (QuantizationGrid(bits, 8), QuantizationGrid(bits, 0)):
             ours, _ = round_columns(weight, factor, grid, torch.float64)
             nearest, _ = round_to_nearest(weight, grid, torch.float64)
             shares.append(loss(weight - ours, left) / loss(weight - nearest, left))
@@ -96,14 +98,14 @@ def test_inputs_without_correlation_leave_nothing_to_gain() -> None:
     """A diagonal left matrix: every column is rounded for itself."""
     weight, _ = problem(1, 0.0)
     factor = torch.diag(torch.linspace(1, 2, COLUMNS, dtype=torch.float64))
-    grid = Grid(4, 8)
+    grid = QuantizationGrid(4, 8)
     ours, nearest = round_columns(weight, factor, grid, torch.float32), round_to_nearest(weight, grid, torch.float32)
     assert ours[0].equal(nearest[0])
     assert ours[1].equal(nearest[1])
 
 
 def test_a_grid_holds_its_largest_value_and_zeros() -> None:
-    grid = Grid(4, 0)
+    grid = QuantizationGrid(4, 0)
     weight = torch.tensor([[7.5, -7.5, 0.4], [0.0, 0.0, 0.0]], dtype=torch.float64)
     scale = grid.scale(weight)
     assert scale.tolist() == [[1.0], [1.0]]

@@ -9,7 +9,7 @@ import torch
 from clip_config import clip_config
 from tiny_clip import BLOCKS, TASKS
 
-from featcal.calibration.calibrate import calibrate, config_for
+from featcal.calibration.calibrate import calibrate_family, config_for
 from featcal.calibration.conditioning import conditioning_of, measure_conditioning
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
@@ -118,7 +118,7 @@ def test_a_session_measures_it_once_and_calibrates_alike(tiny: Family) -> None:
     assert own.fit.conditioning(CONFIG) is own.fit.conditioning(CONFIG)
     assert own.fit.conditioning(CONFIG) == measure_conditioning(tiny, CONFIG)
     ours, theirs = (
-        one.weights.read(tiny.adapter.tower) for one in (own.fit.calibrate(CONFIG), calibrate(tiny, CONFIG))
+        one.weights.read(tiny.adapter.tower) for one in (own.fit.calibrate(CONFIG), calibrate_family(tiny, CONFIG))
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from featcal import CalibrationConfig, InputError, NumericalError, calibrate_to_folder, load_suite
 from featcal.calibration import closed_form, decisions
-from featcal.calibration.block_preview import hold
+from featcal.calibration.block_preview import build_preview
 from featcal.calibration.block_statistics import BlockStatistics
-from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.calibrate import calibrate_family, expert_passes
 from featcal.calibration.conditioning import measure_conditioning
 from featcal.calibration.decisions import (
     ENOUGH,
     KEPT,
-    Metric,
+    OutputMetric,
     TaskShare,
     add_directions,
     bias_in_metrics,
@@ -167,13 +167,13 @@ def test_the_fewest_directions_count_that_hold_99_of_100(second: float, third: f
     rows = torch.tensor([0.9, second, third], dtype=torch.float64).sqrt().diag()
     kept = principal_rows(rows)
     torch.testing.assert_close(kept.mT @ kept, torch.diag((rows @ rows).diagonal() * (torch.arange(3) < count)))
-    factor = Metric.from_rows(kept, 0.9).factor
+    factor = OutputMetric.from_rows(kept, 0.9).factor
     assert factor.shape == (3, count)
     assert float(factor.square().sum()) == pytest.approx(0.9 * 3)  # however many they are
 
 
 def solve(
-    metrics: list[Metric], grams: list[Tensor], targets: list[Tensor], anchor: Tensor, lam: float, known: Tensor
+    metrics: list[OutputMetric], grams: list[Tensor], targets: list[Tensor], anchor: Tensor, lam: float, known: Tensor
 ) -> Tensor:
     """The solution, with a prior that is `known` on the left."""
     left = torch.stack(grams).sum(0) + known
@@ -189,7 +189,7 @@ def solve(
 def test_the_solution_minimises_the_objective(share: float) -> None:
     grams, targets, rows = problem()
     anchor, lam, known = noise(9, 7, 5), 0.01, 0.1 * torch.eye(5).double()
-    metrics = [Metric.from_rows(principal_rows(one), share) for one in rows]
+    metrics = [OutputMetric.from_rows(principal_rows(one), share) for one in rows]
     weight = solve(metrics, grams, targets, anchor, lam, known).requires_grad_()
     dense = [metric(keep(one), share) for one in rows]
     parts = [
@@ -208,7 +208,7 @@ def test_tasks_that_see_alike_are_solved_as_without() -> None:
     """One S for all, and nothing else: it cancels."""
     grams, targets, rows = problem()
     anchor = noise(9, 7, 5)
-    metrics = [Metric.from_rows(principal_rows(rows[0]), 0.9)] * 3
+    metrics = [OutputMetric.from_rows(principal_rows(rows[0]), 0.9)] * 3
     found = solve(metrics, grams, targets, anchor, 0.0, torch.zeros(5, 5).double())
     plain = torch.linalg.solve(torch.stack(grams).sum(0), torch.stack(targets).sum(0).mT).mT
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
@@ -217,7 +217,7 @@ def test_tasks_that_see_alike_are_solved_as_without() -> None:
 @computing
 def test_the_bias_minimises_its_objective() -> None:
     anchor, lam, rows = noise(0, 6), 0.05, [noise(1 + i, 3, 6) for i in range(2)]
-    metrics = [Metric.from_rows(principal_rows(rows[0]), 0.8), None]
+    metrics = [OutputMetric.from_rows(principal_rows(rows[0]), 0.8), None]
     omegas, wanted = [torch.tensor(0.3).double(), torch.tensor(0.7).double()], [noise(5, 6), noise(6, 6)]
     errors = [omega * own for omega, own in zip(omegas, wanted, strict=True)]
     bias = bias_in_metrics(metrics, omegas, errors, anchor, lam).requires_grad_()
@@ -234,7 +234,7 @@ def test_every_map_of_a_calibration_has_gradient_0(options: dict[str, str], tmp_
     family = doubled(bert(tmp_path).family)
     config = CalibrationConfig(**ON | options, lam=0.01, samples=5, batch_size=4)
     seen: list[BlockStatistics] = []
-    made = calibrate(family, config, watch=lambda one: seen.append(one.with_config(one.config)))
+    made = calibrate_family(family, config, watch=lambda one: seen.append(one.with_config(one.config)))
     passes, checked = add_directions(family, family.run(), expert_passes(family, config)), 0
     for statistics in seen:
         block, old = statistics.block, {n: family.merged.read([n])[n] for n in statistics.block.names}
@@ -276,7 +276,7 @@ def slope_of(
 def test_pictures_and_continued_text_have_decisions_too(tiny: Family, tmp_path: Path) -> None:
     for family in (tiny, fresh("llama", tmp_path).family):
         config = CalibrationConfig(**ON, samples=5, batch_size=4)
-        moved, plain = (calibrate(family, one).weights for one in (config, replace(config, decisions=0.0)))
+        moved, plain = (calibrate_family(family, one).weights for one in (config, replace(config, decisions=0.0)))
         names = [f"{n}.weight" for b in family.adapter.blocks() for n in map(b.stored_name, b.linears)]
         apart = [not moved.read([n])[n].allclose(plain.read([n])[n], rtol=1e-4) for n in names]
         assert sum(apart) >= len(names) - 2
@@ -288,8 +288,8 @@ def test_rounded_weights_stay_as_near_as_without(tmp_path: Path) -> None:
 
     def lost(share: float) -> tuple[Weights, Tensor]:
         config = CalibrationConfig(**{**ON, "decisions": share}, samples=5, batch_size=4)
-        whole = calibrate(family, config).weights
-        rounded = calibrate(family, replace(config, quantize="int8", group_size=0)).weights
+        whole = calibrate_family(family, config).weights
+        rounded = calibrate_family(family, replace(config, quantize="int8", group_size=0)).weights
         apart = [(rounded.read([n])[n] - whole.read([n])[n]).norm() / whole.read([n])[n].norm() for n in names]
         return rounded, torch.stack(apart)
 
@@ -301,7 +301,7 @@ def test_rounded_weights_stay_as_near_as_without(tmp_path: Path) -> None:
 
 def test_without_gradients_it_is_said(tiny: Family) -> None:
     with torch.inference_mode(), pytest.raises(InputError, match=r"decisions: gradients .* torch\.inference_mode"):
-        calibrate(tiny, CalibrationConfig(**ON, samples=5))
+        calibrate_family(tiny, CalibrationConfig(**ON, samples=5))
 
 
 @pytest.mark.parametrize("share", [0.7, 0.9])
@@ -309,7 +309,7 @@ def test_what_is_left_is_a_hundredth_of_the_plain_residual(share: float) -> None
     """Of what the outputs that a V reaches are asked, in the system itself."""
     grams, targets, rows = problem()
     anchor, lam = noise(9, 7, 5), 0.01
-    metrics = [Metric.from_rows(principal_rows(one), share) for one in rows]
+    metrics = [OutputMetric.from_rows(principal_rows(one), share) for one in rows]
     weight = solve(metrics, grams, targets, anchor, lam, torch.zeros(5, 5).double())
     left = torch.stack(grams).sum(0) + lam * torch.eye(5).double()
     plain = torch.linalg.solve(left, (torch.stack(targets).sum(0) + lam * anchor).mT).mT
@@ -350,7 +350,7 @@ def test_a_search_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch)
     grams, targets, rows = problem()
     anchor = noise(9, 7, 5)
     monkeypatch.setattr(decisions, "MOST_STEPS", 2)
-    metrics = [Metric.from_rows(principal_rows(one), 0.99) for one in rows]
+    metrics = [OutputMetric.from_rows(principal_rows(one), 0.99) for one in rows]
     with pytest.raises(NumericalError, match=r"2 steps of conjugate gradients leave .*; lower decisions, or raise lam"):
         solve(metrics, grams, targets, anchor, 0.01, torch.eye(5).double())
 
@@ -381,7 +381,7 @@ def test_options_that_do_not_go_together(options: dict[str, object], said: str) 
 
 def test_a_mixture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="decisions: a mixtral model is a mixture"):
-        calibrate(fresh("mixtral", tmp_path).family, CalibrationConfig(**ON, samples=4))
+        calibrate_family(fresh("mixtral", tmp_path).family, CalibrationConfig(**ON, samples=4))
 
 
 @pytest.mark.slow
@@ -409,4 +409,4 @@ def test_what_needs_one_matrix_per_map_says_so(
 
 def _hold(family: Family, config: CalibrationConfig) -> object:
     passes = expert_passes(family, config)
-    return hold(family.run(), config, family.merged, family.adapter.block_layers()[0], passes, passes)
+    return build_preview(family.run(), config, family.merged, family.adapter.block_layers()[0], passes, passes)

@@ -17,7 +17,7 @@ from tiny_clip import write_suite
 from tiny_text import text_suite
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for
 from featcal.calibration.config import idle_options
 from featcal.family.opening import Family, open_family
 from featcal.session.session import Session
@@ -106,13 +106,13 @@ def test_every_way_to_calibrate_gives_the_same_tensors(
     family = opened(case.split()[0], dice.choice([*NEAR]), tmp_path / "suite")
     config = drawn(family, dice)
     names = [name for block in family.adapter.blocks() for name in block.names]
-    right = calibrate(family, config).weights.read(names)
+    right = calibrate_family(family, config).weights.read(names)
 
     def assert_same(way: str, found: dict[str, Tensor]) -> None:
         differ = [name for name in names if not torch.equal(found[name], right[name])]
         assert not differ, (way, differ, config)
 
-    assert_same("again", calibrate(family, config).weights.read(names))
+    assert_same("again", calibrate_family(family, config).weights.read(names))
     for way, folder in written(family, config, tmp_path, dice.randrange(1, len(family.adapter.blocks()))):
         assert_same(way, family.model(str(folder)).read(names))
     session = Session(family)

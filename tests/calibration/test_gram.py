@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from featcal.calibration import gram
-from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.gram import Gram, add_gram_product
 from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.token_rows import TokenRows
 from featcal.models.compute import computing
@@ -35,7 +35,7 @@ def test_bfloat16_products_are_summed_in_float32() -> None:
     """A thousand products of 1 are 1000; bfloat16 sums would stop at 256."""
     total, one = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bfloat16)
     for _ in range(1000):
-        add_product(total, one, one)
+        add_gram_product(total, one, one)
     assert float(total) == 1000
 
 

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from featcal import CalibrationConfig, InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration import closed_form
-from featcal.calibration.calibrate import calibrate as calibrate_family
+from featcal.calibration.calibrate import calibrate_family as calibrate_family
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.calibration.config import resolve
+from featcal.calibration.config import resolve_options
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.mergers.wudi_optimum import minimise
 from featcal.models.compute import computing
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.suite.calibration_options import RECIPES
 from featcal.testing.trial import write_trial
 
@@ -52,14 +52,16 @@ def test_the_same_numbers_at_every_number_of_samples(tiny: Family) -> None:
     for samples in (4, 64, 256):
         own = config_for(tiny, recipe="informed", samples=samples)
         assert (own.lam, own.rho, own.alpha, own.beta, own.mu) == (0.001, 2.0, 0.6, 0.5, 0.1)
-        assert own == resolve(CalibrationConfig(recipe="informed", samples=samples), tiny.adapter, tiny.suite.tasks)
+        assert own == resolve_options(
+            CalibrationConfig(recipe="informed", samples=samples), tiny.adapter, tiny.suite.tasks
+        )
 
 
 def test_a_recipe_brings_its_numbers_in_python_as_on_the_command_line(tiny: Family) -> None:
     for recipe in RECIPES:
         asked = CalibrationConfig(recipe=recipe, samples=64)
         assert calibrate(tiny, asked).config == config_for(tiny, recipe=recipe, samples=64)
-    refined = resolve(CalibrationConfig(recipe="refined", samples=64), tiny.adapter, tiny.suite.tasks)
+    refined = resolve_options(CalibrationConfig(recipe="refined", samples=64), tiny.adapter, tiny.suite.tasks)
     assert (refined.lam, refined.alpha, refined.beta, refined.mu) == (0.001, 0.6, 0.5, 0.0)
     assert CalibrationConfig(recipe="refined", beta=0.0).beta == 0
 
@@ -210,7 +212,7 @@ def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, mon
     moved = [replace(INFORMED, lam=0.01, rho=1.5, mu=0.3, alpha=0.7, beta=0.2), replace(INFORMED, biases=False)]
     alone = [tensors(tiny, config) for config in (INFORMED, *moved)]
     counted.clear()
-    passes = expert_passes(tiny, INFORMED, Kept(2**28))
+    passes = expert_passes(tiny, INFORMED, WalkCache(2**28))
     together, counts = list[dict[str, Tensor]](), list[int]()
     for config in (INFORMED, *moved, replace(INFORMED, lam=1e-4), replace(INFORMED, mu=0.0), INFORMED):
         weights = calibrate_family(tiny, config, experts=passes).weights
@@ -225,7 +227,7 @@ def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, mon
 
 @pytest.mark.slow
 def test_priors_of_another_base_or_other_tasks_are_counted_anew(tiny: Family) -> None:
-    passes, start = expert_passes(tiny, INFORMED, Kept(2**28)), tiny.base.read(tiny.adapter.tower)
+    passes, start = expert_passes(tiny, INFORMED, WalkCache(2**28)), tiny.base.read(tiny.adapter.tower)
     other = Overlay("another base", tiny.base, {name: 1.1 * tensor for name, tensor in start.items()})
     for family, config in (
         (tiny, INFORMED),
@@ -238,7 +240,7 @@ def test_priors_of_another_base_or_other_tasks_are_counted_anew(tiny: Family) ->
 
 @pytest.mark.slow
 def test_priors_that_find_no_room_are_counted_every_time(tiny: Family) -> None:
-    passes = expert_passes(tiny, INFORMED, Kept(0))
+    passes = expert_passes(tiny, INFORMED, WalkCache(0))
     found = [calibrate_family(tiny, INFORMED, experts=passes).weights.read(tiny.adapter.tower) for _ in range(2)]
     assert all(tensor.equal(found[1][name]) for name, tensor in found[0].items())
     room = next(iter(passes.values())).kept

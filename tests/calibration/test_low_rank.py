@@ -8,12 +8,12 @@ from clip_config import clip_config
 from tiny_clip import TASKS
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.calibrate import calibrate_family, expert_passes
 from featcal.calibration.low_rank import Limits, truncate
 from featcal.calibration.repair import fit_repair
 from featcal.family.opening import Family
 from featcal.models.adapter import walking
-from featcal.models.walk import Walk
+from featcal.models.walk import BlockwiseForward
 from featcal.system.errors import InputError, NumericalError
 
 
@@ -87,7 +87,7 @@ def test_limits_and_metrics_that_mean_nothing_are_refused() -> None:
 def test_the_metric_is_of_what_the_finished_model_gives(tiny64: Family) -> None:
     """What a repair leaves out of a map is the distance of its outputs on the deployed inputs, tasks by Eq. (14)."""
     config = clip_config(samples=6)
-    result = calibrate(tiny64, config)
+    result = calibrate_family(tiny64, config)
     passes = expert_passes(tiny64, config)
     found = fit_repair(tiny64, result.weights, config, passes, "merged", Limits(3))
     block = tiny64.adapter.blocks()[0]
@@ -120,7 +120,7 @@ def gathered(family: Family, model: object, task: str, samples: int) -> dict[str
     stage = family.adapter.stages[0]
     block = stage.blocks[0]
     with walking(family.adapter):
-        lanes = Walk(family.run(), "test", walk, {})
+        lanes = BlockwiseForward(family.run(), "test", walk, {})
         lanes.enter(stage)
         lane = lanes.experts[task]
         steps = [*lane.walk(stage, block, lane.tensors(block), inputs=[*block.linears])]

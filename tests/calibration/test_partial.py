@@ -17,11 +17,11 @@ from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
 
 from featcal import cli
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for, expert_passes
+from featcal.calibration.config import resolve_options
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.session.model_names import name_calibration, recorded_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
@@ -67,17 +67,17 @@ ATTENTION, MLP, NORMS = ("q_proj", "k_proj", "v_proj", "out_proj"), ("fc1", "fc2
 def test_what_is_not_chosen_stays_as_merged(
     tiny: Family, options: dict[str, Any], blocks: Collection[int], endings: Collection[str]
 ) -> None:
-    result = calibrate(tiny, replace(CONFIG, **options))
+    result = calibrate_family(tiny, replace(CONFIG, **options))
     assert changed(tiny, result.weights, tiny.merged) == names(tiny, blocks, endings)
     assert len(result.record["relative_drift"]) == BLOCKS  # the student walks through all of them
 
 
 def test_chosen_parts_in_front_are_as_in_the_whole(tiny: Family) -> None:
-    whole = calibrate(tiny, CONFIG).weights
-    first = calibrate(tiny, replace(CONFIG, blocks=("block 0",))).weights
+    whole = calibrate_family(tiny, CONFIG).weights
+    first = calibrate_family(tiny, replace(CONFIG, blocks=("block 0",))).weights
     block = tiny.adapter.blocks()[0]
     assert changed(tiny, first, whole) == names(tiny, [1, 2], [*ATTENTION, *MLP, *NORMS])
-    assert not changed(tiny, calibrate(tiny, replace(CONFIG, blocks=(block.name,))).weights, first)
+    assert not changed(tiny, calibrate_family(tiny, replace(CONFIG, blocks=(block.name,))).weights, first)
 
 
 def test_later_blocks_see_the_merged_ones_before(tiny64: Family) -> None:
@@ -85,7 +85,7 @@ def test_later_blocks_see_the_merged_ones_before(tiny64: Family) -> None:
     seen: dict[str, list[torch.Tensor]] = {}
     for blocks in (("block 1",), None):
         grams: list[torch.Tensor] = []
-        calibrate(
+        calibrate_family(
             tiny64,
             replace(CONFIG, blocks=blocks, lam=1e10, rho=1.0),
             watch=lambda moments, kept=grams: kept.extend(
@@ -100,28 +100,28 @@ def test_later_blocks_see_the_merged_ones_before(tiny64: Family) -> None:
 
 def test_chosen_tasks_are_a_suite_of_these_tasks(tiny: Family) -> None:
     config = replace(CONFIG, tasks=("signs",))
-    result = calibrate(tiny, config)
+    result = calibrate_family(tiny, config)
     suite = tiny.suite.model_copy(update={"tasks": {"signs": tiny.suite.tasks["signs"]}})
-    alone = calibrate(replace(tiny, suite=suite, experts={"signs": tiny.experts["signs"]}), CONFIG)
+    alone = calibrate_family(replace(tiny, suite=suite, experts={"signs": tiny.experts["signs"]}), CONFIG)
     assert changed(tiny, result.weights, alone.weights) == set()
-    assert changed(tiny, result.weights, calibrate(tiny, CONFIG).weights)
+    assert changed(tiny, result.weights, calibrate_family(tiny, CONFIG).weights)
     assert list(result.record["tasks"]) == ["signs"]
     assert all(list(drift) == ["signs"] for drift in result.record["relative_drift"].values())
-    given = calibrate(tiny, config, experts=expert_passes(tiny, CONFIG))
+    given = calibrate_family(tiny, config, experts=expert_passes(tiny, CONFIG))
     assert changed(tiny, given.weights, result.weights) == set()
 
 
 def test_a_block_of_a_stage_without_chosen_maps_stays(t5: Family) -> None:
     config = config_for(t5, samples=6, lam=0.05, maps=["cross-attention"])
-    result = calibrate(t5, config)
+    result = calibrate_family(t5, config)
     found = changed(t5, result.weights, t5.merged)
     assert found
     assert all("EncDecAttention" in name for name in found)
-    normed = calibrate(t5, replace(config, rmsnorms=True))
+    normed = calibrate_family(t5, replace(config, rmsnorms=True))
     norms = {name for name in changed(t5, normed.weights, t5.merged) if "EncDecAttention" not in name}
     assert any(name.startswith("encoder") for name in norms)
     assert all("layer_norm" in name for name in norms)
-    alone = calibrate(t5, replace(config, rmsnorms=True, maps=None)).weights
+    alone = calibrate_family(t5, replace(config, rmsnorms=True, maps=None)).weights
     first = t5.adapter.blocks()[0].names
     assert {name for name in first if "layer_norm" in name}.isdisjoint(changed(t5, normed.weights, alone))
 
@@ -164,13 +164,13 @@ def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
 
 
 def test_a_name_with_a_comma_is_a_name(tiny: Family) -> None:
-    config = resolve(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
+    config = resolve_options(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
     assert config.tasks == ("c", "a, b")
 
 
 def test_unknown_names_are_all_reported(tiny: Family) -> None:
     wrong = replace(CONFIG, blocks=("blok 1", "block 0"), maps=("mpl",), tasks=("sign",))
-    for attempt in (lambda: calibrate(tiny, wrong), lambda: calibrate_to_folder(tiny, wrong, "nowhere")):
+    for attempt in (lambda: calibrate_family(tiny, wrong), lambda: calibrate_to_folder(tiny, wrong, "nowhere")):
         with pytest.raises(InputError) as caught:
             attempt()
         problems = caught.value.problems
@@ -188,7 +188,9 @@ def test_a_session_calibrates_parts_as_without_one(tiny: Family) -> None:
     own = Session(tiny)
     for options in ({"blocks": ("block 1",)}, {"blocks": ("block 1",), "lam": 0.2}, {"tasks": ("pets",)}, {}):
         config = replace(CONFIG, **options)
-        assert changed(tiny, own.fit.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
+        assert changed(tiny, own.fit.calibrate(config).weights, calibrate_family(tiny, config).weights) == set(), (
+            options
+        )
 
 
 def test_sources_are_compared_where_maps_are_calibrated(tiny: Family) -> None:
@@ -208,7 +210,7 @@ def test_a_suite_file_may_ask_for_parts(edit_suite: Callable[[Callable[[dict[str
     assert config_for(family, blocks="all") == config_for(family, blocks=family.adapter.block_layers())
     assert config_for(family, maps=["all"]).maps is None
     file = edit_suite(lambda content: content.update(calibration={"tasks": ["pet"]}))
-    assert any("tasks: no 'pet'" in problem for problem in check(load_suite(file), probe=False).problems)
+    assert any("tasks: no 'pet'" in problem for problem in check_suite(load_suite(file), probe=False).problems)
 
 
 def test_the_command_line_writes_them_down(
@@ -235,7 +237,7 @@ def test_the_command_line_writes_them_down(
 
 def test_an_interrupted_run_of_parts_goes_on(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, blocks=("block 0", "block 2"))
-    whole = calibrate(tiny, config).weights
+    whole = calibrate_family(tiny, config).weights
 
     def stop(label: str, done: int, total: int) -> None:
         if done == 2:

@@ -30,7 +30,7 @@ from featcal.export import record_facts
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats import checkpoint
-from featcal.formats.weights import Over, Weights
+from featcal.formats.weights import Weights, WrappedWeights
 from featcal.suite.calibration_options import RECIPES
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, load_suite
@@ -44,7 +44,7 @@ MORE: dict[str, dict[str, float]] = {"paper": {}, "refined": {"beta": 0.5}, "inf
 
 
 @dataclass(frozen=True)
-class Spoiled(Over):
+class Spoiled(WrappedWeights):
     """A model that cannot be read."""
 
     under: Weights

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
 
 from featcal import load_suite, open_family
-from featcal.testing.reference import Options, Piece, Sample, calibrate, refine
+from featcal.testing.reference import Piece, ReferenceOptions, Sample, calibrate_reference, refine
 
 NAMES = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
 CONFIG = clip_config(samples=12, batch_size=5)
@@ -73,9 +73,9 @@ PAPER = {
 @pytest.mark.parametrize("name", rows(PAPER, quick=("usual",), slow=PAPER))
 def test_every_calibrated_tensor(reference: Reference, name: str) -> None:
     config = PAPER[name]
-    options = Options(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
+    options = ReferenceOptions(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
     samples = calibration_samples(reference, config)
-    theirs = calibrate(reference.models, reference.experts, samples, NAMES, options, token_weights)
+    theirs = calibrate_reference(reference.models, reference.experts, samples, NAMES, options, token_weights)
     assert_calibrated_alike(reference, config, theirs)
 
 
@@ -108,7 +108,7 @@ PIECEWISE = {
 def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, name: str) -> None:
     config = PIECEWISE[name]
     norms = (nn.LayerNorm,) if config.layernorms else ()
-    options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
+    options = ReferenceOptions(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
     options = replace(options, weigh_tokens=config.weigh_tokens)
     samples = calibration_samples(reference, config)
     theirs = refine(reference.models, reference.experts, samples, PIECES, options, token_weights)

@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from featcal import CalibrationConfig
-from featcal.testing.reference import Options, Piece, Sample, calibrate, every_token, refine
+from featcal.testing.reference import Piece, ReferenceOptions, Sample, calibrate_reference, every_token, refine
 
 BLOCKS = [f"model.layers.{i}" for i in range(3)]
 STATES = {
@@ -80,10 +80,10 @@ PAPER = {
 )
 def test_every_calibrated_tensor(references: Callable[[str], Reference], kind: str, name: str) -> None:
     reference, config = references(kind), PAPER[name]
-    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,) if config.rmsnorms else ())
+    options = ReferenceOptions(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,) if config.rmsnorms else ())
     counted = what_predicts_an_answer if config.completion_only else every_token
     samples = calibration_samples(reference, config)
-    theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options, counted)
+    theirs = calibrate_reference(reference.models, reference.experts, samples, BLOCKS, options, counted)
     assert_calibrated_alike(reference, config, theirs)
 
 
@@ -133,7 +133,9 @@ def test_every_tensor_of_the_recipes_that_go_piece_by_piece(
     references: Callable[[str], Reference], kind: str, name: str
 ) -> None:
     reference, config = references(kind), replace(PIECEWISE[name], batch_size=4)
-    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta, mu=config.mu)
+    options = ReferenceOptions(
+        config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta, mu=config.mu
+    )
     counted = what_predicts_an_answer if config.completion_only else every_token
     samples = calibration_samples(reference, config)
     theirs = refine(reference.models, reference.experts, samples, PIECES, options, counted)

@@ -22,7 +22,7 @@ from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from featcal import CalibrationConfig
-from featcal.testing.reference import Options, Piece, calibrate, refine
+from featcal.testing.reference import Piece, ReferenceOptions, calibrate_reference, refine
 
 BLOCKS = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 ENCODED = ("encoder.final_layer_norm", "out")
@@ -71,9 +71,9 @@ PAPER = {
 )
 def test_every_calibrated_tensor(references: Callable[[str], Reference], kind: str, name: str) -> None:
     reference, config = references(kind), PAPER[name]
-    options = Options(config.lam, config.rho, config.alpha, norms=(T5LayerNorm,) if config.rmsnorms else ())
+    options = ReferenceOptions(config.lam, config.rho, config.alpha, norms=(T5LayerNorm,) if config.rmsnorms else ())
     samples = calibration_samples(reference, config)
-    theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options)
+    theirs = calibrate_reference(reference.models, reference.experts, samples, BLOCKS, options)
     assert_calibrated_alike(reference, config, theirs)
 
 
@@ -124,7 +124,7 @@ def test_every_tensor_of_the_recipes_that_go_piece_by_piece(
 ) -> None:
     reference, config = references(kind), PIECEWISE[name]
     norms = (T5LayerNorm,) if config.rmsnorms else ()
-    options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
+    options = ReferenceOptions(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
     options = replace(options, weigh_tokens=config.weigh_tokens)
     samples = calibration_samples(reference, config)
     gated = any("wi_0" in name for name in reference.exact.adapter.tower)

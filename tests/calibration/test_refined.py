@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from featcal import CalibrationConfig, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import BlockStatistics
-from featcal.calibration.calibrate import calibrate, config_for, expert_passes
-from featcal.calibration.residual_parts import Part
+from featcal.calibration.calibrate import calibrate_family, config_for, expert_passes
+from featcal.calibration.residual_parts import ResidualPart
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Block, Call
 from featcal.models.compute import computing
-from featcal.models.lane import Lane, run_block
+from featcal.models.lane import ModelStream, run_block
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
@@ -79,7 +79,7 @@ def test_options_that_mean_nothing(options: dict[str, Any], says: str) -> None:
 def test_identical_models_are_a_fixed_point(kind: str, tiny: Family, tmp_path: Path) -> None:
     family = in_float64(family_of(kind, tiny, tmp_path))
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
-    done = calibrate(same, replace(REFINED, eps=0.0, rmsnorms=kind != "clip")).weights
+    done = calibrate_family(same, replace(REFINED, eps=0.0, rmsnorms=kind != "clip")).weights
     for name, tensor in same.base.read(same.adapter.tower).items():
         torch.testing.assert_close(done.read([name])[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -118,7 +118,7 @@ def test_the_student_runs_through_no_more_blocks_than_with_the_paper_s_recipe(ti
             work[recipe] += args[0].shape[0] * args[0].shape[1] * cost[module]
 
         handles = [linear.register_forward_hook(counted) for linear in linears]
-        calibrate(tiny, config, experts=expert_passes(tiny, config))
+        calibrate_family(tiny, config, experts=expert_passes(tiny, config))
         for handle in handles:
             handle.remove()
     assert 0 < work["refined"] < work["paper"]
@@ -149,7 +149,7 @@ def test_the_target_of_an_output_map_is_the_minimiser_of_its_objective() -> None
 
 def test_parts_that_are_not_chosen_stay_as_merged(tiny: Family) -> None:
     config = replace(REFINED, blocks=("block 1",), maps=("mlp",), layernorms=False)
-    done = calibrate(tiny, config).weights.read(tiny.adapter.tower)
+    done = calibrate_family(tiny, config).weights.read(tiny.adapter.tower)
     merged = tiny.merged.read(tiny.adapter.tower)
     changed = {name for name, tensor in done.items() if not tensor.equal(merged[name])}
     prefix = tiny.adapter.blocks()[1].name
@@ -159,7 +159,7 @@ def test_parts_that_are_not_chosen_stay_as_merged(tiny: Family) -> None:
 def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
     drift = {}
     for recipe in ("paper", "refined"):
-        model = calibrate(tiny, config_for(tiny, recipe=recipe, samples=12))
+        model = calibrate_family(tiny, config_for(tiny, recipe=recipe, samples=12))
         ledger = measure_drift(tiny, model.weights, split="calibration")
         drift[recipe] = [task.layers[-1].relative_drift for task in ledger.tasks.values()]
     assert all(ours < theirs for ours, theirs in zip(drift["refined"], drift["paper"], strict=True))
@@ -173,7 +173,7 @@ def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) ->
 
 def test_pieces_of_a_part_are_modules_with_one_input() -> None:
     norm, state, inner = (torch.zeros(1, 1, 2) for _ in range(3))
-    part = Part("attention", {"norm": norm, "q": state, "k": state, "out": inner}, "norm", "out")
+    part = ResidualPart("attention", {"norm": norm, "q": state, "k": state, "out": inner}, "norm", "out")
     assert part.pieces == [("norm",), ("q", "k"), ("out",)]
 
 
@@ -192,7 +192,7 @@ def test_what_counted_pieces_needed_of_the_experts_leaves_memory(tiny: Family, m
         counted.append({name for group in piece.linears for name in group.names})
         left.append({name for trace in traces for name in trace["outputs"]})
 
-    calibrate(tiny, replace(REFINED, blocks=("block 0",)), watch=watch)
+    calibrate_family(tiny, replace(REFINED, blocks=("block 0",)), watch=watch)
     assert set.union(*counted) > left[0]
     for place, names in enumerate(left):
         assert names <= set().union(*counted[place + 1 :])
@@ -202,16 +202,16 @@ def test_what_counted_pieces_needed_of_the_experts_leaves_memory(tiny: Family, m
 
 def test_a_piece_reads_of_the_experts_what_it_counts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of all experts, kept until its last piece, would be memory that grows with their number."""
-    block, read, tensors = tiny.adapter.blocks()[0], list[list[str]](), Lane.tensors
+    block, read, tensors = tiny.adapter.blocks()[0], list[list[str]](), ModelStream.tensors
 
-    def noting(lane: Lane, asked: Block, modules: Collection[str] | None = None) -> dict[str, Tensor]:
+    def noting(lane: ModelStream, asked: Block, modules: Collection[str] | None = None) -> dict[str, Tensor]:
         found = tensors(lane, asked, modules)
         if asked == block and lane.weights is next(iter(tiny.experts.values())):
             read.append(sorted(found))
         return found
 
-    monkeypatch.setattr(Lane, "tensors", noting)
-    calibrate(tiny, config_for(tiny, recipe="informed", samples=4))
+    monkeypatch.setattr(ModelStream, "tensors", noting)
+    calibrate_family(tiny, config_for(tiny, recipe="informed", samples=4))
     whole = [one for one in read if len(one) == len(block.names)]
     pieces = [name for one in read if len(one) < len(block.names) for name in one]
     assert len(whole) == 2  # one of them to find the residual parts

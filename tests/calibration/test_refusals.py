@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, expert_passes
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import carried_text
 from featcal.family.opening import Family, open_family
@@ -28,7 +28,7 @@ from featcal.formats.open_clip import located_folder
 from featcal.formats.peft import read_adapter_config
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import InMemory
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.model_names import recorded_calibration
 from featcal.suite.schema import load_suite
@@ -100,7 +100,7 @@ DEFECTS: dict[str, tuple[Any, ...]] = {
 def test_defects_of_models_and_samples(own_suite_file: Path, name: str) -> None:
     plant, *messages = DEFECTS[name]
     plant(own_suite_file.parent)
-    found = "\n".join(check(load_suite(own_suite_file)).problems)
+    found = "\n".join(check_suite(load_suite(own_suite_file)).problems)
     assert [message for message in messages if message not in found] == []
 
 
@@ -109,7 +109,7 @@ def test_options_of_the_suite_that_others_stand_in_for(edit_suite: Edit, tmp_pat
     family = open_family(load_suite(edit_suite(lambda suite: suite.update(calibration={"samples": -1}))), "cpu")
     refused = r"^calibration options of the suite: samples is -1; it is at least 1$"
     with pytest.raises(InputError, match=refused):
-        calibrate(family, CONFIG)
+        calibrate_family(family, CONFIG)
     with pytest.raises(InputError, match=refused):
         calibrate_to_folder(family, CONFIG, tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
@@ -238,16 +238,16 @@ def test_resume_refuses_another_suite(own_suite_file: Path, edit_suite: Edit, tm
 
 def test_an_open_family_takes_the_precision_that_is_asked_for(tiny: Family) -> None:
     exact, fast = (
-        calibrate(tiny, replace(CONFIG, precision=precision)).weights.read(tiny.adapter.tower)
+        calibrate_family(tiny, replace(CONFIG, precision=precision)).weights.read(tiny.adapter.tower)
         for precision in ("exact", "fast")
     )
     assert any(not exact[name].equal(fast[name]) for name in exact)
     with pytest.raises(InputError, match="another precision"):
-        calibrate(tiny, replace(CONFIG, precision="fast"), experts=expert_passes(tiny, CONFIG))
+        calibrate_family(tiny, replace(CONFIG, precision="fast"), experts=expert_passes(tiny, CONFIG))
 
 
 def test_resident_families_keep_the_hashes_of_their_inputs(tiny: Family, tmp_path: Path) -> None:
-    calibrate(tiny.resident(), CONFIG).save(tmp_path / "out")
+    calibrate_family(tiny.resident(), CONFIG).save(tmp_path / "out")
     inputs = json.loads((tmp_path / "out" / "featcal.json").read_text())["inputs"]
     assert set(inputs) == {"base", "expert pets", "expert signs"}
 
@@ -294,7 +294,9 @@ def test_a_model_of_another_kind_is_called_by_its_name(
     said = f"{label}: config.json calls it {name}: {kind}.*{remedy}"
     with pytest.raises(InputError, match=said):
         open_family(load_suite(file), "cpu")
-    assert any(one.startswith(f"{label}: config.json calls it {name}") for one in check(load_suite(file)).problems)
+    assert any(
+        one.startswith(f"{label}: config.json calls it {name}") for one in check_suite(load_suite(file)).problems
+    )
 
 
 @pytest.mark.parametrize(

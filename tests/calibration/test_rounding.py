@@ -19,11 +19,11 @@ from tiny_clip import BLOCKS
 from torch import Tensor
 
 from featcal.calibration import rounding, store
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder
-from featcal.calibration.rounding import Storing, sum_parts, summarise_storing
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder
+from featcal.calibration.rounding import QuantizationError, sum_parts, summarise_storing
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, load_suite
@@ -58,12 +58,12 @@ def test_the_same_solved_in_float32(dtype: str, tiny_suite: Suite) -> None:
     what the calibration in half precision stored, and all others are as it found them."""
     family = stored_in(tiny_suite, dtype)
     tower = family.adapter.tower
-    found = calibrate(family, PAPER)
+    found = calibrate_family(family, PAPER)
     merged, stored = family.merged.read(tower), found.weights.read(tower)
     deployed, sums = {name: tensor.float() for name, tensor in merged.items()}, {}
     for block, layer in zip(family.adapter.blocks(), family.adapter.block_layers(), strict=True):
         wide = replace(family, merged=InMemory("merged", dict(deployed)))
-        solved = calibrate(wide, replace(PAPER, blocks=(layer,))).weights.read(tower)
+        solved = calibrate_family(wide, replace(PAPER, blocks=(layer,))).weights.read(tower)
         names = [name for name in block.names if not solved[name].equal(merged[name].float())]
         assert names
         sums[block.name] = square(solved, merged, names), square(stored, solved, names)
@@ -93,7 +93,7 @@ def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family,
 
     monkeypatch.setattr(store, "round_to_stored", watched)
     monkeypatch.setattr(rounding, "CHUNK", 3)
-    found = calibrate(half, config)
+    found = calibrate_family(half, config)
     merged, stored = half.merged.read(seen), found.weights.read(seen)
     assert all(tensor.equal(stored[name]) for name, (_, tensor) in seen.items())
     solved = {name: exact for name, (exact, _) in seen.items()}
@@ -122,12 +122,12 @@ def test_record_card_and_result_say_the_same_after_an_interruption_too(
     with pytest.raises(KeyboardInterrupt):
         calibrate_to_folder(half, config, tmp_path / "out", progress=stop)
     document = calibrate_to_folder(half, config, tmp_path / "out", resume=True)
-    said = calibrate(half, config).record["storing"]
+    said = calibrate_family(half, config).record["storing"]
     assert document["storing"] == said
     assert json.loads((tmp_path / "out" / "featcal.json").read_text())["storing"] == said
     (note,) = document["notes"]
     layer = dict(zip((b.name for b in half.adapter.blocks()), half.adapter.block_layers(), strict=True))[said["block"]]
-    assert note == Storing(**said).describe(layer)
+    assert note == QuantizationError(**said).describe(layer)
     assert note.startswith("rounding to bfloat16 moves the weights by ")
     assert f"- {note}\n" in (tmp_path / "out" / "README.md").read_text()
 
@@ -141,7 +141,7 @@ def test_several_ranks_measure_what_one_does(config: CalibrationConfig, half: Fa
         if done == 1:
             raise KeyboardInterrupt
 
-    alone = calibrate(half, config).record["storing"]
+    alone = calibrate_family(half, config).record["storing"]
     with pytest.raises(KeyboardInterrupt):
         calibrate_to_folder(half, config, tmp_path / "out", progress=stop)
     calibrated(half, config, tmp_path / "out", 2, resume=True).check()
@@ -155,7 +155,7 @@ def test_a_replay_has_the_same_bits_and_the_same_figure(own_suite_file: Path, tm
     content = yaml.safe_load(own_suite_file.read_text())
     own_suite_file.write_text(yaml.safe_dump(content | {"merged": content["merged"] | {"dtype": "bfloat16"}}))
     said = calibrate_to_folder(load_suite(own_suite_file), PAPER, tmp_path / "out")["storing"]
-    again = replay(tmp_path / "out", own_suite_file, tmp_path / "again")
+    again = replay_record(tmp_path / "out", own_suite_file, tmp_path / "again")
     assert again.same, again.to_json()
     assert json.loads((tmp_path / "again" / "featcal.json").read_text())["storing"] == said
 
@@ -168,7 +168,7 @@ def test_what_float16_does_not_hold_is_refused(tiny_suite: Suite, tmp_path: Path
         r"\d[\d.e+]+, float16 ends at 65504; store the merged model in bfloat16 or float32 .*, or calibrate with"
     )
     with pytest.raises(NumericalError, match=right):
-        calibrate(family, config)
+        calibrate_family(family, config)
     ended = calibrated(family, config, tmp_path / "out", 2)
     assert ended.status == [1, 1]
     (said,) = [one for one in ended.said if one]
@@ -179,10 +179,10 @@ def test_sums_of_several_dtypes() -> None:
     both = sum_parts([{"bfloat16": (4.0, 1.0)}, {"float16": (12.0, 3.0)}, {"bfloat16": (4.0, 1.0)}, {}])
     assert both == {"bfloat16": (8.0, 2.0), "float16": (12.0, 3.0)}
     blocks = {"a": {"bfloat16": (3.0, 0.0)}, "b": {}, "c": {"bfloat16": (1.0, 1.0), "float16": (0.0, 0.0)}}
-    assert summarise_storing(blocks) == Storing("bfloat16 and float16", 0.5, "c", 1.0)
-    assert summarise_storing({"a": {"float16": (0.0, 0.0)}}) == Storing("float16", 0.0, "a", 0.0)
+    assert summarise_storing(blocks) == QuantizationError("bfloat16 and float16", 0.5, "c", 1.0)
+    assert summarise_storing({"a": {"float16": (0.0, 0.0)}}) == QuantizationError("float16", 0.0, "a", 0.0)
     assert summarise_storing({"a": {}}) is None
-    assert "by 0.02 % of" in (said := Storing("float16", 2.4e-4, "a", 1.04e-3).describe("block 0"))
+    assert "by 0.02 % of" in (said := QuantizationError("float16", 2.4e-4, "a", 1.04e-3).describe("block 0"))
     assert "(worst: block 0, 0.1 %)" in said
     wide = {"w": torch.zeros(2)}
     assert rounding.rounding(wide, wide, wide) == {}

@@ -21,7 +21,7 @@ from featcal import CalibrationConfig, calibrate, calibrate_to_folder, load_suit
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.prior import Factors, spanning_rows
 from featcal.calibration.token_rows import TokenRows
-from featcal.calibration.weighed_tokens import FLOOR, LEAST, MOST, Acting, weigh
+from featcal.calibration.weighed_tokens import FLOOR, LEAST, MOST, TaskVectorEffect, weigh
 from featcal.family.opening import Family
 from featcal.suite.calibration_options import INFORMED, REFINED
 from featcal.system.distributed import ALONE
@@ -35,7 +35,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def seen(acting: Acting, batches: list[tuple[Tensor, Tensor | None]]) -> Acting:
+def seen(acting: TaskVectorEffect, batches: list[tuple[Tensor, Tensor | None]]) -> TaskVectorEffect:
     for given, weights in batches:
         total = float(len(given) if weights is None else weights.sum())
         acting.see(given, TokenRows(len(given), total, None, weights))
@@ -48,7 +48,7 @@ def test_the_weight_of_a_token_by_its_formula() -> None:
     given[:3, 4] = torch.tensor([1e3, 1e-9, 7.0])
     given[2, :4] = 0.0
     change, own = noise(3, 5, seed=1), noise(40, seed=2).exp()
-    (rows,) = weigh([seen(Acting(change, before), [(given[:25], own[:25]), (given[25:], own[25:])])], ALONE)
+    (rows,) = weigh([seen(TaskVectorEffect(change, before), [(given[:25], own[:25]), (given[25:], own[25:])])], ALONE)
 
     def mean(values: Tensor) -> Tensor:
         return (own * values).sum() / own.sum()
@@ -68,7 +68,7 @@ def test_one_token_may_hold_nearly_all_and_no_more() -> None:
     given = torch.cat([torch.full((500, 1), 1e-3), torch.ones(1, 1)]).double()
     mostly = torch.cat([given, torch.ones_like(given)], dim=1)
     one = torch.ones(1, 1, dtype=torch.float64)
-    acting = Acting(torch.cat([one, 0 * one], 1), torch.cat([0 * one, one], 1))
+    acting = TaskVectorEffect(torch.cat([one, 0 * one], 1), torch.cat([0 * one, one], 1))
     (rows,) = weigh([seen(acting, [(mostly, None)])], ALONE)
     weights = rows[0].weights
     assert weights is not None
@@ -79,7 +79,7 @@ def test_a_token_that_the_base_makes_nothing_of_is_held_against_a_millionth_of_t
     """2e-6 over 1e-6 of 1/2 is 4, the other token's ratio 1; the weights are as the roots."""
     along, across = torch.eye(2, dtype=torch.float64).split(1)
     given = torch.tensor([[2e-6**0.5, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    (rows,) = weigh([seen(Acting(along, across), [(given, None)])], ALONE)
+    (rows,) = weigh([seen(TaskVectorEffect(along, across), [(given, None)])], ALONE)
     weights = rows[0].weights
     assert weights is not None
     assert float(weights[0] / weights[1]) == pytest.approx(2, rel=1e-5)
@@ -87,7 +87,10 @@ def test_a_token_that_the_base_makes_nothing_of_is_held_against_a_millionth_of_t
 
 def test_an_expert_that_is_the_base_weighs_all_alike() -> None:
     own, given = noise(6, seed=3).exp(), noise(6, 4)
-    still, moved = Acting(torch.zeros(2, 4).double(), noise(2, 4)), Acting(noise(2, 4, seed=5), noise(2, 4))
+    still, moved = (
+        TaskVectorEffect(torch.zeros(2, 4).double(), noise(2, 4)),
+        TaskVectorEffect(noise(2, 4, seed=5), noise(2, 4)),
+    )
     first, other = weigh([seen(still, [(given, own)]), seen(moved, [(given, own)])], ALONE)
     assert first[0].weights is not None
     assert other[0].weights is not None
@@ -100,7 +103,7 @@ def test_features_that_are_not_finite_weigh_nothing() -> None:
     given = noise(9, 4)
     given[3, 1] = torch.nan
     with pytest.raises(NumericalError, match="tokens cannot be weighed"):
-        weigh([seen(Acting(noise(2, 4, seed=5), noise(2, 4)), [(given, None)])], ALONE)
+        weigh([seen(TaskVectorEffect(noise(2, 4, seed=5), noise(2, 4)), [(given, None)])], ALONE)
 
 
 def test_factors_of_low_rank_act_as_their_product() -> None:
@@ -108,7 +111,9 @@ def test_factors_of_low_rank_act_as_their_product() -> None:
     pair: Factors = (left, right)
     small, base, given = spanning_rows(pair)[0], noise(12, 9, seed=2), noise(30, 9, seed=3)
     assert small.shape == (3, 9)
-    by_factors, dense = weigh([seen(Acting(one, base), [(given, None)]) for one in (small, left @ right)], ALONE)
+    by_factors, dense = weigh(
+        [seen(TaskVectorEffect(one, base), [(given, None)]) for one in (small, left @ right)], ALONE
+    )
     torch.testing.assert_close(by_factors[0].weights, dense[0].weights, rtol=1e-10, atol=0)
 
 

@@ -16,7 +16,7 @@ from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import config_of_suite
 from featcal.family.ancestry import measure_lineage
 from featcal.family.opening import Family, open_family
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.session.session import Session
 from featcal.studies.compare import every_method
 from featcal.studies.selection.candidates import plan_candidates
@@ -111,7 +111,7 @@ def test_what_is_listed_is_what_there_is(suites: dict[str, Suite], family: Famil
 
 
 def test_a_check_says_so_and_finds_strangers_without_a_base(suites: dict[str, Suite], family: Family) -> None:
-    found = check(suites["without"], probe=False)
+    found = check_suite(suites["without"], probe=False)
     assert not found.problems
     assert any(
         note.startswith("the base is not known: a calibration pulls to the merged model") for note in found.notes
@@ -157,4 +157,4 @@ def test_models_are_held_against_the_merged_model_or_the_expert_that_stands_for_
         suite = load_suite(root / "suite.yaml")
         with pytest.raises(InputError, match=f"^expert 'right': .* is .* in .*, {words} has "):
             open_family(suite, "cpu")
-        assert any(f", {words} has " in one for one in check(suite, probe=False).problems)
+        assert any(f", {words} has " in one for one in check_suite(suite, probe=False).problems)

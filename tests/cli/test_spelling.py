@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from command_line import Run, document
 
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.suite.calibration_options import RECIPES
 
 VERBS = (
@@ -30,7 +30,7 @@ CALIBRATING = {"calibrate", "select", "compare", *(f"study {one}" for one in (
 
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
-    for name, command in commands.commands.items():
+    for name, command in featcal_command.commands.items():
         if isinstance(command, click.Group):
             yield from ((f"{name} {below}", one) for below, one in command.commands.items())
         else:
@@ -46,12 +46,12 @@ def options(command: click.Command) -> dict[str, click.Option]:
 
 def completions(*args: str) -> list[str]:
     """Return what a shell is offered in the place of the last word."""
-    shell = ShellComplete(commands, {}, "featcal", "_FEATCAL_COMPLETE")
+    shell = ShellComplete(featcal_command, {}, "featcal", "_FEATCAL_COMPLETE")
     return [one.value for one in shell.get_completions(list(args[:-1]), args[-1])]
 
 
 def test_the_help_has_sections_of_verbs_and_the_groups_last() -> None:
-    shown = CliRunner().invoke(commands, ["--help"]).stdout
+    shown = CliRunner().invoke(featcal_command, ["--help"]).stdout
     lines = [
         line.split(None, 1) for line in shown[shown.index("Find what is wrong:") :].splitlines() if line[:2] == "  "
     ]
@@ -61,10 +61,10 @@ def test_the_help_has_sections_of_verbs_and_the_groups_last() -> None:
 
 def test_there_are_few_verbs_and_three_groups() -> None:
     assert len(VERBS) <= 14
-    assert {name for name, one in commands.commands.items() if isinstance(one, click.Group)} == set(GROUPS)
-    assert {*commands.commands} == {*VERBS, *GROUPS}
+    assert {name for name, one in featcal_command.commands.items() if isinstance(one, click.Group)} == set(GROUPS)
+    assert {*featcal_command.commands} == {*VERBS, *GROUPS}
     for group in GROUPS:
-        shown = CliRunner().invoke(commands, [group, "--help"]).stdout
+        shown = CliRunner().invoke(featcal_command, [group, "--help"]).stdout
         assert "..." not in shown[shown.index("Commands:") :]
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from featcal import load_suite, measure_drift, open_family
 from featcal.drift.ledger import TaskDrift
-from featcal.drift.streams import Crossing, cross
+from featcal.drift.streams import LayerTransition, cross
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
-from featcal.models.families.t5 import EncoderStage
-from featcal.models.lane import Lane
+from featcal.models.families.t5 import T5EncoderStage
+from featcal.models.lane import ModelStream
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def measured(family: Family, **options: Any) -> list[TaskDrift]:
     return list(measure_drift(family, split="test", samples=8, **options).tasks.values())
 
 
-def wrong_model(self: Crossing) -> Tensor:
+def wrong_model(self: LayerTransition) -> Tensor:
     """The model's own state where the expert's belongs."""
     return self.after[1] if self.run is None or self.before is None else self.run(self.before[1])
 
 
-def wrong_sample(self: Crossing) -> Tensor:
+def wrong_sample(self: LayerTransition) -> Tensor:
     """Each sample's state taken for another one's."""
     return self.after[1] if self.run is None or self.before is None else self.run(self.before[0].flip(0))
 
@@ -58,19 +58,19 @@ def left_out(original: Callable[..., Any]) -> Callable[..., Any]:
 def fault(request: pytest.FixtureRequest, t5: Family, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     model: Any = t5.adapter
     if request.param == "wrong model":
-        monkeypatch.setattr(Crossing, "run_on_expert", wrong_model)
+        monkeypatch.setattr(LayerTransition, "run_on_expert", wrong_model)
     elif request.param == "wrong sample":
-        monkeypatch.setattr(Crossing, "run_on_expert", wrong_sample)
+        monkeypatch.setattr(LayerTransition, "run_on_expert", wrong_sample)
     elif request.param == "block left out":
-        monkeypatch.setattr(Lane, "_walk", left_out(Lane._walk))
+        monkeypatch.setattr(ModelStream, "_walk", left_out(ModelStream._walk))
     elif request.param == "no mask":
-        first = EncoderStage.first_call
+        first = T5EncoderStage.first_call
 
         def unmasked(*args: Any) -> Call:
             call = first(*args)
             return Call((call.hidden_state, torch.zeros_like(call.args[1]), *call.args[2:]), call.kwargs)
 
-        monkeypatch.setattr(EncoderStage, "first_call", unmasked)
+        monkeypatch.setattr(T5EncoderStage, "first_call", unmasked)
         monkeypatch.setattr("featcal.models.walk.check_first_batch", lambda *_: None)  # which would refuse it
     else:
         torch.manual_seed(0)
@@ -95,10 +95,10 @@ def test_drift_before_a_layer_is_checked_as_well(tiny: Family, monkeypatch: pyte
     """A wrong incoming drift changes neither m nor p, but the response r = p - e_before."""
     crossed = cross
 
-    def swapped(*args: Any) -> Iterator[Crossing]:
+    def swapped(*args: Any) -> Iterator[LayerTransition]:
         for crossing in crossed(*args):
             on_expert, before = crossing.run_on_expert(), crossing.before
-            turned = Crossing(**{**vars(crossing), "before": before and (before[1], before[0])})
+            turned = LayerTransition(**{**vars(crossing), "before": before and (before[1], before[0])})
             object.__setattr__(turned, "run_on_expert", lambda on_expert=on_expert: on_expert)
             yield turned
 

@@ -10,7 +10,7 @@ from tiny_clip import BLOCKS, CLASSES, in_float64
 from tiny_text import library, text_suite
 from torch import Tensor
 
-from featcal.drift.depth import Depth
+from featcal.drift.depth import DepthDecisions
 from featcal.family.opening import Family, open_family
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
@@ -91,8 +91,8 @@ def test_a_decision_turns_where_it_stays() -> None:
     """Three samples over four blocks: settled from the start, turned at the last block, gone and come back."""
     first = torch.tensor([[1, 0, 2], [1, 0, 0], [1, 0, 2], [1, 2, 2]])
     names = {0: "cat", 1: "dog", 2: "fish"}
-    own = Depth(("a", "b", "c", "d"), torch.tensor([[1, 0, 2]] * 4)[:, :, None], torch.ones(4, 3, 1), names)
-    depth = Depth(("a", "b", "c", "d"), first[:, :, None], torch.ones(4, 3, 1), names, own)
+    own = DepthDecisions(("a", "b", "c", "d"), torch.tensor([[1, 0, 2]] * 4)[:, :, None], torch.ones(4, 3, 1), names)
+    depth = DepthDecisions(("a", "b", "c", "d"), first[:, :, None], torch.ones(4, 3, 1), names, own)
     assert depth.turning_points.tolist() == [0, 3, 2]
     rows = depth.to_json()
     assert [row["turned"] for row in rows] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1])

@@ -9,7 +9,7 @@ import torch
 from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
-from featcal.drift.decomposition import decompose, follow
+from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import FeatureDrift, Features, TaskDrift, TaskFeatures
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.family.opening import Family
@@ -48,7 +48,7 @@ def test_identity_holds_to_rounding(tiny64: Family) -> None:
 
 def test_features_followed_are_those_taken_apart(tiny: Family) -> None:
     """The walk that leaves mismatch out gives the very same drift, norms and final features."""
-    followed = follow(tiny.run(), tiny.merged, passes(tiny))
+    followed = measure_total_drift(tiny.run(), tiny.merged, passes(tiny))
     for name, task in measured(tiny).items():
         for one, whole in zip(followed[name].layers, task.layers, strict=True):
             assert one.layer == whole.layer

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from featcal import InputError, load_suite, open_family
 from featcal.drift import propagation
-from featcal.drift.decomposition import decompose, follow
+from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import TaskDrift
-from featcal.drift.memory import Room, measuring_store
+from featcal.drift.memory import SampleChunks, measuring_store
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.lane import ExpertPass
@@ -80,9 +80,9 @@ def test_parts_give_the_numbers_of_the_whole(
 
 def test_states_beyond_the_budget_change_no_bit(measured: Measured) -> None:
     family, split, tasks = measured
-    free = follow(family.run(), family.merged, passes(family, split, tasks))
+    free = measure_total_drift(family.run(), family.merged, passes(family, split, tasks))
     store = ActivationStore(0)
-    bound = follow(family.run(store=store), family.merged, passes(family, split, tasks))
+    bound = measure_total_drift(family.run(store=store), family.merged, passes(family, split, tasks))
     assert store.spilled > 0
     for task in tasks:
         assert bound[task].model_features.equal(free[task].model_features)
@@ -93,8 +93,8 @@ def test_states_beyond_the_budget_change_no_bit(measured: Measured) -> None:
 def test_parts_hold_every_sample_once_in_order(tiny: Family) -> None:
     experts = passes(tiny, "validation", TASKS)
     whole = {task: torch.cat([batch["pixel_values"] for batch in experts[task].batches]) for task in TASKS}
-    assert list(Room().parts(experts)) == [experts]
-    parts = list(Room(batch=2, together=3).parts(experts))
+    assert list(SampleChunks().parts(experts)) == [experts]
+    parts = list(SampleChunks(batch=2, together=3).parts(experts))
     for task in TASKS:
         cut = [batch["pixel_values"] for part in parts if task in part for batch in part[task].batches]
         assert torch.equal(torch.cat(cut), whole[task])
@@ -106,7 +106,7 @@ def test_parts_hold_every_sample_once_in_order(tiny: Family) -> None:
 
 
 def test_without_a_limit_everything_is_walked_together(tiny: Family) -> None:
-    assert Room.plan(tiny.run(), passes(tiny, "validation", TASKS), 5, attribution=True) == Room()
+    assert SampleChunks.plan(tiny.run(), passes(tiny, "validation", TASKS), 5, attribution=True) == SampleChunks()
 
 
 def test_a_limit_below_one_block_says_what_is_needed(tiny: Family) -> None:

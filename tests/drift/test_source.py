@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_clip import BLOCKS
 from torch import Tensor, nn
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.source import (
@@ -23,12 +23,12 @@ from featcal.drift.source import (
     Objective,
     SourceExcess,
     _Book,
-    compare,
+    compare_sources,
     excess_frame,
     measure_sources,
 )
 from featcal.family.opening import Family, ensure_family
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
@@ -37,8 +37,8 @@ CONFIG = clip_config(samples=10, batch_size=4)
 
 
 def test_an_objective_without_one_minimiser_is_named(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
-    calibrated = calibrate(tiny64, CONFIG, experts=passes).weights
+    passes = expert_passes(tiny64, CONFIG, WalkCache(2**24))
+    calibrated = calibrate_family(tiny64, CONFIG, experts=passes).weights
     singular = torch.zeros(2, 2, dtype=torch.float64)
     unsolved = Objective(singular, singular, 0.0, singular, 0.0, 0.0)
     monkeypatch.setattr(_Book, "_objective", lambda *_: unsolved)
@@ -48,8 +48,8 @@ def test_an_objective_without_one_minimiser_is_named(tiny64: Family, monkeypatch
 
 @pytest.fixture(scope="module")
 def found(tiny64: Family) -> list[SourceExcess]:
-    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
-    calibrated = calibrate(tiny64, CONFIG, experts=passes).weights
+    passes = expert_passes(tiny64, CONFIG, WalkCache(2**24))
+    calibrated = calibrate_family(tiny64, CONFIG, experts=passes).weights
     return measure_sources(tiny64, calibrated, CONFIG, passes)
 
 
@@ -104,11 +104,11 @@ def test_the_deployed_minimiser_is_the_calibrated_weight(
 
     def spy(deployed: Objective, other: Objective) -> dict[str, float]:
         right.append(deployed.minimiser())
-        return compare(deployed, other)
+        return compare_sources(deployed, other)
 
-    monkeypatch.setattr(source, "compare", spy)
-    passes = expert_passes(tiny64, config, Kept(2**24))
-    model = calibrate(tiny64, config, experts=passes).weights
+    monkeypatch.setattr(source, "compare_sources", spy)
+    passes = expert_passes(tiny64, config, WalkCache(2**24))
+    model = calibrate_family(tiny64, config, experts=passes).weights
     rows = measure_sources(tiny64, model, config, passes)
     prefixes = {name: prefix for prefix, name in tiny64.adapter.block_names().items()}
     for one, weight in zip(rows, right, strict=True):
@@ -142,7 +142,7 @@ def test_excess_on_random_objectives(seed: int, lam: float) -> None:
         return Objective(u.mT @ u / 20, y.mT @ u / 20, float(y.square().sum() / 20), anchor, lam, 1e-3)
 
     anchor = torch.randn(3, 4, generator=generator, dtype=torch.float64)
-    numbers = compare(objective(anchor), objective(anchor))
+    numbers = compare_sources(objective(anchor), objective(anchor))
     assert numbers["excess"] >= -1e-12
     assert numbers["excess"] == pytest.approx(numbers["excess_norm"], rel=1e-9, abs=1e-12)
     assert numbers["excess"] <= numbers["middle"] + 1e-12
@@ -160,8 +160,8 @@ def test_objective_is_the_weighted_squared_error() -> None:
 
 def test_batches_change_nothing(tiny64: Family, found: list[SourceExcess]) -> None:
     config = replace(CONFIG, batch_size=10)
-    passes = expert_passes(tiny64, config, Kept(2**24))
-    again = measure_sources(tiny64, calibrate(tiny64, config, experts=passes).weights, config, passes)
+    passes = expert_passes(tiny64, config, WalkCache(2**24))
+    again = measure_sources(tiny64, calibrate_family(tiny64, config, experts=passes).weights, config, passes)
     for one, other in zip(found, again, strict=True):
         assert one.excess == pytest.approx(other.excess, rel=1e-6, abs=1e-9)
         assert one.coupling == pytest.approx(other.coupling, rel=1e-8, abs=1e-12)
@@ -192,7 +192,7 @@ def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None
     other = session.fit.family_with("task-arithmetic:scale=0.7")
     calibrate_to_folder(other, config, tmp_path / "out")
     passes = expert_passes(tiny, config)
-    expected = measure_sources(other, calibrate(other, config).weights, config, passes)
+    expected = measure_sources(other, calibrate_family(other, config).weights, config, passes)
     named = session.fit.sources("calibrated:samples=6@task-arithmetic:scale=0.7")
     folder = session.fit.sources(str(tmp_path / "out"))
     for one, by_name, in_folder in zip(expected, named, folder, strict=True):

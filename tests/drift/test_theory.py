@@ -13,14 +13,14 @@ from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
 from featcal.drift.decomposition import decompose
-from featcal.drift.growth import certified_run, growth
+from featcal.drift.growth import certified_run, layer_growth
 from featcal.drift.ledger import LayerDrift, TaskDrift
 from featcal.drift.output import OutputDrift, gauss_legendre, mean_loss_gradient, output_drift
 from featcal.drift.propagation import propagate
 from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.session.api import measure_drift
 
 SEEDS = st.integers(0, 2**31)
@@ -145,7 +145,7 @@ def test_corollary_1_on_chains_that_grow() -> None:
         p, m = stretch * e[-1], 0.1 * random(step + 1, 30, 5)
         m = m * (e[-1].norm(dim=1) / m.norm(dim=1) * 0.2)[:, None]
         e.append(p + m)
-        layers.append(growth(*(v.norm(dim=1) for v in (e[-2], e[-1], m, p))))
+        layers.append(layer_growth(*(v.norm(dim=1) for v in (e[-2], e[-1], m, p))))
     assert [bool(layer.is_certified.all()) for layer in layers] == [True, False, True, True]
     product, whole = certified_run(layers), e[4].norm(dim=1) / e[2].norm(dim=1)
     torch.testing.assert_close(product, torch.full_like(product, 1.3**2))
@@ -182,7 +182,7 @@ def test_the_documents_tightness_is_the_mean_of_the_samples_own() -> None:
 @settings(max_examples=50)
 def test_growth_bound_on_random_vectors(seed: int, size: float) -> None:
     before, p, m = random(seed, 20, 5), random(seed + 1, 20, 5) * 2, random(seed + 2, 20, 5) * size
-    layer = growth(before.norm(dim=1), (m + p).norm(dim=1), m.norm(dim=1), p.norm(dim=1))
+    layer = layer_growth(before.norm(dim=1), (m + p).norm(dim=1), m.norm(dim=1), p.norm(dim=1))
     assert bool((layer.ratio >= layer.bound - 1e-9).all())
     assert bool((layer.ratio[layer.is_certified] > 1).all())
 
@@ -203,7 +203,7 @@ def test_a_layer_without_incoming_drift_is_null_in_the_document(tiny: Family) ->
 
 def test_no_incoming_drift_certifies_nothing() -> None:
     zero, one = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    layer = growth(zero, one, one, zero)
+    layer = layer_growth(zero, one, one, zero)
     assert bool(layer.gamma.isnan().all())
     assert not bool(layer.is_certified.any())
     assert certified_run([layer]).tolist() == [1.0, 1.0, 1.0]
@@ -266,7 +266,7 @@ def test_margins_certify_no_wrong_decision_on_a_model(tiny: Family) -> None:
 
 def test_sublayers_are_the_block_in_two_steps(tiny64: Family) -> None:
     """Attention and MLP after each other give the block: same drift at its end, same final drift, same identities."""
-    passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5, Kept(2**24)) for task in TASKS}
+    passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5, WalkCache(2**24)) for task in TASKS}
 
     def walk(sublayers: bool) -> dict[str, TaskDrift]:
         return decompose(tiny64.run(), tiny64.merged, passes, sublayers=sublayers, attribution=True)

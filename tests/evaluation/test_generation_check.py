@@ -19,9 +19,9 @@ from tiny_text import TASKS, distributions, library, scaled, text_suite
 
 from featcal import Family, InputError, load_suite, open_family, open_session
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.cli import commands as featcal
+from featcal.cli import featcal_command as featcal
 from featcal.evaluation import generation_check as module
-from featcal.evaluation.generation_check import GRAM, PROMPTS, Reading, TaskCanary, canary, repetition
+from featcal.evaluation.generation_check import GRAM, PROMPTS, Reading, TaskCanary, compare_generation, repetition
 from featcal.formats.weights import Weights
 
 FINE = Reading(repetition=0.1, loops=0.0, ended=1.0, perplexity=2.0, distance=0.2)
@@ -54,7 +54,7 @@ def answered(model: Any, prompt: torch.Tensor, seq2seq: bool, most: int = FEW) -
 
 def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENS", FEW)
-    seq2seq, found = family.adapter.modality == "seq2seq", canary(family, family.base)
+    seq2seq, found = family.adapter.modality == "seq2seq", compare_generation(family, family.base)
     for task in TASKS:
         expert, base = library(family, family.experts[task]), library(family, family.base)
         nats, apart, own, by_prompt = [], [], [], []
@@ -88,7 +88,7 @@ def test_prompts_and_answers_end_at_the_last_position_of_the_configuration(
     config = tmp_path / "base" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 10}))
     family = open_family(load_suite(file), "cpu")
-    found = canary(family, family.base)
+    found = compare_generation(family, family.base)
     for task in TASKS:
         expert, base = library(family, family.experts[task]), library(family, family.base)
         nats, ended, lengths = [], 0, set()
@@ -119,7 +119,7 @@ def test_every_token_of_the_answers_counts_alike() -> None:
 
 
 def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(family: Family) -> None:
-    found = canary(family, family.merged)
+    found = compare_generation(family, family.merged)
     for one in found.tasks.values():
         assert one.expert.distance == pytest.approx(0, abs=1e-6)
         assert one.model == one.against
@@ -140,7 +140,7 @@ def test_one_whole_model_is_in_memory_at_a_time(family: Family, monkeypatch: pyt
 
     monkeypatch.setattr(Family, "generator", generator)
     monkeypatch.setattr(module, "TOKENS", FEW)
-    canary(family, family.base)
+    compare_generation(family, family.base)
     assert len(made) == 3 * len(TASKS)
 
 
@@ -213,7 +213,7 @@ def test_a_model_that_names_no_end_is_not_asked_for_one() -> None:
 
 def test_pictures_have_no_canary(tiny: Family) -> None:
     with pytest.raises(InputError, match="generate no text"):
-        canary(tiny, tiny.merged)
+        compare_generation(tiny, tiny.merged)
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_a_task_without_samples_is_not_asked_and_said(family: Family, tmp_path: 
     assert f"generation was not checked on '{left}': no calibration samples, so no prompts" in record["notes"]
     none = {task: one.model_copy(update={"calibration": None}) for task, one in tasks.items()}
     with pytest.raises(InputError, match="no task has calibration samples"):
-        canary(replace(part, suite=part.suite.model_copy(update={"tasks": none})), part.base)
+        compare_generation(replace(part, suite=part.suite.model_copy(update={"tasks": none})), part.base)
 
 
 @pytest.mark.slow

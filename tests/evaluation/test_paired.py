@@ -270,7 +270,7 @@ def test_compared_models_are_told_apart_by_their_names(session: Session) -> None
 
 def test_the_command_line_compares_two_models(session: Session, tiny_suite_file: Path) -> None:
     def run(*more: str) -> Result:
-        return CliRunner().invoke(cli.commands, ["compare", str(tiny_suite_file), *more])
+        return CliRunner().invoke(cli.featcal_command, ["compare", str(tiny_suite_file), *more])
 
     both = ("--model", "base", "--model", "merged", "--split", "validation", "--eval-samples", "8")
     found = api.compare(session, "base", "merged", on=EvaluationSamples(8, "validation"))
@@ -396,7 +396,7 @@ def test_intervals_are_drawn_grey_where_they_are_noise() -> None:
     noise, sure = (
         next(
             one
-            for one in sample_charts.differences(found, ("merged", "calibrated"), "accuracy").data
+            for one in sample_charts.differences_chart(found, ("merged", "calibrated"), "accuracy").data
             if one.name == name
         )
         for name in ("within noise", "beyond noise")

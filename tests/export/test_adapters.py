@@ -19,7 +19,7 @@ from tiny_timm import tiny_timm
 
 from featcal.calibration.low_rank import Limits
 from featcal.export.adapter_files import require_adaptable
-from featcal.export.to_model import library_model
+from featcal.export.to_model import to_library_model
 from featcal.family.opening import open_family
 from featcal.formats.lora import LoraWeights
 from featcal.models.families.timm_vit import TimmVit
@@ -67,7 +67,7 @@ def with_adapter(session: Session, over: str, folder: Path) -> Any:
     family = session.family
     start = family.merged if over == "merged" else family.base
     container = family.container if over == "merged" else family.origin
-    return peft.PeftModel.from_pretrained(library_model(family, container, start), folder)
+    return peft.PeftModel.from_pretrained(to_library_model(family, container, start), folder)
 
 
 def test_peft_gives_the_calibrated_model(session: Session, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_peft_gives_the_calibrated_model(session: Session, tmp_path: Path) -> No
     family, result = session.family, session.fit.calibrate(CALIBRATED)
     made = session.fit.repair(CALIBRATED, "merged", FULL)
     document = made.save(tmp_path / "adapter")
-    calibrated = outputs(session, library_model(family, family.container, result.weights))
-    merged = outputs(session, library_model(family, family.container, family.merged))
+    calibrated = outputs(session, to_library_model(family, family.container, result.weights))
+    merged = outputs(session, to_library_model(family, family.container, family.merged))
     model = with_adapter(session, "merged", tmp_path / "adapter")
     scale = float(calibrated.abs().max())
     assert float((outputs(session, model.base_model.model) - calibrated).abs().max()) <= 1e-5 * scale
@@ -113,7 +113,7 @@ def test_a_whole_merge_is_one_adapter_over_the_base(kind: str, tmp_path: Path) -
     family, result = session.family, session.fit.calibrate(CALIBRATED)
     document = session.fit.repair(CALIBRATED, "base", FULL).save(tmp_path / "adapter", "someone/base")
     model = with_adapter(session, "base", tmp_path / "adapter")
-    calibrated = outputs(session, library_model(family, family.container, result.weights))
+    calibrated = outputs(session, to_library_model(family, family.container, result.weights))
     apart = outputs(session, model.base_model.model) - calibrated
     assert float(apart.abs().max()) <= 1e-5 * float(calibrated.abs().max())
     whole = document["adapter"]["whole"]

@@ -17,7 +17,7 @@ from tiny_clip import write_base
 from featcal.export.change_layout import convert
 from featcal.export.clip_counterparts import hf_config, open_clip_config
 from featcal.export.clip_inputs import preprocess_for_open_clip
-from featcal.family.opening import open_checked
+from featcal.family.opening import open_model
 from featcal.formats.locate import locate
 from featcal.models.families.registry import adapter_for
 from featcal.system.errors import InputError, NumericalError
@@ -102,7 +102,7 @@ def test_a_suite_says_how_its_base_is_laid_out(own: Path, tmp_path: Path) -> Non
         base = locate(folders[layout], Path("/"), "base")
         adapter = adapter_for(base.config, base.names, torch.device("cpu"), "base")
         with pytest.raises(InputError, match=f"another library than the base; 'featcal export .* --format {layout} "):
-            open_checked(locate(folders[other], Path("/"), "expert"), adapter, torch.device("cpu"))
+            open_model(locate(folders[other], Path("/"), "expert"), adapter, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("layout", ["hf", "open_clip"])

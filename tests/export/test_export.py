@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tiny_decoders import ROWS, tiny_decoder
 from torch import Tensor
 
-from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family, calibrate_to_folder
 from featcal.export.change_layout import convert
 from featcal.export.merge import merge_to_folder, recipe_for
 from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
@@ -47,7 +47,7 @@ CONFIG = clip_config(samples=8)
 
 @pytest.fixture(scope="module")
 def result(tiny: Family) -> CalibrationResult:
-    return calibrate(tiny, CONFIG)
+    return calibrate_family(tiny, CONFIG)
 
 
 @pytest.mark.parametrize("how", ["calibrate_to_folder", "save"])
@@ -376,7 +376,7 @@ def test_a_large_model_has_one_file_per_block_and_is_written_once(
     assert set(places.values()) == {name for name in document["written"] if name.endswith(".safetensors")}
     _, info = CLIPModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
-    whole = calibrate(tiny, CONFIG).weights.read(tiny.adapter.tower)
+    whole = calibrate_family(tiny, CONFIG).weights.read(tiny.adapter.tower)
     written = tiny.model(str(tmp_path / "out")).read(tiny.adapter.tower)
     assert all(written[name].equal(whole[name]) for name in whole)
 
@@ -603,7 +603,7 @@ def test_storage_dtype_is_the_merged_models(own_suite_file: Path, tmp_path: Path
     file = own_suite_file.parent / "base" / "model.safetensors"
     save_file({name: t.half() for name, t in load_file(file).items()}, file, {"format": "pt"})
     family = open_family(load_suite(own_suite_file), device="cpu")
-    calibrate(family, CONFIG).save(tmp_path / "out")
+    calibrate_family(family, CONFIG).save(tmp_path / "out")
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
 
 
@@ -616,8 +616,8 @@ def test_merged_checkpoint_as_container(tiny: Family, own_suite_file: Path, tmp_
     own_suite_file.write_text(yaml.safe_dump(content))
     family = open_family(load_suite(own_suite_file), device="cpu")
     assert family.container.folder == own_suite_file.parent / "merged"
-    ours = calibrate(family, CONFIG).weights.read(tiny.adapter.tower)
-    theirs = calibrate(tiny, CONFIG).weights.read(tiny.adapter.tower)
+    ours = calibrate_family(family, CONFIG).weights.read(tiny.adapter.tower)
+    theirs = calibrate_family(tiny, CONFIG).weights.read(tiny.adapter.tower)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
@@ -708,14 +708,14 @@ def test_the_text_of_a_method_names_its_dtype(tiny: Family) -> None:
 
 
 def test_hub_ids_become_base_models(tiny: Family) -> None:
-    from featcal.export.card import Making, model_card
+    from featcal.export.card import CardProvenance, model_card
 
     tasks = {
         name: task.model_copy(update={"expert": f"someone/{name}@main"}) for name, task in tiny.suite.tasks.items()
     }
     suite = tiny.suite.model_copy(update={"tasks": tasks, "base": "owner/base"})
     record = {"suite": "tiny", "suite_file": {"shipped": None}, "licences": {"base": None}}
-    card = model_card(replace(tiny, suite=suite), record, Making("t", "w", {"lam": 1}, "featcal {}".format))
+    card = model_card(replace(tiny, suite=suite), record, CardProvenance("t", "w", {"lam": 1}, "featcal {}".format))
     assert "- owner/base\n- someone/pets\n- someone/signs\n" in card
     assert "base_model_relation: merge" in card
 
@@ -723,11 +723,11 @@ def test_hub_ids_become_base_models(tiny: Family) -> None:
 @pytest.mark.slow
 def test_fast_precision_is_close(tiny_suite_file: Path, tiny: Family) -> None:
     """bfloat16 features, but weights, moments and solve as exact: the calibrated features differ by rounding."""
-    fast = calibrate(load_suite(tiny_suite_file), replace(CONFIG, precision="fast"), device="cpu")
+    fast = calibrate_family(load_suite(tiny_suite_file), replace(CONFIG, precision="fast"), device="cpu")
     batches = [tiny.samples("pets", "test", 8, 0).inputs]
     ours, exact = (
         final_features(tiny.adapter, weights, tiny.head(), batches, tiny.compute)
-        for weights in (fast.weights, calibrate(tiny, CONFIG).weights)
+        for weights in (fast.weights, calibrate_family(tiny, CONFIG).weights)
     )
     assert 0 < float((ours - exact).norm() / exact.norm()) < 0.1
 

@@ -13,7 +13,7 @@ from tiny_text import text_suite
 
 from featcal import InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import rewrite
 from featcal.formats.contents import tensor_digests
@@ -24,7 +24,7 @@ from featcal.system.progress import silent
 FEW = {"samples": 4, "lam": 0.1}
 RUN = "featcal.calibration.calibrate"
 FAILURES = {
-    f"{RUN}.canary": "whether it still generates was not checked",
+    f"{RUN}.compare_generation": "whether it still generates was not checked",
     f"{RUN}.write_drift_picture": "the picture of the drift was not drawn",
     f"{RUN}.model_card": "the card was not written",
     "featcal.export.write.verify_reload": "the written model was not compared with the one in memory",
@@ -63,7 +63,7 @@ def test_a_check_that_fails_leaves_the_checkpoint_and_ends_with_status_1(
 ) -> None:
     monkeypatch.setattr(place, failing(IndexError("index 64 is out of range")))
     options = ["--samples", "4", "--lam", "0.1", "--device", "cpu", "--out", str(tmp_path / "out")]
-    ended = CliRunner().invoke(commands, ["calibrate", str(file), *options])
+    ended = CliRunner().invoke(featcal_command, ["calibrate", str(file), *options])
     assert ended.exit_code == 1
     assert isinstance(ended.exception, SystemExit)
     (said,) = [line for line in ended.stderr.splitlines() if sentence in line]
@@ -84,7 +84,7 @@ def test_a_check_that_fails_leaves_the_checkpoint_and_ends_with_status_1(
 def test_a_canary_whose_scores_are_not_finite_is_said_with_its_own_words(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{RUN}.canary", failing(NumericalError("task 'left': scores are not finite")))
+    monkeypatch.setattr(f"{RUN}.compare_generation", failing(NumericalError("task 'left': scores are not finite")))
     family = open_family(load_suite(file), "cpu")
     with pytest.raises(UncheckedError) as told:
         calibrate(family, config_for(family, **FEW)).save(tmp_path / "out")
@@ -98,7 +98,9 @@ def test_a_job_gives_the_document_with_what_was_not_checked(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("featcal.export.write.verify_reload", failing(MemoryError()))
-        document = kinds.calibrate(kinds.Work(str(tiny_suite_file), {"options": {"samples": 4}}, tmp_path, silent))
+        document = kinds.run_calibration(
+            kinds.Work(str(tiny_suite_file), {"options": {"samples": 4}}, tmp_path, silent)
+        )
     assert document["out"] == str(tmp_path / kinds.CHECKPOINT)
     assert document["warnings"][-1:] == document["unchecked"]
     assert (tmp_path / kinds.CHECKPOINT / "featcal.json").is_file()

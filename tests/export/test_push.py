@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.export.card_parts import load_card
-from featcal.export.push import pack, push
+from featcal.export.push import pack, push_parcel
 from featcal.family.opening import Family
 from featcal.system.errors import InputError
 
@@ -127,10 +127,10 @@ def test_a_licence_that_is_given_stands_in_the_card_once_it_is_sent(
     answer: Any = SimpleNamespace(status_code=403, headers={}, request=None)
     hub.refusal = HfHubHTTPError("no", response=answer)
     with pytest.raises(InputError, match="does not let you write to 'me/own'; log in with `hf auth login`"):
-        push(parcel)
+        push_parcel(parcel)
     assert bytes_of(own) == before
     hub.refusal = None
-    push(parcel)
+    push_parcel(parcel)
     card = load_card(own)
     assert card.data.license == "apache-2.0"
     assert "apache-2.0, as whoever published this folder says." in card.text
@@ -142,7 +142,7 @@ def test_a_licence_that_is_given_stands_in_the_card_once_it_is_sent(
 def test_what_is_public_is_not_pushed_to_as_private(folder: Path, hub: Hub) -> None:
     hub.create_repo("me/mine", private=None, exist_ok=True)
     with pytest.raises(InputError, match="'me/mine' is there already and public"):
-        push(pack(folder, "me/mine"), private=True)
+        push_parcel(pack(folder, "me/mine"), private=True)
     assert hub.files == {"me/mine": {}}
 
 
@@ -186,7 +186,7 @@ def test_a_card_that_cannot_be_read_is_said(folder: Path, card: str) -> None:
 def test_an_error_of_the_hub_is_told_as_it_is(folder: Path, hub: Hub) -> None:
     hub.refusal = ConnectionError("no route")
     with pytest.raises(InputError, match=r"the Hub does not answer, or refuses \(ConnectionError: no route\)"):
-        push(pack(folder, "me/mine"))
+        push_parcel(pack(folder, "me/mine"))
 
 
 def test_the_token_is_the_clients_affair() -> None:

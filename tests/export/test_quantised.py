@@ -18,17 +18,17 @@ from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import BlockStatistics
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for
 from featcal.calibration.column_rounding import round_to_nearest
 from featcal.calibration.streams import Streams
 from featcal.export.write import rewrite
 from featcal.family.opening import Family, open_family
-from featcal.formats.grid import SETTINGS, Grid, PackedCheckpoint
+from featcal.formats.grid import SETTINGS, PackedCheckpoint, QuantizationGrid
 from featcal.formats.weights import Weights
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.session.api import evaluate, measure_drift
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -94,7 +94,7 @@ def test_transformers_reads_what_we_read(llama: Family, written: dict[str, Path]
 def test_a_folder_holds_what_was_calibrated(llama: Family, written: dict[str, Path], kind: str) -> None:
     """Bit for bit, on a grid of few values, and in as many bytes as its record says."""
     folder, config = written[kind], options(llama, kind)
-    made, read = tensors(llama, calibrate(llama, config)), tensors(llama, str(folder))
+    made, read = tensors(llama, calibrate_family(llama, config)), tensors(llama, str(folder))
     assert all(read[name].equal(made[name]) for name in made)
     weight = read["model.layers.1.mlp.down_proj.weight"]
     groups = weight.split(KINDS[kind] or weight.shape[1], dim=1)
@@ -110,7 +110,7 @@ def test_a_folder_holds_what_was_calibrated(llama: Family, written: dict[str, Pa
 def test_biases_are_fitted_to_rounded_weights(tiny: Family) -> None:
     """Eq. (55) for the weights as stored, of the first group of the first block: its queries, keys and values."""
     config, kept = config_for(tiny, quantize="int4", group_size=8, samples=4, lam=0.1), list[BlockStatistics]()
-    weights = calibrate(tiny, config, watch=lambda one: kept.append(one.with_config(one.config))).weights
+    weights = calibrate_family(tiny, config, watch=lambda one: kept.append(one.with_config(one.config))).weights
     group, prefix = kept[0].linears[0], tiny.adapter.blocks()[0].name
     names = {kind: [f"{prefix}.{name}.{kind}" for name in group.names] for kind in ("weight", "bias")}
 
@@ -149,7 +149,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(
 
 @pytest.mark.slow
 def test_a_record_is_replayed(llama: Family, written: dict[str, Path]) -> None:
-    found = replay(written["int4"], llama.suite.root / "suite.yaml")
+    found = replay_record(written["int4"], llama.suite.root / "suite.yaml")
     assert found.same
     assert found.different == []
 
@@ -162,7 +162,7 @@ def test_a_packed_folder_is_a_model_and_not_a_part_of_a_suite(llama: Family, wri
     both = packed.read([name.removesuffix("_scale"), name])
     assert both[name].equal(packed.read([name])[name])
     drift = measure_drift(llama, folder, samples=4).to_json()["tasks"]
-    made = measure_drift(llama, calibrate(llama, options(llama, "int8")), samples=4).to_json()["tasks"]
+    made = measure_drift(llama, calibrate_family(llama, options(llama, "int8")), samples=4).to_json()["tasks"]
     assert {task: one["final"] for task, one in drift.items()} == {task: one["final"] for task, one in made.items()}
     with pytest.raises(InputError, match=r"base: quantised weights.*give the checkpoint that it was quantised from"):
         open_family(llama.suite.model_copy(update={"base": folder}), "cpu")
@@ -183,18 +183,18 @@ def test_a_packed_folder_is_a_model_and_not_a_part_of_a_suite(llama: Family, wri
     ],
 )
 def test_other_ways_to_quantise_are_refused(changed: dict[str, Any], why: str) -> None:
-    said = Grid(4, 32).settings(["lm_head"])
+    said = QuantizationGrid(4, 32).settings(["lm_head"])
     group = said["config_groups"]["group_0"]
     group["weights"] |= changed.pop("weights", {})
     group |= {"input_activations": changed.pop("input_activations", None)}
     with pytest.raises(InputError, match=why):
-        Grid.read(said | changed, "model")
-    assert Grid.read(Grid(8, 0).settings([]), "model") == Grid(8, 0)
+        QuantizationGrid.read(said | changed, "model")
+    assert QuantizationGrid.read(QuantizationGrid(8, 0).settings([]), "model") == QuantizationGrid(8, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("grid", [Grid(4, 8), Grid(8, 8), Grid(8, 0)], ids=str)
-def test_packing_loses_nothing(grid: Grid, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("grid", [QuantizationGrid(4, 8), QuantizationGrid(8, 8), QuantizationGrid(8, 0)], ids=str)
+def test_packing_loses_nothing(grid: QuantizationGrid, dtype: torch.dtype) -> None:
     weight = torch.randn(64, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rounded, scale = round_to_nearest(weight, grid, dtype)
     stored = rounded.to(dtype)
@@ -249,7 +249,7 @@ def test_other_architectures(kind: str, tmp_path: Path) -> None:
     config = options(family, "int8", recipe="refined")
     record = calibrate_to_folder(family, config, tmp_path / "out")
     assert record["verified"] == "reloaded"
-    made, read = tensors(family, calibrate(family, config)), tensors(family, str(tmp_path / "out"))
+    made, read = tensors(family, calibrate_family(family, config)), tensors(family, str(tmp_path / "out"))
     assert all(read[name].equal(made[name]) for name in made)
 
 
@@ -258,8 +258,8 @@ def test_scores_of_lm_mini() -> None:
     """int8 scores as not rounded, int4 nearly so, and int4 drifts less than every weight rounded for itself."""
     family = open_family(load_suite("lm-mini"), "cpu")
     more: dict[str, Any] = {"recipe": "informed", "samples": 64}
-    plain = calibrate(family, config_for(family, **more))
-    made = {k: calibrate(family, config_for(family, quantize=k, group_size=32, **more))
+    plain = calibrate_family(family, config_for(family, **more))
+    made = {k: calibrate_family(family, config_for(family, quantize=k, group_size=32, **more))
             for k in ("int8", "int4", "int4-nearest")}  # fmt: skip
     scores = {kind: 100 * evaluate(family, one).average for kind, one in {"off": plain, **made}.items()}
     assert scores["int8"] == pytest.approx(scores["off"], abs=0.5)

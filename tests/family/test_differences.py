@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from featcal.family.differences import differences
+from featcal.family.differences import list_differences
 from featcal.formats.conversions import UNTIE
 from featcal.formats.weights import InMemory
 from featcal.models.adapter import Adapter
@@ -27,13 +27,13 @@ def adapter() -> Adapter:
 def test_a_prefix_of_all_tensors_is_one_finding(adapter: Adapter, prefix: str) -> None:
     """Lightning's `model.` must not make the head an embedding that was renamed."""
     tensors = {f"{prefix}.{name}": torch.zeros(shape) for name, shape in adapter.shapes().items()}
-    (problem,) = differences(adapter, InMemory("expert 'x'", tensors), CONFIG)
+    (problem,) = list_differences(adapter, InMemory("expert 'x'", tensors), CONFIG)
     assert f"all {len(tensors)} tensors look renamed, '{prefix}' added: " in problem
 
 
 def test_a_prefix_that_all_tensors_lack_is_one_finding(adapter: Adapter) -> None:
     tensors = {re.sub(r"^model\.", "", name): torch.zeros(shape) for name, shape in adapter.shapes().items()}
-    (problem,) = differences(adapter, InMemory("expert 'x'", tensors), CONFIG)
+    (problem,) = list_differences(adapter, InMemory("expert 'x'", tensors), CONFIG)
     assert f"all {len(tensors) - 1} tensors look renamed, 'model' left out: " in problem
 
 
@@ -41,10 +41,10 @@ def test_an_expert_that_ties_its_head_is_told_how_to_untie_it(adapter: Adapter) 
     tensors = {name: torch.zeros(shape) for name, shape in adapter.shapes().items() if name != "lm_head.weight"}
     own = InMemory("expert 'x'", tensors)
     for config in ({"tie_word_embeddings": True}, {}):
-        (problem,) = differences(adapter, own, config)
+        (problem,) = list_differences(adapter, own, config)
         assert problem.startswith(
             "expert 'x': its head is tied to its embedding, and the base has 'lm_head.weight' apart"
         )
         assert problem.endswith(UNTIE)
-    (problem,) = differences(adapter, own, {"tie_word_embeddings": False})
+    (problem,) = list_differences(adapter, own, {"tie_word_embeddings": False})
     assert problem == "expert 'x': missing tensors: 'lm_head.weight'"

@@ -13,7 +13,7 @@ from mergekit_methods import model_stock, slerp
 from tiny_text import TASKS, write_text_suite
 from torch import Tensor
 
-from featcal.family.ingredients import FAR, Contents, take_contents
+from featcal.family.ingredients import FAR, Makeup, take_contents
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Overlay, UnknownBase, Weights
 from featcal.suite.recipe import MergeRecipe
@@ -89,7 +89,7 @@ def test_experts_that_are_missing_and_experts_that_are_alike(family: Family) -> 
     twins = replace(family, experts=dict.fromkeys(TASKS, family.experts["left"]))
     halves = take_contents(twins, family.experts["left"])
     assert halves.coefficients == pytest.approx(dict.fromkeys(TASKS, 0.5), abs=1e-6)
-    assert isinstance(halves, Contents)
+    assert isinstance(halves, Makeup)
     assert halves.scale == pytest.approx(0.5)
     # Nearly alike: their difference must not be made to carry what rounding puts into its direction.
     names, generator = list(family.adapter.tower), torch.Generator().manual_seed(0)

@@ -12,12 +12,12 @@ from lora_files import RANK, WIDTH, write_adapter
 from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder
 from featcal.export.merge import merge_to_folder
-from featcal.family.ancestry import UNRELATED, Lineage, Lineages, judge
+from featcal.family.ancestry import UNRELATED, Lineage, Lineages, judge_distances
 from featcal.family.opening import open_family
 from featcal.family.outside_tower import note_left_out
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -81,13 +81,13 @@ def test_what_a_whole_expert_changed_beside_the_tower_is_named(own_suite_file: P
         "written model has the base's"
     )
     assert note_left_out(open_family(suite, "cpu")) == {"pets": note}
-    found = check(suite, probe=False)
+    found = check_suite(suite, probe=False)
     assert found.problems == ()
     assert note in found.notes
     assert merge_to_folder(suite, None, None, out / "merged")["notes"] == [note]
     assert calibrate_to_folder(suite, CONFIG, out / "calibrated")["notes"] == [note]
-    calibrate(suite, CONFIG, device="cpu").save(out / "saved")
-    calibrate(open_family(suite, "cpu").resident(), CONFIG).save(out / "from memory")
+    calibrate_family(suite, CONFIG, device="cpu").save(out / "saved")
+    calibrate_family(open_family(suite, "cpu").resident(), CONFIG).save(out / "from memory")
     for folder in ("merged", "calibrated", "saved", "from memory"):
         assert json.loads((out / folder / "featcal.json").read_text())["notes"] == [note]
         assert f"\n## Notes\n\n- {note}\n" in (out / folder / "README.md").read_text()
@@ -119,7 +119,7 @@ def test_a_merged_checkpoint_left_nothing_out_here(own_suite_file: Path, edit_su
     whole_expert(own_suite_file.parent)
     edit_suite(lambda content: content.update(merged="experts/pets"))
     suite = load_suite(own_suite_file)
-    assert not any("outside the tower" in note for note in check(suite, probe=False).notes)
+    assert not any("outside the tower" in note for note in check_suite(suite, probe=False).notes)
     notes = calibrate_to_folder(suite, CONFIG, own_suite_file.parent / "out")["notes"]
     assert not any("outside the tower" in note for note in notes)
 
@@ -138,7 +138,7 @@ def strangers(root: Path, which: Callable[[str], bool]) -> None:
 def test_one_strange_layer_is_a_note_everywhere(own_suite_file: Path) -> None:
     strangers(own_suite_file.parent, lambda name: ".layers.1." in name)
     suite, out = load_suite(own_suite_file), own_suite_file.parent / "out"
-    found = check(suite, probe=False)
+    found = check_suite(suite, probe=False)
     assert found.problems == ()
     (note,) = [note for note in found.notes if "lineage" in note]
     assert note.startswith("expert 'pets': different base lineage in block 1: distance to the base ")
@@ -150,7 +150,7 @@ def test_one_strange_layer_is_a_note_everywhere(own_suite_file: Path) -> None:
 def test_a_stranger_in_every_layer_is_refused_everywhere(own_suite_file: Path) -> None:
     strangers(own_suite_file.parent, lambda name: True)
     suite, out = load_suite(own_suite_file), own_suite_file.parent / "out"
-    (problem,) = check(suite, probe=False).problems
+    (problem,) = check_suite(suite, probe=False).problems
     assert problem.startswith("expert 'pets': different base lineage in every layer")
     for run in (lambda: merge_to_folder(suite, None, None, out), lambda: calibrate_to_folder(suite, CONFIG, out)):
         with pytest.raises(InputError) as refused:
@@ -161,5 +161,5 @@ def test_a_stranger_in_every_layer_is_refused_everywhere(own_suite_file: Path) -
 
 def test_only_every_layer_together_is_a_problem() -> None:
     for cosines, problem in (((0.1, 0.1), True), ((0.1, UNRELATED), False)):
-        problems, notes = judge(Lineages(("a", "b"), {"expert 'x'": Lineage((1.0, 1.0), cosines)}, True))
+        problems, notes = judge_distances(Lineages(("a", "b"), {"expert 'x'": Lineage((1.0, 1.0), cosines)}, True))
         assert [bool(problems), bool(notes)] == [problem, not problem]

@@ -12,7 +12,7 @@ from tiny_text import write_text_suite
 from torch import Tensor
 
 from featcal import calibrate_to_folder, load_suite, open_family
-from featcal.calibration.calibrate import calibrate, config_for, expert_passes
+from featcal.calibration.calibrate import calibrate_family, config_for, expert_passes
 from featcal.family import opening
 from featcal.family.opening import Family
 from featcal.models.features import final_features
@@ -63,11 +63,11 @@ def test_texts_of_like_lengths_and_texts_beside_pictures_keep_their_order(unlike
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_calibration_does_not_depend_on_the_order(unlike: Family, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(unlike, recipe=recipe, samples=COUNT, lam=0.05)
-    found = calibrate(unlike, config)
+    found = calibrate_family(unlike, config)
     monkeypatch.setattr(opening, "WASTED", float("inf"))
     padded = expert_passes(unlike, config)
     assert all(len(one.batches) == 1 for one in padded.values())
-    expected = calibrate(unlike, config, experts=padded)
+    expected = calibrate_family(unlike, config, experts=padded)
     for name in unlike.adapter.tower:
         ours, theirs = (one.weights.read([name])[name].double() for one in (found, expected))
         assert float((ours - theirs).norm()) <= 1e-10 * float(theirs.norm()), name

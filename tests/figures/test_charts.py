@@ -69,7 +69,7 @@ def test_sources_are_summed_per_layer_of_every_stage() -> None:
         for block in (LAYERS[1], LAYERS[3])
         for modules, excess in (("q", 1.0), ("o", 3.0))
     ]
-    frame = ledger_tables.sources(found)
+    frame = ledger_tables.sources_table(found)
     assert sorted(frame["layer"]) == ["decoder block 0", "encoder block 0"]
     assert list(frame["excess"]) == [4.0, 4.0]
     assert list(frame["relative"]) == [0.5, 0.5]
@@ -175,7 +175,7 @@ def test_every_source_is_relative_to_its_own_deployed_minimum() -> None:
         excess_of("b", "o", "stale", 0.15, 3.0),
         excess_of("b", "o", "snapshot", 0.0, 3.0),
     ]
-    frame = ledger_tables.sources(found).set_index("source")
+    frame = ledger_tables.sources_table(found).set_index("source")
     assert frame["relative"].to_dict() == pytest.approx({"prefix": 0.0, "stale": 0.05, "snapshot": 0.1})
 
 

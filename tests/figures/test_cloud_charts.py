@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 
 from featcal.figures import cloud_charts, theme
-from featcal.figures.cloud_charts import Depth
+from featcal.figures.cloud_charts import MapPosition
 from featcal.figures.sample_charts import Dots
 
 MODELS = ("expert", "merged", "calibrated")
@@ -66,14 +66,14 @@ def test_many_points_are_drawn_without_arrows_by_the_graphics_card(n: int, kind:
 
 def test_a_layer_is_shown_in_the_frame_of_all_layers() -> None:
     trails = {model: np.array([[0.0, 0.0], [1.0, 2.0], [5.0, 1.0]]) for model in MODELS[:2]}
-    depth = Depth(("embeddings", "block 0", "block 1"), "block 0", trails, ((-1.0, 6.0), (-2.0, 3.0)))
+    depth = MapPosition(("embeddings", "block 0", "block 1"), "block 0", trails, ((-1.0, 6.0), (-2.0, 3.0)))
     figure = cloud_charts.feature_map(points(models=MODELS[:2]), Dots(range(3), LABELS), "UMAP", depth=depth)
     assert (figure.layout.xaxis.range, figure.layout.yaxis.range) == ((-1.0, 6.0), (-2.0, 3.0))
     lines = [trace for trace in figure.data if "mean by layer" in trace.name]
     assert [list(line.text) for line in lines] == [["embeddings", "block 0", "block 1"]] * 2
     assert [int(np.argmax(line.marker.size)) for line in lines] == [1, 1]
     assert all(line.customdata is None for line in lines)  # nothing to pick
-    depth = Depth(depth.layers, "block 0", trails, None)
+    depth = MapPosition(depth.layers, "block 0", trails, None)
     alone = cloud_charts.feature_map(points(models=MODELS[:2]), Dots(range(3), LABELS), "UMAP", depth=depth)
     assert alone.layout.xaxis.range is None
     assert [trace.name for trace in alone.data] == list(MODELS[:2])

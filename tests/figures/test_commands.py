@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reproducing import document, printed
 
-from featcal.figures.commands import KINDS, ChartSource, commands, python
+from featcal.figures.commands import KINDS, ChartSource, command_lines, python_lines
 from featcal.figures.commands.sweeps import boxes
 from featcal.suite.views import EvaluationSamples
 
@@ -129,10 +129,10 @@ def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> No
     models = CALIBRATED if what in ("sources", "conditioning") else MODELS
     sample, layer = (1 if what in ("course", "tokens") else None), ("block 1" if what == "tokens" else None)
     measured = ChartSource(what, str(tiny_suite_file), models, ON, sample=sample, layer=layer)
-    documents = [document(line) for line in commands(measured)]
+    documents = [document(line) for line in command_lines(measured)]
     assert all(map(bool, places(measured.kind.where, documents[0])))
     by_command = [FROM_DOCUMENT[what](found) for found in documents]
-    by_python = printed(python(measured))
+    by_python = printed(python_lines(measured))
     assert tuple(by_python) == ((models,) if what in TOGETHER else models)
     read = FROM_PYTHON.get(what, lambda found: found)
     assert same(by_command, [read(found) for found in by_python.values()])
@@ -141,9 +141,9 @@ def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> No
 
 def test_options_are_said(tiny_suite_file: Path) -> None:
     measured = ChartSource("growth", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
-    (line,) = commands(measured)
+    (line,) = command_lines(measured)
     assert "--tokens class --sublayers --eval-samples 5 --split validation --seed 3" in line
-    (again,) = printed(python(measured)).values()
+    (again,) = printed(python_lines(measured)).values()
     of_document = FROM_DOCUMENT["growth"](document(line))
     assert same(of_document, rows(again))
     assert [row["layer"] for row in of_document["pets"]].count("block 0 attention") == 1
@@ -151,9 +151,9 @@ def test_options_are_said(tiny_suite_file: Path) -> None:
 
 def test_task_and_layer_are_said(tiny_suite_file: Path) -> None:
     measured = ChartSource("features", str(tiny_suite_file), MODELS, ON, task="signs", layer="block 1")
-    (line,) = commands(measured)
+    (line,) = command_lines(measured)
     assert "--task signs --layer 'block 1' --eval-samples 5" in line
-    (again,) = printed(python(measured)).values()
+    (again,) = printed(python_lines(measured)).values()
     said = points(document(line))
     assert same(said, again.to_dict("records"))
     assert {(one["task"], one["layer"]) for one in said} == {("signs", "block 1")}
@@ -170,7 +170,7 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     every = (*whole, part, refined, weighed, fast, other)
     measured = ChartSource("sweep", str(tiny_suite_file), ("base", *every), EvaluationSamples(5))
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    lines = first, second, third, fourth, fifth, sixth = commands(measured)
+    lines = first, second, third, fourth, fifth, sixth = command_lines(measured)
     assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --eval-samples 5" in first
     assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --eval-samples 5" in second
     assert "--samples 4 --recipe refined --beta 0.5 --eval-samples 5" in third
@@ -180,7 +180,7 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     found = {one["model"]: one["measured"][0] for line in lines for one in document(line)["points"]}
     assert {name for name in found if name.startswith("calibrated")} == {*every}
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
-    again = {model: asdict(one) for model, one in printed(python(measured)).items()}
+    again = {model: asdict(one) for model, one in printed(python_lines(measured)).items()}
     assert {*again} == {*found}
     for one in found:
         assert same({n: found[one][n] for n in ("scores", "drift")}, {n: again[one][n] for n in ("scores", "drift")})
@@ -196,8 +196,8 @@ def test_boxes_hold_every_point_once(points: list[tuple[str, ...]]) -> None:
 @pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "`ls`", "-x; rm", 'say "hi"', "\\n"])
 def test_names_stay_one_word(name: str) -> None:
     measured = ChartSource("drift", f"/{name}/suite.yaml", (name,))
-    (line,) = commands(measured)
+    (line,) = command_lines(measured)
     words = shlex.split(line)
     assert words[:5] == ["featcal", "drift", f"/{name}/suite.yaml", "--model", name]
-    compile(python(measured), "lines", "exec")
-    assert repr(name) in python(measured)
+    compile(python_lines(measured), "lines", "exec")
+    assert repr(name) in python_lines(measured)

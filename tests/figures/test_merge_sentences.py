@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from featcal.family.ingredients import Contents, LayerContents
+from featcal.family.ingredients import LayerContents, Makeup
 from featcal.figures.verdict.faults import FILES, Commands, MergeFindings, judge_merge
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import MERGE, NOTHING, OPTIONS, REPAIR, Verdict
-from featcal.preflight.beside_weights import Difference
+from featcal.preflight.beside_weights import FileDifference
 
 COMMANDS = Commands("cp a b/", "merge again", "merge smaller", "calibrate", "select")
 FEATURES = Findings(
     "The merge", "6 texts", layers=(LayerFinding("block 0", 0.7, 0.3, 0.1),), final=0.3, repaired_final=0.2
 )
-WRONG = Difference("rope", "Rotary positions differ.", True, ("config.json",))
+WRONG = FileDifference("rope", "Rotary positions differ.", True, ("config.json",))
 
 
-def contents(moved: float = 1.0, rounding: float = 0.0, explained: float = 1.0, **coefficients: float) -> Contents:
+def contents(moved: float = 1.0, rounding: float = 0.0, explained: float = 1.0, **coefficients: float) -> Makeup:
     parts = {task: abs(weight) * 2 * moved for task, weight in coefficients.items()}
     layer = LayerContents("block 0", coefficients, moved, 1.5, explained, 10.0, rounding, (), False, parts)
-    return Contents((layer,) * 3)
+    return Makeup((layer,) * 3)
 
 
-def findings(given: Contents, **options: Any) -> MergeFindings:
+def findings(given: Makeup, **options: Any) -> MergeFindings:
     plain = MergeFindings(
         "m", (), given, COMMANDS, {"a": 0.5, "b": 0.25}, True, "task_arithmetic", (), FEATURES,
         finals={"a": 0.2, "b": 0.3}, base_finals={"a": 0.4, "b": 0.4}, drift={"block 0": 0.1, "head": 0.25},

@@ -14,8 +14,8 @@ import pytest
 from clip_config import clip_config
 
 import featcal
-from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family, config_for
+from featcal.calibration.config import resolve_options
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import Comparison
 from featcal.evaluation.evaluate import Scores
@@ -63,7 +63,8 @@ def selection(tiny: Family) -> Selection:
     """A choice as `select` gives it, of scores that were made up."""
     options = ({}, {"mu": 0.3}, {"recipe": "paper"})
     configs = [
-        resolve(config_for(tiny, **{"recipe": "informed"} | one), tiny.adapter, tiny.suite.tasks) for one in options
+        resolve_options(config_for(tiny, **{"recipe": "informed"} | one), tiny.adapter, tiny.suite.tasks)
+        for one in options
     ]
     values = (0.6, 0.7, 0.5, 0.1)
     scored = [Score("decision", {"t": (value, value + 0.01)}) for value in values]
@@ -85,7 +86,7 @@ def selection(tiny: Family) -> Selection:
 
 @pytest.fixture(scope="module")
 def calibrated(tiny: Family) -> CalibrationResult:
-    return calibrate(tiny, clip_config(samples=6))
+    return calibrate_family(tiny, clip_config(samples=6))
 
 
 @pytest.mark.parametrize("name", ["ledger", "scores", "comparison", "selection", "calibrated"])
@@ -103,7 +104,7 @@ def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alon
         with pytest.raises(MissingPackage, match=r"plotly is not installed; .*featcal\[report\]"):
             result.plot()
     assert "plotly" not in alone
-    assert alone.startswith(f"<p>{escape(result_tables.describe(result))}</p><table")
+    assert alone.startswith(f"<p>{escape(result_tables.describe_result(result))}</p><table")
     assert cells(alone) == cells(whole)
 
 

@@ -91,7 +91,7 @@ def report(tiny_suite_file: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     out = tmp_path_factory.mktemp("reports") / "report.html"
     models = [word for model in MODELS for word in ("--model", model)]
     arguments = ["report", str(tiny_suite_file), *models, "--eval-samples", "6", "--out", str(out), "--json"]
-    said = CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
+    said = CliRunner().invoke(cli.featcal_command, arguments, catch_exceptions=False)
     document = json.loads(said.stdout)
     verdict = document.pop("verdict")
     assert document == {"out": str(out), "figures": [], "bytes": out.stat().st_size, "notes": []}
@@ -164,7 +164,7 @@ def test_what_others_wrote_is_text(edit_suite: Edit, tmp_path: Path) -> None:
         "--out",
         str(out),
     ]
-    CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
+    CliRunner().invoke(cli.featcal_command, arguments, catch_exceptions=False)
     page = parsed(out)
     assert [tag for tag, _ in page.elements].count("script") == 3
     assert "img" not in [tag for tag, _ in page.elements]
@@ -174,7 +174,7 @@ def test_what_others_wrote_is_text(edit_suite: Edit, tmp_path: Path) -> None:
     assert "&lt;script&gt;" in drawn
     assert "<" not in re.sub(r"<br>|<extra>|</extra>", "", drawn)
 
-    assert CliRunner().invoke(cli.commands, [*arguments[:-1], str(out.with_suffix(".md"))]).exit_code == 0
+    assert CliRunner().invoke(cli.featcal_command, [*arguments[:-1], str(out.with_suffix(".md"))]).exit_code == 0
     text = re.sub(r"(?ms)^```.*?^```", "", out.with_suffix(".md").read_text(encoding="utf-8"))
     assert re.findall(r"(?<!\\)<", text) == []
 
@@ -235,7 +235,7 @@ def test_settings_say_what_the_numbers_depend_on(report: Page) -> None:
 
 
 def drawn(figures: Any, folder: Path) -> dict[str, str]:
-    """What `svg.draw` does, without a browser."""
+    """What `svg.write_figures` does, without a browser."""
     files = {figure.name: f"{figure.name}.svg" for figure in figures}
     for file in files.values():
         (folder / file).write_text("<svg/>")
@@ -244,7 +244,7 @@ def drawn(figures: Any, folder: Path) -> dict[str, str]:
 
 def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svg, "can_draw", lambda: True)
-    monkeypatch.setattr(svg, "draw", drawn)
+    monkeypatch.setattr(svg, "write_figures", drawn)
     out = tmp_path / "my report (1).md"
     said = write_report(session, "tiny", out, models=MODELS, on=EvaluationSamples(4))
     text = out.read_text(encoding="utf-8")
@@ -273,7 +273,7 @@ def test_complete_or_absent(ending: str, session: Session, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(svg, "can_draw", lambda: True)
-    monkeypatch.setattr(svg, "draw", stopped)
+    monkeypatch.setattr(svg, "write_figures", stopped)
     monkeypatch.setattr(os, "link", stopped)
     with pytest.raises(KeyboardInterrupt):
         write_report(session, "tiny", tmp_path / f"report{ending}", models=("merged",), on=EvaluationSamples(4))
@@ -289,7 +289,7 @@ def test_figures_go_with_the_report_that_could_not_be_written_and_nobody_elses(
     others = tmp_path / "report-figures.partial"
     others.mkdir()
     monkeypatch.setattr(svg, "can_draw", lambda: True)
-    monkeypatch.setattr(svg, "draw", drawn)
+    monkeypatch.setattr(svg, "write_figures", drawn)
     monkeypatch.setattr(os, "fsync", refused)
     with pytest.raises(InputError, match=r"cannot write .*report\.md: No space left"):
         write_report(session, "tiny", tmp_path / "report.md", models=("merged",), on=EvaluationSamples(4))
@@ -319,7 +319,7 @@ def test_a_suite_without_answers_has_a_report(edit_suite: Edit, tmp_path: Path) 
 
     out = tmp_path / "report.html"
     arguments = ["report", str(edit_suite(forget)), "--model", "merged", "--eval-samples", "4", "--out", str(out)]
-    CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
+    CliRunner().invoke(cli.featcal_command, arguments, catch_exceptions=False)
     page = parsed(out)
     assert any(words.startswith("There are none: task 'pets'") for words in page.words)
     assert set(page.figures) == {"drift", "drift-tasks", "attribution", "features-1", "features-2"}
@@ -342,7 +342,7 @@ def test_a_language_model(tmp_path: Path) -> None:
     suite = write_text_suite(tmp_path / "s", "t5")
     out = tmp_path / "report.html"
     arguments = ["report", str(suite), "--model", "merged", "--eval-samples", "2", "--out", str(out)]
-    CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
+    CliRunner().invoke(cli.featcal_command, arguments, catch_exceptions=False)
     assert "drift" in parsed(out).figures
 
 
@@ -391,11 +391,11 @@ def test_thumbnails_are_few_and_small() -> None:
 def test_a_script_in_a_figure_cannot_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import plotly.graph_objects as go
 
-    from featcal.figures.report.content import Content, Figure, Part
+    from featcal.figures.report.content import Figure, ReportContent, ReportSection
 
     chart = go.Figure(layout={"title": {"text": "</script><script>alert(1)</script><!--"}})
-    part = Part("t", "s", (Figure("one", chart, "alt"),))
+    part = ReportSection("t", "s", (Figure("one", chart, "alt"),))
     page = Page()
-    page.feed(html.page(Content("s", "", "now", (), (part,), ())))
+    page.feed(html.report_page(ReportContent("s", "", "now", (), (part,), ())))
     assert [tag for tag, _ in page.elements].count("script") == 3
     assert page.figures["one"]["layout"]["title"]["text"] == "</script><script>alert(1)</script><!--"

@@ -12,7 +12,7 @@ import pytest
 
 from featcal.figures import run_tables, study_tables, sweep_charts
 from featcal.studies.checkpoints import WrittenModel
-from featcal.studies.history import Measured, TaskValue, new_run
+from featcal.studies.history import RunMeasurement, TaskValue, new_run
 from featcal.studies.study import read_study
 from featcal.studies.sweep import SweepPoint, front
 from featcal.system.resources import data_path
@@ -21,7 +21,7 @@ from featcal.system.resources import data_path
 def a_point(model: str, mean: float, **options: Any) -> SweepPoint:
     scores = {"a": TaskValue("accuracy", mean - 0.1, 10), "b": TaskValue("accuracy", mean + 0.1, 10)}
     cpu = 3.0 if options.get("lam") == 0.005 and options["rho"] == 1.5 else None
-    found = Measured("features", "validation", 8, 42, scores, {"a": 1 - mean}, None, cpu)
+    found = RunMeasurement("features", "validation", 8, 42, scores, {"a": 1 - mean}, None, cpu)
     return SweepPoint(new_run(("s", "0" * 16), model, options, {}), found)
 
 

@@ -20,8 +20,8 @@ from featcal.family.opening import open_family
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings, LayerFinding
-from featcal.figures.verdict.measure import diagnose, examine, repair_of
-from featcal.figures.verdict.sentences import Verdict, judge
+from featcal.figures.verdict.measure import diagnose_model, examine, repair_of
+from featcal.figures.verdict.sentences import Verdict, judge_numbers
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
@@ -210,7 +210,7 @@ def said(verdict: Verdict) -> dict[str, str]:
 @pytest.mark.parametrize("case", TABLE)
 def test_the_table_of_sentences(case: str) -> None:
     found, step, expected = TABLE[case]
-    verdict = judge(found)
+    verdict = judge_numbers(found)
     words = said(verdict)
     assert {about: words.get(about) for about in expected} == expected
     assert verdict.next == step
@@ -219,14 +219,14 @@ def test_the_table_of_sentences(case: str) -> None:
 
 
 def test_nothing_is_said_of_what_is_not_measured() -> None:
-    assert judge(Findings("The merge", whole=False)).lines == ()
-    early = judge(replace(HURT, layers=(), final=None, repaired=None, repaired_final=None, whole=False))
+    assert judge_numbers(Findings("The merge", whole=False)).lines == ()
+    early = judge_numbers(replace(HURT, layers=(), final=None, repaired=None, repaired_final=None, whole=False))
     assert list(said(early)) == ["kept", "base", "worst"]
-    assert list(said(judge(HURT))) == list(EVERY)
-    late = judge(replace(HURT, repaired=None, repaired_final=None, no_repair="it takes about 2 h."))
+    assert list(said(judge_numbers(HURT))) == list(EVERY)
+    late = judge_numbers(replace(HURT, repaired=None, repaired_final=None, no_repair="it takes about 2 h."))
     assert said(late)["repair"] == "What calibration would bring is not measured: it takes about 2 h."
     assert late.next == sentences.REPAIR
-    other = judge(replace(HURT, repaired=None, repaired_final=None, repairable=False))
+    other = judge_numbers(replace(HURT, repaired=None, repaired_final=None, repairable=False))
     assert (other.next, said(other)["next"]) == (
         sentences.NOTHING, "Next: nothing; only a merge that is not calibrated yet is repaired."
     )  # fmt: skip
@@ -236,11 +236,11 @@ def test_what_is_booked_adds_up_where_a_task_does_not_drift(tiny_session: Sessio
     """An expert on its own task: nothing there has a share of nothing."""
     task = tiny_session.tasks[0]
     ledger = tiny_session.measure.drift(f"expert:{task}", DriftOptions(8, attribution=True))
-    frame = ledger_tables.attribution(ledger, tables.ALL_TASKS)
+    frame = ledger_tables.attribution_table(ledger, tables.ALL_TASKS)
     assert float(frame["final"][0]) > 0
     for column in ("contribution", "telescoped"):
         assert float(frame[column].sum()) == pytest.approx(float(frame["final"][0]), rel=1e-4)
-    assert not ledger_tables.attribution(ledger, task)["contribution"].any()
+    assert not ledger_tables.attribution_table(ledger, task)["contribution"].any()
 
 
 def test_sentences_need_no_torch() -> None:
@@ -273,7 +273,7 @@ def assert_measured(session: Session, on: EvaluationSamples, verdict: Verdict, m
     repair = repair_of(session, model)
     assert repair is not None
     ledger = session.measure.drift(model, DriftOptions(on.samples, on.split, on.seed, attribution=True))
-    booked = ledger_tables.attribution(ledger, tables.ALL_TASKS)
+    booked = ledger_tables.attribution_table(ledger, tables.ALL_TASKS)
     most = booked.loc[booked["share"].idxmax()]
     assert booked["contribution"].sum() == pytest.approx(most["final"], rel=1e-4)  # the waterfall adds up (Prop. 2)
     assert found["drift"].numbers == {"final": pytest.approx(most["final"])}
@@ -286,7 +286,7 @@ def assert_measured(session: Session, on: EvaluationSamples, verdict: Verdict, m
     layers = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True).set_index("layer")
     assert found["cause"].numbers["mismatch"] == layers["mismatch"][most["layer"]]
     assert found["cause"].numbers["propagation"] == layers["propagation"][most["layer"]]
-    after = tables.relative_drift(session.measure.features(repair.name, on)).iloc[-1]
+    after = tables.relative_drift_table(session.measure.features(repair.name, on)).iloc[-1]
     assert found["repaired drift"].numbers == {"final": pytest.approx(most["final"]), "calibrated": after}
     assert len(verdict.lines) <= 10
 
@@ -301,7 +301,7 @@ def tiny_session(request: pytest.FixtureRequest, tiny_suite_file: Path, tmp_path
 def test_sentences_are_the_measured_numbers(tiny_session: Session) -> None:
     on = EvaluationSamples(8)
     steps = list(examine(tiny_session, "merged", on, repair_of(tiny_session, "merged")))
-    verdict = judge(steps[-1])
+    verdict = judge_numbers(steps[-1])
     assert [one.whole for one in steps] == [False, False, True]
     assert [one.final is not None for one in steps] == [False, True, True]
     assert_measured(tiny_session, on, verdict)
@@ -315,7 +315,7 @@ def test_sentences_are_the_measured_numbers(tiny_session: Session) -> None:
 @pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
 def test_sentences_about_the_embedded_suites(suite: str) -> None:
     session, on = Session(open_family(load_suite(suite), "cpu")), EvaluationSamples(64)
-    verdict = diagnose(session, "merged", on, repair_of(session, "merged"))
+    verdict = diagnose_model(session, "merged", on, repair_of(session, "merged"))
     assert_measured(session, on, verdict)
     assert_scored(session, on, verdict)
     assert verdict.next == sentences.REPAIR
@@ -326,7 +326,7 @@ def test_sentences_about_the_embedded_suites(suite: str) -> None:
 def test_what_is_wrong_is_said_of_the_embedded_suite() -> None:
     session, on = Session(open_family(load_suite("clip-mini"), "cpu")), EvaluationSamples(64)
     twice = "task-arithmetic:scale=2"
-    verdict = diagnose(session, twice, on, repair_of(session, twice))
+    verdict = diagnose_model(session, twice, on, repair_of(session, twice))
     assert verdict.next == sentences.MERGE
     assert "no features at all would be nearer" in said(verdict)["drift"]
     suite = load_suite("clip-mini")
@@ -334,11 +334,11 @@ def test_what_is_wrong_is_said_of_the_embedded_suite() -> None:
     digits, letters = tasks["digits"], tasks["letters"]
     tasks["digits"] = digits.model_copy(update={"expert": letters.expert})
     tasks["letters"] = letters.model_copy(update={"expert": digits.expert})
-    swapped = diagnose(Session(open_family(suite.model_copy(update={"tasks": tasks}), "cpu")), "merged", on)
+    swapped = diagnose_model(Session(open_family(suite.model_copy(update={"tasks": tasks}), "cpu")), "merged", on)
     assert swapped.next == sentences.CHECK
     assert re.findall(r"the expert of (\w+)", said(swapped)["experts"]) == ["digits", "letters"]
     one = suite.model_copy(update={"tasks": {"colors": suite.tasks["colors"]}})
-    healthy = diagnose(Session(open_family(one, "cpu")), "task-arithmetic:scale=0.9", on)
+    healthy = diagnose_model(Session(open_family(one, "cpu")), "task-arithmetic:scale=0.9", on)
     assert healthy.next == sentences.NOTHING
 
 
@@ -347,7 +347,7 @@ def test_a_command_prints_the_lines(run: Run, tiny_suite_file: Path) -> None:
     code, out, _ = run(*asked)
     assert code == 0
     session = Session(open_family(load_suite(tiny_suite_file), "cpu"))
-    verdict = diagnose(session, "merged", EvaluationSamples(4), repair_of(session, "merged"))
+    verdict = diagnose_model(session, "merged", EvaluationSamples(4), repair_of(session, "merged"))
     assert out.splitlines() == list(verdict.lines)
     several = document(run(*asked, "--model", "merged", "--model", "base", "--json"))["models"]
     assert [one["model"] for one in several] == ["merged", "base"]

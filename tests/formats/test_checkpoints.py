@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.family.opening import Family, open_family
-from featcal.formats.checkpoint import Checkpoint, resolve
+from featcal.formats.checkpoint import Checkpoint, local_folder
 from featcal.formats.hub import hub_model
 from featcal.formats.open_clip_config import read_open_clip_config
 from featcal.formats.weights import InMemory, Overlay
@@ -80,7 +80,7 @@ def test_all_problems_at_once(own_suite_file: Path) -> None:
 
 
 def test_nan_in_an_expert_names_file_and_tensor(own_suite_file: Path) -> None:
-    from featcal.calibration.calibrate import calibrate
+    from featcal.calibration.calibrate import calibrate_family
     from featcal.suite.calibration_options import CalibrationConfig
 
     def poison(tensors: dict[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def test_nan_in_an_expert_names_file_and_tensor(own_suite_file: Path) -> None:
 
     suite = load_suite(change_expert(own_suite_file, poison))
     with pytest.raises(InputError, match=r"expert 'pets'.*q_proj\.weight.*model\.safetensors.*1 of 256.*NaN"):
-        calibrate(suite, CalibrationConfig(samples=4), device="cpu")
+        calibrate_family(suite, CalibrationConfig(samples=4), device="cpu")
 
 
 def test_base_of_an_unknown_architecture(own_suite_file: Path) -> None:
@@ -153,7 +153,7 @@ def test_tower_saved_without_prefix_is_the_same_model(tiny: Family, own_suite_fi
 )
 def test_references_that_lead_nowhere(tmp_path: Path, reference: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        resolve(reference, tmp_path, "expert 'x'")
+        local_folder(reference, tmp_path, "expert 'x'")
 
 
 def test_hub_cache_is_read_in_the_hubs_own_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +165,10 @@ def test_hub_cache_is_read_in_the_hubs_own_layout(tmp_path: Path, monkeypatch: p
     refs.mkdir()
     (refs / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert resolve("someone/model", Path("/"), "base") == snapshot
-    assert resolve("someone/model/tuned/a@main", Path("/"), "base") == snapshot / "tuned" / "a"
+    assert local_folder("someone/model", Path("/"), "base") == snapshot
+    assert local_folder("someone/model/tuned/a@main", Path("/"), "base") == snapshot / "tuned" / "a"
     with pytest.raises(InputError, match="the Hub is not asked, since HF_HUB_OFFLINE is set"):
-        resolve("someone/model/tuned/b", Path("/"), "base")
+        local_folder("someone/model/tuned/b", Path("/"), "base")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_of_a_folder_on_the_hub_only_its_own_files_are_fetched(one_of_several: Path) -> None:
     """No pickles, no weights of models below, nothing of its neighbours."""
-    assert resolve("some/several/tuned/a@v1", Path("/"), "m") == one_of_several / "tuned" / "a"
+    assert local_folder("some/several/tuned/a@v1", Path("/"), "m") == one_of_several / "tuned" / "a"
     found = {str(file.relative_to(one_of_several)) for file in one_of_several.rglob("*") if file.is_file()}
     beside = ("config.json", "vocab.txt", "chat_template.jinja")
     own = {f"tuned/a/{name}" for name in (*beside, "model.safetensors")}
@@ -234,19 +234,19 @@ def test_of_a_folder_on_the_hub_only_its_own_files_are_fetched(one_of_several: P
 
 def test_what_belongs_to_single_tasks_is_fetched_beside_a_record(one_of_several: Path) -> None:
     """It was pushed with the model, and nothing else would say that it is not there."""
-    folder = resolve("some/several/tuned/b@v1", Path("/"), "m")
+    folder = local_folder("some/several/tuned/b@v1", Path("/"), "m")
     found = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     assert found == {"config.json", "vocab.txt", "chat_template.jinja", "model.safetensors", *OF_TASKS}
 
 
 def test_an_id_that_the_hub_refuses_is_said_to_be_none() -> None:
     with pytest.raises(InputError, match=r"base: no folder .*, and 'models--some--clip/snapshots/abc' is no id that"):
-        resolve("models--some--clip/snapshots/abc", Path("/"), "base")
+        local_folder("models--some--clip/snapshots/abc", Path("/"), "base")
 
 
 def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:
     with pytest.raises(InputError) as caught:
-        resolve("some/several/tuned/aa@v1", Path("/"), "expert 'x'")
+        local_folder("some/several/tuned/aa@v1", Path("/"), "expert 'x'")
     assert str(caught.value) == (
         "expert 'x': no folder 'some/several/tuned/aa@v1', and 'some/several' on the Hub has no folder 'tuned/aa'; "
         "its folders with safetensors are 'lora', 'tuned/a', 'tuned/a/checkpoint-5', 'tuned/b', "
@@ -256,15 +256,15 @@ def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:
 
 def test_a_suite_that_comes_with_featcal_names_ids_alone(one_of_several: Path) -> None:
     with pytest.raises(InputError, match=r"^base: 'some/several' on the Hub has no folder 'none'"):
-        resolve("some/several/none@v1", load_suite("flan-t5-base-glue").root, "base")
+        local_folder("some/several/none@v1", load_suite("flan-t5-base-glue").root, "base")
 
 
 def test_a_folder_here_comes_before_one_on_the_hub(one_of_several: Path, tmp_path: Path) -> None:
     """And a path into a folder that is here is never an id."""
     (tmp_path / "some" / "several" / "tuned").mkdir(parents=True)
-    assert resolve("some/several/tuned", tmp_path, "m") == (tmp_path / "some/several/tuned").resolve()
+    assert local_folder("some/several/tuned", tmp_path, "m") == (tmp_path / "some/several/tuned").resolve()
     with pytest.raises(InputError, match="give an existing folder or a Hub id"):
-        resolve("some/several/tuned/a@v1", tmp_path, "m")
+        local_folder("some/several/tuned/a@v1", tmp_path, "m")
     assert not one_of_several.exists()
 
 

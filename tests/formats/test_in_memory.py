@@ -22,7 +22,7 @@ from featcal.formats.in_memory import HeldModel
 from featcal.formats.locate import locate
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.system.errors import InputError
-from featcal.system.in_memory import hold
+from featcal.system.in_memory import register_object
 
 ENCODER_ROWS = {facts.model_type: facts for facts in ENCODERS}
 
@@ -68,13 +68,13 @@ def test_tensors_are_the_modules_own(name: str) -> None:
     held = HeldModel(model, "base")
     own = {tensor.data_ptr() for tensor in model.state_dict().values()}
     assert {tensor.data_ptr() for tensor in held.tensors.values()} <= own
-    found = locate(hold(held), Path.cwd(), "base").open(lambda stored: stored, {})
+    found = locate(register_object(held), Path.cwd(), "base").open(lambda stored: stored, {})
     assert {tensor.data_ptr() for tensor in found.read(found.info).values()} <= own
 
 
 def test_what_lies_beside_goes_with_the_model() -> None:
     held = HeldModel(_clip_tower(), "base")
-    folder, reference = held.folder, hold(held)
+    folder, reference = held.folder, register_object(held)
     assert reference.startswith("memory:CLIPVisionModel-")
     assert locate(reference, Path.cwd(), "base").config["model_type"] == "clip_vision_model"
     del held
@@ -91,10 +91,10 @@ def test_the_reference_tells_contents_apart() -> None:
     first, second, longer, processed = _clip_tower(), _clip_tower(), _clip_tower(), _clip_tower()
     with torch.no_grad():
         next(longer.parameters()).add_(1)
-    told = [hold(HeldModel(one, "base")) for one in (first, second, longer)]
+    told = [register_object(HeldModel(one, "base")) for one in (first, second, longer)]
     with_tool = HeldModel(processed, "base", [CLIPImageProcessor()])
     assert told[0] == told[1]
-    assert len({*told, hold(with_tool)}) == 3
+    assert len({*told, register_object(with_tool)}) == 3
     assert with_tool.content == HeldModel(first, "base").content
 
 
@@ -103,7 +103,7 @@ def test_values_that_are_not_finite_are_refused() -> None:
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     held = HeldModel(model, "expert 'cars'")
-    found = locate(hold(held), Path.cwd(), "expert 'cars'").open(lambda stored: stored, {})
+    found = locate(register_object(held), Path.cwd(), "expert 'cars'").open(lambda stored: stored, {})
     with pytest.raises(InputError, match=r"expert 'cars': tensor '.*embedding.*': 16 of 16 values are NaN"):
         found.read(found.info)
     with pytest.raises(InputError, match="expert 'cars': tensor 'other' is missing from the CLIPVisionModel in memory"):

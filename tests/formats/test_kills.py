@@ -24,8 +24,8 @@ from turns import NIGHTLY, has_its_turn
 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.family.opening import Family, open_family
-from featcal.server.queue import Order, Queue
-from featcal.studies.history import History, HistoryEntry, Measured, TaskValue, new_run
+from featcal.server.queue import JobOrder, Queue
+from featcal.studies.history import History, HistoryEntry, RunMeasurement, TaskValue, new_run
 from featcal.suite.schema import load_suite
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -175,14 +175,14 @@ def kill_history_and_queue(tmp_path: Path) -> None:
     """Nothing is half there: at most the one step that was under way is in them beside what was finished."""
     history, line, dice = History(tmp_path / "runs"), Queue(tmp_path / "jobs"), random.Random(0)
     scores = {"pets": TaskValue("accuracy", 0.75, 8)}
-    measured = Measured("features", "test", 8, 42, scores, {"pets": 0.5}, 1.5)
+    measured = RunMeasurement("features", "test", 8, 42, scores, {"pets": 0.5}, 1.5)
 
     def run(number: int) -> HistoryEntry:
         return new_run(("tiny", "0123456789abcdef"), f"calibrated:lam={number}", {"lam": number}, {"featcal": "1"})
 
     def step(number: int) -> None:
         kept = history.add(run(number), measured)
-        job = line.submit(Order("steps", "tiny", {"number": number}, str(tmp_path), f"{number:040}"), "visitor")
+        job = line.submit(JobOrder("steps", "tiny", {"number": number}, str(tmp_path), f"{number:040}"), "visitor")
         claimed = line.claim()
         assert kept
         assert claimed == line.get(job.id)

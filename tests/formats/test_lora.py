@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call
 
-from featcal.family.opening import open_checked
+from featcal.family.opening import open_model
 from featcal.formats.checkpoint import Checkpoint
 from featcal.formats.conversions import UNTIE
 from featcal.formats.locate import locate
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.peft import AdapterConfig, Plan
+from featcal.formats.peft import AdapterConfig, AdapterPlan
 from featcal.formats.weights import Stored, TensorInfo, Weights
 from featcal.models.families.clip import ClipVision
 from featcal.models.families.registry import adapter_for
@@ -337,7 +337,7 @@ def opened(base: Path, folder: Path, cut: bool = False) -> Weights:
     found = locate(f"{base}+{folder}", folder, "expert 'x'")
     adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
     suite: Any = SimpleNamespace(vocabulary="base" if cut else "equal", tasks={}, origin_words="the base")
-    return open_checked(found, adapter, torch.device("cpu"), suite)
+    return open_model(found, adapter, torch.device("cpu"), suite)
 
 
 @pytest.mark.parametrize("base", ["llama", "tied"])
@@ -646,7 +646,7 @@ def test_a_pattern_that_takes_too_long_is_a_problem(tmp_path: Path) -> None:
     )
     config._matcher.left = 0.05
     header = {f"{MODEL}{name}.lora_{part}.weight": ((2, 2), "F32") for part in "AB"}
-    plan = Plan(tmp_path, header, config, {f"{name}.weight": TensorInfo((2, 2), torch.float32)}, str, {})
+    plan = AdapterPlan(tmp_path, header, config, {f"{name}.weight": TensorInfo((2, 2), torch.float32)}, str, {})
     (problem,) = plan.fill()
     assert problem.startswith("the pattern '((.)|(..))*(?(1)[!]|[?])' takes too long to match 'aaaa")
     assert problem.endswith(f"({tmp_path})")

@@ -11,7 +11,7 @@ import pytest
 from featcal.evaluation.evaluate import scoring_heads
 from featcal.family.opening import open_family
 from featcal.formats.tokenizers import VOCABULARY_FILES, open_prompt_tokenizer, open_tokenizer
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NoScores
 from featcal.system.resources import data_path
@@ -43,5 +43,5 @@ def test_a_damaged_tokenizer_of_class_prompts_is_a_problem(tmp_path: Path) -> No
     family = open_family(suite, device="cpu")
     with pytest.raises(InputError, match="cannot be used"):
         scoring_heads(family, "test", family.experts)
-    (problem,) = check(suite, probe=True).problems
+    (problem,) = check_suite(suite, probe=True).problems
     assert problem.startswith("experts cannot be scored: base: the tokenizer in ")

@@ -27,7 +27,7 @@ import sessions
 import torch
 from safetensors.torch import load_file, save_file
 
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.family.opening import Family, open_family
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
@@ -39,7 +39,7 @@ LLAMA = families.LlamaShape(width=16, hidden=24, blocks=3, heads=4, kv_heads=2, 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_reference_is_the_same_calibration(tiny: Family, alpha: float) -> None:
     config = CalibrationConfig(samples=7, lam=0.05, alpha=alpha, rho=1.7)
-    ours = calibrate(tiny, config).weights
+    ours = calibrate_family(tiny, config).weights
     pixels = {task: tiny.samples(task, "calibration", 7, config.seed).inputs["pixel_values"] for task in tiny.experts}
     theirs, seconds = reference.calibrate(tiny, pixels, config)
     for name, tensor in ours.read(tiny.adapter.tower).items():
@@ -142,7 +142,7 @@ def test_random_clip_is_written_once_and_calibrates(tmp_path: Path) -> None:
         ours, theirs, merged = (model[name] - base for model in models[1:])
         assert float(ours.norm() / base.norm()) == pytest.approx(families.EXPERT_DISTANCE, rel=1e-3)
         torch.testing.assert_close(merged, families.SCALE * (ours + theirs), atol=1e-6, rtol=1e-4)
-    record = calibrate(family, CalibrationConfig(samples=4)).record
+    record = calibrate_family(family, CalibrationConfig(samples=4)).record
     assert {task: entry["samples"] for task, entry in record["tasks"].items()} == {"t0": 4, "t1": 4, "t2": 4}
 
 
@@ -154,7 +154,7 @@ def test_random_llama_has_its_shards_and_calibrates(tmp_path: Path) -> None:
     assert any(len({f for n, f in places.items() if n.startswith(f"model.layers.{i}.")}) > 1 for i in range(3))
     family = open_family(load_suite(file), "cpu")
     assert {info.dtype for info in family.base.info.values()} == {torch.bfloat16}
-    record = calibrate(family, CalibrationConfig(samples=4, lam=0.1, rho=0.5)).record
+    record = calibrate_family(family, CalibrationConfig(samples=4, lam=0.1, rho=0.5)).record
     assert record["tasks"]["t0"]["tokens"] == 21  # one row of four is padded to half
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from featcal.cli import commands
+from featcal.cli import featcal_command
 
 ROOT = Path(__file__).resolve().parents[2]
 Step = tuple[str, str]
@@ -111,7 +111,7 @@ def test_the_container_starts_a_command_that_there_is_and_asks_it_how_it_is() ->
     said = dict(steps(TEXT))
     program, command, *options = json.loads(said["ENTRYPOINT"])
     assert program == "featcal"
-    known = {option for parameter in commands.commands[command].params for option in parameter.opts}
+    known = {option for parameter in featcal_command.commands[command].params for option in parameter.opts}
     assert {one for one in options if one.startswith("--")} <= known
     root = options[options.index("--root") + 1]
     assert root in json.loads(said["VOLUME"])

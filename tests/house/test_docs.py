@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from featcal.cli import commands
+from featcal.cli import featcal_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*/README.md")})
@@ -51,9 +51,9 @@ def test_pages_of_the_site_link_to_each_other_alone() -> None:
 def test_commands_and_options_exist(page: Path) -> None:
     for line in _lines(page):
         for words in _commands(line):
-            command: click.Command = commands
+            command: click.Command = featcal_command
             while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-                if words[0] not in command.commands and command is not commands:
+                if words[0] not in command.commands and command is not featcal_command:
                     break  # what a group takes itself
                 assert words[0] in command.commands, line
                 command = command.commands[words.pop(0)]

@@ -1,13 +1,13 @@
 """How functions and modules are named: by a verb or by the thing that they give, by no participle alone.
 
-Values are named by what they hold.
+Values are named by what they hold, and a public name stands for one thing in the whole tree.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 
 from sources import trees
 
@@ -41,7 +41,6 @@ EXCEPTIONS = {
     "featcal.baselines.polished": "the method's name, which its file bears",
     "featcal.calibration.distributed": "torch's word",
     "featcal.system.distributed": "torch's word",
-    "featcal.testing.checks.informed": "the recipe's name, under which a check's numbers are given",
 }
 """At most ten, each with its reason."""
 EMPTY = words("said told")
@@ -91,6 +90,22 @@ def values(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Every public function and class that stands in a module itself."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def shared_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Public names that two or more modules define, with these."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, tree in modules.items():
+        for name in public_names(tree):
+            homes[name].append(module)
+    return {name: own for name, own in homes.items() if len(own) > 1}
+
+
 def is_empty(name: str) -> bool:
     """Say whether the name of a value tells nothing of what it holds, as `said`, `_SAID` and `told_by`."""
     first, *others = name.strip("_").lower().split("_")
@@ -109,6 +124,19 @@ def test_functions_and_modules_are_verbs_or_things() -> None:
 def test_values_are_called_by_what_they_hold() -> None:
     faults = {module: names for module, tree in trees().items() if (names := [*filter(is_empty, values(tree))])}
     assert faults == {}
+
+
+def test_a_public_name_is_one_thing() -> None:
+    assert shared_names(trees()) == {}
+
+
+def test_a_name_of_two_things_is_found() -> None:
+    code = {
+        "deck": "def deal(): ...\nclass Card:\n    def draw(self): ...\ndef _cut(): ...",
+        "hand": "def _cut(): ...\ndef draw(): ...\ndef Card(): ...",
+        "game": "from deck import deal",
+    }
+    assert shared_names({module: ast.parse(text) for module, text in code.items()}) == {"Card": ["deck", "hand"]}
 
 
 def test_empty_names_are_found() -> None:

@@ -236,7 +236,7 @@ def test_the_call_paths_of_the_architecture_page_are_true() -> None:
     """From a command to its equation, each step whole: the function itself, or a method of a class that the module of
     the step before it knows or reaches by a property."""
     paths = [re.findall(r"`([\w.]+)`", line) for line in PAGE.splitlines() if line.startswith("From the command to ")]
-    assert [path[-1].rpartition(".")[2] for path in paths] == ["take_apart", "weight_by_factor"]
+    assert [path[-1].rpartition(".")[2] for path in paths] == ["split_drift", "weight_by_factor"]
     for path in paths:
         assert len(path) <= MOST_STEPS
         for step, following in pairwise(f"featcal.{one}" for one in path):

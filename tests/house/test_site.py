@@ -68,10 +68,10 @@ def test_every_symbol_leads_to_code() -> None:
 
 
 def test_all_commands_and_keys_are_written() -> None:
-    from featcal.cli import SECTIONS, commands
+    from featcal.cli import SECTIONS, featcal_command
 
     text = "".join(map(generated.write_commands, SECTIONS))
-    for name, one in commands.commands.items():
+    for name, one in featcal_command.commands.items():
         assert f"## {name}\n" in text
         for inner in getattr(one, "commands", {}):
             assert f"### {name} {inner}\n" in text
@@ -136,7 +136,7 @@ def test_ten_examples_have_a_title_a_sentence_a_picture_and_what_to_keep() -> No
         assert (rule, blank, sentence[-1]) == ("=" * len(title), "", "."), script.name
         assert text.rpartition("# %%")[2].strip().partition("# **What to keep:** ")[2].endswith("."), script.name
         endings = [ast.unparse(ast.parse(cell).body[-1]) for cell in text.split("# %%\n") if ast.parse(cell).body]
-        pictures = [one for one in endings if re.search(r"^finish\(|\.plot\(|_?charts\.|^chosen$", one)]
+        pictures = [one for one in endings if re.search(r"^apply_theme\(|\.plot\(|_?charts\.|^chosen$", one)]
         assert 1 <= len(pictures) <= 2, script.name
         assert len(text.splitlines()) <= MOST_OF_AN_EXAMPLE, script.name
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from featcal.cli import commands
+from featcal.cli import featcal_command
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -46,7 +46,7 @@ def unknown(command: str) -> str:
     if program == "make":
         return " ".join(word for word in words if word not in TARGETS and word.partition("=")[0] not in VARIABLES)
     if Path(program).name == "featcal":
-        return "" if words[0] in commands.commands else words[0]
+        return "" if words[0] in featcal_command.commands else words[0]
     for before, after in pairwise(words):
         if before in ("--requirement", "-r") and not (ROOT / after).is_file():
             return after

@@ -142,13 +142,13 @@ def test_ties_is_the_disjoint_mean_of_what_agrees_in_sign(changes: list[list[int
 
 def test_trimming_keeps_the_largest_of_every_part() -> None:
     vector = tensor(1, -9, 3, -2, 0.1, 0.3, -0.2)
-    assert ties_per_tensor.trim(vector, 0.5).tolist() == [0, -9, 3, -2, 0, 0, 0]
-    assert ties_per_tensor.trim(vector, 0.5, [4, 3]).tolist() == [0, -9, 3, 0, 0, 0.3, 0]
-    assert ties_per_tensor.trim(vector, 1.0).equal(vector)
-    assert ties_per_tensor.trim(vector, 1e-9).count_nonzero() == 1
-    assert ties_per_tensor.trim(torch.ones(10), 0.3).count_nonzero() == 3
+    assert ties_per_tensor.trim_tensor(vector, 0.5).tolist() == [0, -9, 3, -2, 0, 0, 0]
+    assert ties_per_tensor.trim_tensor(vector, 0.5, [4, 3]).tolist() == [0, -9, 3, 0, 0, 0.3, 0]
+    assert ties_per_tensor.trim_tensor(vector, 1.0).equal(vector)
+    assert ties_per_tensor.trim_tensor(vector, 1e-9).count_nonzero() == 1
+    assert ties_per_tensor.trim_tensor(torch.ones(10), 0.3).count_nonzero() == 3
     matrix = tensor([1, 2], [-4, 3])
-    assert ties_per_tensor.trim(matrix.T, 0.5).equal(tensor([0, -4], [0, 3]))
+    assert ties_per_tensor.trim_tensor(matrix.T, 0.5).equal(tensor([0, -4], [0, 3]))
 
 
 def test_trimming_tensor_by_tensor_is_another_merge_than_trimming_the_whole() -> None:

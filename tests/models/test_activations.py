@@ -17,9 +17,9 @@ from featcal.calibration.memory import MemoryLimits, block_bytes, device_budget,
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block, Call
-from featcal.models.lane import Kept, Lane, _bytes
-from featcal.models.walk import Walk
-from featcal.system.progress import SLACK, Effort, rss_bytes
+from featcal.models.lane import ModelStream, WalkCache, _bytes
+from featcal.models.walk import BlockwiseForward
+from featcal.system.progress import SLACK, Timing, rss_bytes
 from featcal.testing.pretended_device import PretendedDevice
 
 
@@ -131,15 +131,15 @@ def test_an_expert_is_read_ahead_where_no_budget_bounds_memory(
     tiny: Family, monkeypatch: pytest.MonkeyPatch, budget: int | None, ahead: bool
 ) -> None:
     """The tensors of a second one are memory of which a budget knows nothing."""
-    elsewhere, tensors = list[bool](), Lane.tensors
+    elsewhere, tensors = list[bool](), ModelStream.tensors
 
-    def noting(lane: Lane, block: Block, modules: None) -> dict[str, torch.Tensor]:
+    def noting(lane: ModelStream, block: Block, modules: None) -> dict[str, torch.Tensor]:
         elsewhere.append(current_thread() is not main_thread())
         return tensors(lane, block, modules)
 
-    monkeypatch.setattr(Lane, "tensors", noting)
+    monkeypatch.setattr(ModelStream, "tensors", noting)
     passes = {task: tiny.expert_pass(tiny.samples(task, "test", 2, 0), 2) for task in TASKS}
-    walk = Walk(tiny.run(store=ActivationStore(budget)), "", passes, {})
+    walk = BlockwiseForward(tiny.run(store=ActivationStore(budget)), "", passes, {})
     assert [task for task, _ in walk.experts_at(tiny.adapter.blocks()[0])] == list(TASKS)
     assert elsewhere == [False, ahead]
 
@@ -148,9 +148,9 @@ def test_what_a_walk_leaves_is_kept_as_a_whole_or_not_at_all() -> None:
     """A part of a lane's calls would be taken for all of them; room that is given back is given back once."""
     calls = [call(seed) for seed in range(4)]
     room = 2 * _bytes(calls[0])
-    kept = Kept(room)
+    kept = WalkCache(room)
     for several, left, found in ((calls, room, None), (calls[:2], 0, calls[:2])):
-        with kept.keeping("lane", [room], Effort()) as keep:
+        with kept.keeping("lane", [room], Timing()) as keep:
             for one in several:
                 keep(one)
         assert (kept.left, kept.find("lane", [room])) == (left, found)

@@ -16,15 +16,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from featcal import calibrate_to_folder, load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
-from featcal.drift.decomposition import decompose, follow
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family, config_for, expert_passes
+from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import DriftLedger
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import computing
 from featcal.models.features import final_features
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 
 
 @pytest.fixture(scope="module", params=rows(KINDS, quick=("t5",), slow=("llama-tied", "t5-tied", "t5-lora")))
@@ -47,13 +47,13 @@ def drifted(exact: Family) -> DriftLedger:
 @pytest.fixture(scope="module")
 def repaired(family: Family) -> CalibrationResult:
     """A calibration with the defaults of the architecture."""
-    return calibrate(family)
+    return calibrate_family(family)
 
 
 @pytest.fixture(scope="module")
 def plain(family: Family) -> CalibrationResult:
     """A calibration of linear maps alone, with a ridge that is not tiny."""
-    return calibrate(family, config_for(family, lam=0.05))
+    return calibrate_family(family, config_for(family, lam=0.05))
 
 
 def adapted(family: Family) -> bool:
@@ -118,7 +118,7 @@ def test_number_of_linear_maps(family: Family) -> None:
 def test_identical_models_are_a_fixed_point(exact: Family, rmsnorms: bool) -> None:
     same = Family(**{**vars(exact), "merged": exact.base, "experts": dict.fromkeys(exact.experts, exact.base)})
     config = config_for(same, lam=0.05, eps=0.0, rmsnorms=rmsnorms)
-    done = calibrate(same, config).weights
+    done = calibrate_family(same, config).weights
     for name, tensor in same.base.read(same.adapter.tower).items():
         torch.testing.assert_close(done.read([name])[name], tensor, rtol=1e-9, atol=1e-10)
 
@@ -155,9 +155,9 @@ def test_sublayers_together_are_the_block(exact: Family, drifted: DriftLedger) -
 
 
 def test_features_followed_are_those_taken_apart(family: Family) -> None:
-    passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4, Kept(2**24)) for task in TASKS}
+    passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4, WalkCache(2**24)) for task in TASKS}
     both = family.run(), family.merged, passes
-    followed = follow(*both)
+    followed = measure_total_drift(*both)
     for task, whole in decompose(*both).items():
         assert [layer.layer for layer in followed[task].layers] == [layer.layer for layer in whole.layers]
         for one, other in zip(followed[task].layers, whole.layers, strict=True):
@@ -169,7 +169,7 @@ def test_features_followed_are_those_taken_apart(family: Family) -> None:
 
 def test_padding_counts_for_nothing(exact: Family, drifted: DriftLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tokens under the padding: the same calibrated weights and the same drift, to rounding."""
-    before = calibrate(exact).weights
+    before = calibrate_family(exact).weights
     original = Family.samples
 
     def scribbled(self: Family, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def test_padding_counts_for_nothing(exact: Family, drifted: DriftLedger, monkeyp
         return type(drawn)(**{**vars(drawn), "inputs": {**drawn.inputs, "input_ids": ids}})
 
     monkeypatch.setattr(Family, "samples", scribbled)
-    after, again = calibrate(exact).weights, measure_drift(exact, split="test")
+    after, again = calibrate_family(exact).weights, measure_drift(exact, split="test")
     names = [name for block in exact.adapter.blocks() for name in block.names]
     for name, tensor in before.read(names).items():
         torch.testing.assert_close(after.read([name])[name], tensor, rtol=1e-9, atol=1e-9)
@@ -223,7 +223,7 @@ def test_rmsnorms_are_left_alone_unless_asked_for(family: Family, plain: Calibra
     scales = [name for b in family.adapter.blocks() for name in b.names if "norm" in name and name.endswith("weight")]
     merged = family.merged.read(scales)
     left = plain.weights.read(scales)
-    extended = calibrate(family, config_for(family, lam=0.05, rmsnorms=True)).weights.read(scales)
+    extended = calibrate_family(family, config_for(family, lam=0.05, rmsnorms=True)).weights.read(scales)
     assert all(left[name].equal(merged[name]) for name in scales)
     if adapted(family):  # all models have the same scales, which are therefore the solution
         assert all(torch.allclose(extended[name], merged[name], rtol=1e-6) for name in scales)
@@ -266,9 +266,9 @@ def test_defaults_are_the_papers_for_the_architecture(family: Family) -> None:
 
 def test_expert_passes_can_be_used_again(family: Family, plain: CalibrationResult) -> None:
     config = config_for(family, lam=0.05)
-    passes = expert_passes(family, config, kept=Kept(2**30))
+    passes = expert_passes(family, config, kept=WalkCache(2**30))
     names = [name for block in family.adapter.blocks() for name in block.names]
-    first, second = (calibrate(family, config, experts=passes).weights.read(names) for _ in range(2))
+    first, second = (calibrate_family(family, config, experts=passes).weights.read(names) for _ in range(2))
     alone = plain.weights.read(names)
     for name in names:
         assert first[name].equal(second[name])

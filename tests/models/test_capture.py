@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from featcal.family.opening import Family
 from featcal.models.adapter import Call, capture_call, check_buffers
 from featcal.models.capture import capture_inputs, capture_outputs
-from featcal.models.lane import Lane
+from featcal.models.lane import ModelStream
 
 
 class LinearOracle(TorchFunctionMode):
@@ -117,7 +117,7 @@ def test_the_first_batch_alone_runs_to_the_end_of_the_block(whole: bool) -> None
 
         block: Any = SimpleNamespace(run=run)
         lane: Any = SimpleNamespace(calls=[Call((torch.full((1, 2), float(place)),), {}) for place in range(3)])
-        return [float(one["map"][0, 0]) for one in Lane.inputs(lane, block, {}, {"map": module.map}, whole)]
+        return [float(one["map"][0, 0]) for one in ModelStream.inputs(lane, block, {}, {"map": module.map}, whole)]
 
     assert inputs_of(Idle()) == [0, 1, 2]
     assert ended == ([0] if whole else [])

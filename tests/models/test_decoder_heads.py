@@ -20,14 +20,14 @@ from safetensors.torch import load_file, save_file
 from tiny_decoders import CLASSIFIERS, ROWS, tiny_decoder
 
 from featcal import InputError, Suite, calibrate, evaluate, load_suite, measure_drift, open_family
-from featcal.authoring.from_paths import SuiteParts, begin
+from featcal.authoring.from_paths import SuiteParts, write_suite_text
 from featcal.authoring.to_fusion_bench import export_fusion_bench
 from featcal.baselines.regmean import RegMean
 from featcal.evaluation.scoring_heads import head_of
 from featcal.export.write import rewrite
 from featcal.models.families.decoder_facts import with_classifier
 from featcal.models.features import final_features
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.session.model_ref import resolve_model
 from featcal.studies.requirements import needs
 from featcal.system.errors import NoScores
@@ -159,7 +159,7 @@ def test_the_base_may_be_the_language_model_they_were_made_from(kind: str, tied:
     suite = language_base(trial, kind, **options)
     family = open_family(suite, "cpu")
     assert type(family.adapter) is type(classified.adapter)
-    assert check(suite).problems == ()
+    assert check_suite(suite).problems == ()
     done = calibrate(family, trial.config())
     done.save(tmp_path / "out")
     library = getattr(transformers, str(ROWS[kind].model))
@@ -193,7 +193,7 @@ def test_a_lora_for_classes_brings_its_classifier(gpt2: Trial) -> None:
     file = gpt2.root / "suite.yaml"
     file.write_text(file.read_text().replace("experts/left", "base+adapter"))
     family = open_family(load_suite(file), "cpu")
-    assert check(load_suite(file)).problems == ()
+    assert check_suite(load_suite(file)).problems == ()
     features = torch.randn(4, 16, generator=generator)
     torch.testing.assert_close(head_of(family, family.merged, "left").scores(features), features @ score.T)
     base, moved = (model.read([f"{key}.weight"])[f"{key}.weight"] for model in (family.base, family.experts["left"]))
@@ -210,7 +210,7 @@ def test_language_models_among_experts_are_refused(gpt2: Trial) -> None:
     said = "expert 'left': config.json calls it GPT2ForSequenceClassification: a classifier"
     with pytest.raises(InputError, match=said):
         open_family(suite, "cpu")
-    assert any(problem.startswith(said) for problem in check(suite).problems)
+    assert any(problem.startswith(said) for problem in check_suite(suite).problems)
 
 
 def test_an_expert_without_its_classifier_is_named(gpt2: Trial) -> None:
@@ -261,11 +261,11 @@ def test_init_asks_for_classes_where_all_experts_have_classifiers(gpt2: Trial) -
     (gpt2.root / "left.jsonl").write_text("\n".join(map(json.dumps, rows)))
     root, data = gpt2.root, {"left": str(gpt2.root / "left.jsonl")}
     experts = {task: str(root / "experts" / task) for task in TASKS}
-    text = begin(SuiteParts(str(root / "base"), experts, data), root / "mine.yaml").text
+    text = write_suite_text(SuiteParts(str(root / "base"), experts, data), root / "mine.yaml").text
     source = yaml.safe_load(text)["tasks"]["left"]["calibration"]
     assert source == {"jsonl": "left.jsonl", "input": "{question}", "pair": "{sentence}", "label": "label"}
     answers = SuiteParts(str(root / "base"), experts | {"right": str(root / "base")}, data)
-    assert "pair" not in begin(answers, root / "mine.yaml").text
+    assert "pair" not in write_suite_text(answers, root / "mine.yaml").text
 
 
 def test_fusion_bench_has_no_pool_that_is_known(gpt2: Trial) -> None:

@@ -32,7 +32,7 @@ from featcal.models.families import registry
 from featcal.models.families.decoder_facts import PRE_NORM, ExpertFacts
 from featcal.models.generation import read_generation_config
 from featcal.models.linear_maps import widths
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -127,7 +127,7 @@ def test_settings_of_generation_that_are_set_aside_and_that_are_refused(tmp_path
     file.write_text("{")
     with pytest.raises(InputError, match=r"generation_config\.json is not valid JSON"):
         read_generation_config(family.base_folder)
-    assert any("generation_config.json is not valid JSON" in one for one in check(trial.family.suite).problems)
+    assert any("generation_config.json is not valid JSON" in one for one in check_suite(trial.family.suite).problems)
 
 
 HALF = ("gemma2", "gpt2", "phi3")
@@ -270,7 +270,7 @@ MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 @pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "ace", "svc"])
 def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method: str, tmp_path: Path) -> None:
     """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
-    from featcal.baselines.svc import Svc, matrix, svc
+    from featcal.baselines.svc import Svc, calibrate_matrix, svc
     from featcal.formats.weights import InMemory
     from featcal.mergers.common.engine import RecipeWeights
     from featcal.suite.recipe import MergeRecipe
@@ -286,7 +286,7 @@ def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method:
     if method == "svc":
         ours = svc(family.run(), family.experts, family.merged, Svc(alpha=0.1)).read(names)
         one = {n: [m.tensors[n].double() for m in (base, merged, *experts)] for n in names}
-        theirs = {n: matrix(first, second, rest, 0.1).float() for n, (first, second, *rest) in one.items()}
+        theirs = {n: calibrate_matrix(first, second, rest, 0.1).float() for n, (first, second, *rest) in one.items()}
     else:
         recipe = MergeRecipe(method=method)  # type: ignore[arg-type]
         ours = family.merge(recipe).read(names)

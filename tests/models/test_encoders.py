@@ -35,7 +35,7 @@ from featcal import (
     open_family,
     register_encoder,
 )
-from featcal.authoring.from_paths import SuiteParts, begin
+from featcal.authoring.from_paths import SuiteParts, write_suite_text
 from featcal.baselines.common.fit import fit
 from featcal.baselines.react import React
 from featcal.calibration.block_statistics import likely_groups
@@ -45,7 +45,7 @@ from featcal.evaluation.scoring_heads import head_of
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
 from featcal.models.families import registry
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.suite.schema import Suite
 from featcal.system.errors import NoScores
 from featcal.testing.checks import CHECKS
@@ -247,7 +247,7 @@ def test_how_alike_two_texts_are_does_not_depend_on_their_batch(hub: Path, monke
 
 def test_what_is_written_over_a_pretrained_base_is_that_model_again(hub: Path) -> None:
     """The stack is the calibrated one under the names that every version reads; the base's own head stays."""
-    report = check(load_suite(hub))
+    report = check_suite(load_suite(hub))
     assert report.problems == ()
     assert not any("left out" in note for note in report.notes)
     assert report.diagonal is not None
@@ -347,7 +347,7 @@ def test_classes_are_found_by_their_names_whatever_order_the_head_has(hub: Path,
 
 
 def test_swapped_experts_are_looked_for_by_names(hub: Path) -> None:
-    report = check(label_left(hub, MNLI, tuple(map(str.upper, MNLI[::-1])), "text"), probe=True)
+    report = check_suite(label_left(hub, MNLI, tuple(map(str.upper, MNLI[::-1])), "text"), probe=True)
     assert report.problems == ()
     assert report.diagonal is not None
     assert report.diagonal.accuracy["left"]["left"] == 1.0
@@ -374,7 +374,7 @@ def test_classes_that_share_nothing_are_matched_by_place_with_a_note(hub: Path) 
     assert found.tasks["left"].value == 1.0
     (note,) = found.notes
     assert note.endswith("by their places: 'yes' is 'ENTAILMENT', 'maybe' is 'NEUTRAL', 'no' is 'CONTRADICTION'")
-    assert any(note.partition(": ")[2] in one for one in check(suite).notes)
+    assert any(note.partition(": ")[2] in one for one in check_suite(suite).notes)
 
 
 def test_classes_that_are_the_same_in_part_are_a_problem_with_both_lists(hub: Path) -> None:
@@ -383,7 +383,7 @@ def test_classes_that_are_the_same_in_part_are_a_problem_with_both_lists(hub: Pa
     both = r"\('entailment', 'neutral', 'other'\) and the head 3 classes \('ENTAILMENT', 'NEUTRAL', 'CONTRADICTION'\)"
     with pytest.raises(InputError, match=both):
         evaluate(suite, "expert:left", split="test")
-    assert re.search(both, " ".join(check(suite, probe=False).problems))
+    assert re.search(both, " ".join(check_suite(suite, probe=False).problems))
     assert open_family(suite, "cpu").samples("left", "calibration", 4, 0).class_names == (*MNLI[:2], "other")
 
 
@@ -455,7 +455,7 @@ def test_a_lora_brings_a_classifier_that_the_base_lacks(hub: Path) -> None:
     product = factors[f"base_model.model.{query}.lora_B.weight"] @ factors[f"base_model.model.{query}.lora_A.weight"]
     moved = family.experts["left"].read([f"{query}.weight"])[f"{query}.weight"]
     torch.testing.assert_close(moved, base[f"{query.removeprefix('bert.')}.weight"] + 2 * product)
-    assert check(load_suite(hub)).problems == ()
+    assert check_suite(load_suite(hub)).problems == ()
     edited(root / "adapter" / "adapter_config.json", lambda c: c.update(modules_to_save=None))
     with pytest.raises(InputError, match="tensors for which the base has none"):
         open_family(load_suite(hub), "cpu")
@@ -547,7 +547,7 @@ def test_pairs_of_sentences_are_scored_by_their_cosines(sentence_folders: Path) 
     assert drawn.second is not None
     assert drawn.texts == tuple(f"{row['a']}\n{row['b']}" for row in rows)
     assert int(drawn.inputs["token_type_ids"].sum()) == 0
-    assert check(family.suite).problems == ()
+    assert check_suite(family.suite).problems == ()
 
 
 def read_otherwise(root: Path, folders: tuple[str, ...] = ("base", "experts/left", "experts/right")) -> None:
@@ -595,9 +595,9 @@ def test_sentences_are_read_with_prompt_length_and_case_of_their_folder(
     score = evaluate(family, "expert:left", split="test").tasks["left"]
     torch.testing.assert_close([float(one) for one in score.predictions], cosines, rtol=0, atol=1e-5)
     assert score.predictions != without.predictions
-    notes = [one for one in check(family.suite, probe=False).notes if "max_length" in one and "encode()" in one]
+    notes = [one for one in check_suite(family.suite, probe=False).notes if "max_length" in one and "encode()" in one]
     assert len(notes) == (0 if own is None else 4)
-    assert any(f"max_length {own or 7} tokens" in one for one in check(family.suite, probe=False).notes)
+    assert any(f"max_length {own or 7} tokens" in one for one in check_suite(family.suite, probe=False).notes)
 
 
 def test_models_that_read_texts_otherwise_than_the_base_are_refused(sentence_folders: Path) -> None:
@@ -612,7 +612,7 @@ def test_models_that_read_texts_otherwise_than_the_base_are_refused(sentence_fol
     with pytest.raises(InputError) as refused:
         open_family(load_suite(suite), "cpu")
     assert all(one.startswith(start) for one, start in zip(refused.value.problems, (prompt, length), strict=True))
-    assert {*refused.value.problems} <= {*check(load_suite(suite)).problems}
+    assert {*refused.value.problems} <= {*check_suite(load_suite(suite)).problems}
     content = yaml.safe_load(suite.read_text())
     for task in content["tasks"].values():
         task["max_length"] = 6
@@ -834,7 +834,7 @@ def test_a_suite_file_is_begun_with_the_classes_of_the_heads(hub: Path, monkeypa
         renamed = [{"sentence1": r["a"], "sentence2": r["b"], "label": r["label"], "split": r["split"]} for r in lines]
         (root / f"{task}.jsonl").write_text("\n".join(map(json.dumps, renamed)))
     parts = SuiteParts("base", {t: f"experts/{t}" for t in TASKS}, {t: f"{t}.jsonl" for t in TASKS})
-    begun = begin(parts, root / "begun.yaml")
+    begun = write_suite_text(parts, root / "begun.yaml")
     assert begun.missing == ()
     assert any(
         "classes are in column 'label', counted as the experts' heads count them" in one for one in begun.assumed
@@ -858,7 +858,7 @@ def test_a_suite_file_of_sentences_is_begun_with_numbers(
     monkeypatch.chdir(root)
     rows = [{"sentence1": r["a"], "sentence2": r["b"], "score": i / 2} for i, r in enumerate(sentences(0))]
     (root / "alike.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    begun = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
+    begun = write_suite_text(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
     (root / "begun.yaml").write_text(begun.text)
     task = load_suite(root / "begun.yaml").task("left")
     assert task.metric == "spearman"
@@ -866,11 +866,13 @@ def test_a_suite_file_of_sentences_is_begun_with_numbers(
     assert (task.calibration.pair, task.calibration.target) == ("{sentence2}", "{score}")
     assert task.max_length == 16  # as many as the model has positions
     read_otherwise(root)
-    begun = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
+    begun = write_suite_text(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
     (root / "begun.yaml").write_text(begun.text)
     assert load_suite(root / "begun.yaml").task("left").max_length == 7
     assert "every text has the base's default prompt in front of it, 'the dog: '" in begun.assumed
     (root / "alike.jsonl").write_text(json.dumps({"text": "a", "id": 1}))
-    asked = begin(SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml").missing
+    asked = write_suite_text(
+        SuiteParts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml"
+    ).missing
     assert any("which columns are the two texts" in one for one in asked)
     assert any("which column holds the number that says how alike" in one for one in asked)

@@ -16,7 +16,7 @@ from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Call
 from featcal.models.features import layer_features
-from featcal.models.lane import Step, _bytes
+from featcal.models.lane import BlockStep, _bytes
 from featcal.session.cache import nbytes
 from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
@@ -94,7 +94,7 @@ def test_what_a_block_hands_on_beside_the_states_counts_against_the_room() -> No
     state, mask, made = torch.zeros(2, 3, 4), torch.ones(2, 3), torch.zeros(5, 3, 3)
     first, after = Call((state, mask), {}), Call((state + 1, mask, made), {})
     assert _bytes(first) == 4 * (state.numel() + mask.numel())
-    assert _bytes(Step(first, after, {"q": state}, {})) == 4 * (2 * state.numel() + made.numel())
+    assert _bytes(BlockStep(first, after, {"q": state}, {})) == 4 * (2 * state.numel() + made.numel())
 
 
 def test_the_last_features_are_those_of_the_drift(tiny: Family) -> None:

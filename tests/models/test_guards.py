@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import check_norm
-from featcal.calibration.token_rows import task_rows
+from featcal.calibration.token_rows import find_token_rows
 from featcal.family.opening import Family
 from featcal.models.adapter import Block, Call, Stage, capture_call
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.families.registry import adapter_for
 from featcal.models.features import final_features
-from featcal.models.lane import Step
+from featcal.models.lane import BlockStep
 from featcal.models.replay import check_replay
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
@@ -102,8 +102,8 @@ def calibrated(stage: Stage, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     with capture_inputs(moments.modules) as inputs, capture_outputs(block.linears) as outputs:
         following = stage.advance(call, block.run(tensors, call))
     moments.see(inputs)
-    rows = task_rows(stage, [call], [batch], EXACT)
-    moments.update(rows, 0, inputs, Step(call, following, inputs, outputs), tensors)
+    rows = find_token_rows(stage, [call], [batch], EXACT)
+    moments.update(rows, 0, inputs, BlockStep(call, following, inputs, outputs), tensors)
     moments.end_task(tensors)
     return {n: t for group in moments.groups for n, t in group.solve(tensors, tensors, EXACT).items()}
 

@@ -33,13 +33,13 @@ from featcal import cli as command_line
 from featcal.calibration.calibrate import expert_passes
 from featcal.calibration.closed_form import linear_weight
 from featcal.calibration.memory import working_bytes
-from featcal.calibration.routed_group import RoutedGroup, Seat
+from featcal.calibration.routed_group import ExpertSlot, RoutedGroup
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.source import measure_sources
 from featcal.models.adapter import Call
 from featcal.models.families.mixture import SHARES, TOKENS, Mixture, separate_members
-from featcal.models.lane import Step
-from featcal.preflight.check import check
+from featcal.models.lane import BlockStep
+from featcal.preflight.check import check_suite
 from featcal.suite.schema import CalibrationDefaults
 from featcal.testing.reference import every_token, inputs
 from featcal.testing.trial import TASKS, Trial
@@ -283,11 +283,11 @@ def test_sources_are_measured_of_what_all_tokens_pass(qwen: Trial) -> None:
 
 def test_preflight_names_the_routers_unless_they_are_calibrated(qwen: Trial) -> None:
     suite = load_suite(qwen.root / "suite.yaml")
-    (note,) = [note for note in check(suite).notes if "belong to no linear map" in note]
+    (note,) = [note for note in check_suite(suite).notes if "belong to no linear map" in note]
     assert "2 tensors" in note
     assert "'model.layers.0.mlp.gate.weight'" in note
     asked = suite.model_copy(update={"calibration": CalibrationDefaults(routers=True)})
-    assert not [note for note in check(asked).notes if "belong to no linear map" in note]
+    assert not [note for note in check_suite(asked).notes if "belong to no linear map" in note]
 
 
 def test_statistics_of_a_router_take_memory(qwen: Trial) -> None:
@@ -345,8 +345,8 @@ class Library(nn.Module):
 WIDTH, INNER, NAMES = 3, 4, ("gate", "up", "down")
 
 
-def seat(place: int = 0) -> Seat:
-    return Seat("mix", Mixture(Library(3, INNER, WIDTH), NAMES, 2), place)
+def seat(place: int = 0) -> ExpertSlot:
+    return ExpertSlot("mix", Mixture(Library(3, INNER, WIDTH), NAMES, 2), place)
 
 
 def model(seed: int) -> dict[str, Tensor]:
@@ -376,7 +376,7 @@ class Task:
         rows = shares[:, 0].nonzero().squeeze(1)
         inputs = {"mix.shares": shares, "mix.0.gate": states[rows], "mix.0.up": states[rows]}
         call = Call((states,), {})
-        step = Step(call, call, {f"mix.{TOKENS}": self.expert[part]}, {})
+        step = BlockStep(call, call, {f"mix.{TOKENS}": self.expert[part]}, {})
         tokens = TokenRows.from_weights(self.weights[part][None], len(states))
         group.update(inputs, step, self.model, tokens, len(self.shares), config)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featcal import Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
-from featcal.evaluation.evaluate import score, task_features
+from featcal.evaluation.evaluate import score_model, task_features
 from featcal.evaluation.heads import ClassificationHead, LinearHead
 from featcal.evaluation.language import generate_answers
 from featcal.evaluation.scoring_heads import answers_of, head_of, judges, prompt_heads
@@ -130,7 +130,7 @@ def test_mapped_features_are_scored(tiny: Family) -> None:
         features = features_of(tiny, tiny.merged, task).float()
         expected = surgery(0)(features) if task == PETS else features
         drawn = tiny.samples(task, "test", None, 42)
-        found = score(tiny, model, [drawn], shared[task])
+        found = score_model(tiny, model, [drawn], shared[task])
         assert torch.as_tensor(found.predictions).equal(shared[task].scores(expected).argmax(1))
         assert task_features(tiny, model, task, batches_of(drawn, 128, torch.device("cpu"))).equal(expected)
 
@@ -213,9 +213,9 @@ def test_labels_that_count_other_classes_are_refused(tiny: Family) -> None:
     drawn = tiny.samples(PETS, "test", None, 42)
     turned = ClassificationHead(random(0, 3, WIDTH), classes=tuple(reversed(CLASSES)))
     with pytest.raises(InputError, match="the same classes in another order"):
-        score(tiny, Model(tiny.merged, heads={PETS: turned}), [drawn], None)
+        score_model(tiny, Model(tiny.merged, heads={PETS: turned}), [drawn], None)
     with pytest.raises(InputError, match="label 2 has no class, the head scores 2"):
-        score(tiny, Model(tiny.merged, heads=heads(2)), [drawn], None)
+        score_model(tiny, Model(tiny.merged, heads=heads(2)), [drawn], None)
     with pytest.raises(InputError, match="does not score the classes of the expert's"):
         judges(with_heads(tiny, heads()), Model(tiny.merged, heads=heads(4)), {PETS: drawn})
     with pytest.raises(InputError, match="at least two classes"):
@@ -251,7 +251,9 @@ def test_what_a_decision_is_depends_on_the_head(tiny: Family, tmp_path_factory: 
     torch.testing.assert_close(head.scores(features), expected, rtol=1e-12, atol=1e-12)
     assert weight.shape == (ROWS, 16)
     with pytest.raises(InputError, match="no labels to score against"):
-        score(text, Model(text.merged, heads={task: classifier}), [text.samples(task, "calibration", None, 0)], None)
+        score_model(
+            text, Model(text.merged, heads={task: classifier}), [text.samples(task, "calibration", None, 0)], None
+        )
 
 
 def test_maps_and_heads_are_not_lost_in_writing(tiny: Family, tmp_path: Path) -> None:

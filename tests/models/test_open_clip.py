@@ -33,7 +33,7 @@ from featcal.formats.state_file import state_dict
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
-from featcal.models.families.open_clip import OpenClip, PackedBlock, SplitAttention
+from featcal.models.families.open_clip import OpenClip, PackedAttentionBlock, SplitAttention
 from featcal.models.features import final_features
 from featcal.system.errors import InputError, NoScores
 
@@ -297,7 +297,7 @@ def test_the_calling_convention_with_k_x_and_v_x() -> None:
     torch.manual_seed(0)
     original, stack = Stack(Sliced), Stack(Sliced)
     split_attention(stack)
-    block = PackedBlock("b", stack.resblocks[0])
+    block = PackedAttentionBlock("b", stack.resblocks[0])
     own = dict(original.resblocks[0].named_parameters())
     assert sorted(block.names) == sorted(f"b.{name}" for name in own)
     local = block.local({f"b.{name}": tensor for name, tensor in own.items()})
@@ -341,7 +341,7 @@ def test_masks_are_additive() -> None:
 def test_masked_attention_is_torchs_own() -> None:
     torch.manual_seed(0)
     fused = nn.MultiheadAttention(16, 4, batch_first=True)
-    block = PackedBlock("b", nn.ModuleDict({"attn": SplitAttention(fused)}))
+    block = PackedAttentionBlock("b", nn.ModuleDict({"attn": SplitAttention(fused)}))
     local = block.local({f"b.attn.{name}": tensor for name, tensor in fused.named_parameters()})
     x, mask = torch.randn(2, 5, 16), torch.full((5, 5), -torch.inf).triu(1)
     own = {name.removeprefix("attn."): tensor for name, tensor in local.items()}

@@ -11,13 +11,13 @@ import torch
 
 from featcal import InputError, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.drift.decomposition import follow
+from featcal.drift.decomposition import measure_total_drift
 from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch, capture_call
 from featcal.models.families.decoder import DecoderStage
 from featcal.models.families.registry import FACTS
 from featcal.models.features import final_features
-from featcal.models.lane import Kept
+from featcal.models.lane import WalkCache
 from featcal.models.replay import check_first_batch
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -129,7 +129,7 @@ def test_the_first_batch_of_every_task_is_looked_at_once(sliding: Family, monkey
         seen.append(batch["input_ids"].shape[1])
 
     monkeypatch.setattr("featcal.models.walk.check_first_batch", look)
-    passes = {t: sliding.expert_pass(sliding.samples(t, "test", 4, 0), 2, Kept(2**24)) for t in TASKS}
+    passes = {t: sliding.expert_pass(sliding.samples(t, "test", 4, 0), 2, WalkCache(2**24)) for t in TASKS}
     for _ in range(2):
-        follow(sliding.run(), sliding.merged, passes)
+        measure_total_drift(sliding.run(), sliding.merged, passes)
     assert seen == [passes[task].batches[0]["input_ids"].shape[1] for task in TASKS]

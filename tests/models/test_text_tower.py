@@ -33,14 +33,14 @@ from featcal.models.adapter import Call, walking
 from featcal.models.families.text_tower import TextStage
 from featcal.models.features import final_features
 from featcal.models.lane import run_block
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.samples.prompts import prompt_positions
 from featcal.session.feature_maps import visible_layers
 from featcal.session.session import Session
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NumericalError
-from featcal.testing.reference import Options, refine
+from featcal.testing.reference import ReferenceOptions, refine
 
 TASKS, COUNT, LONGEST = ("left", "right"), 6, 12
 CLASSES = {"left": ("cat", "dog of a fish", "fish"), "right": ("photo", "cat dog")}
@@ -298,7 +298,7 @@ def test_calibrated_tensors_are_those_of_a_second_computation(towers: Towers, re
                 (["mlp.fc2"], "layer_norm2"),
             )
         ]
-    told = Options(config.lam, config.rho, config.alpha, norms=(torch.nn.LayerNorm,), beta=config.beta)
+    told = ReferenceOptions(config.lam, config.rho, config.alpha, norms=(torch.nn.LayerNorm,), beta=config.beta)
     towers_of = {name: model.text_model for name, model in models.items()}
     theirs = refine(
         towers_of, {task: expert.text_model for task, expert in experts.items()}, samples, pieces, told, counted
@@ -444,10 +444,10 @@ def test_many_prompts_are_spread_over_few_samples() -> None:
 @pytest.mark.slow
 def test_a_folder_is_calibrated_checked_and_run_again(clip: Towers, tmp_path: Path) -> None:
     suite = load_suite(clip.root / "suite.yaml")
-    found = check(suite)
+    found = check_suite(suite)
     assert found.problems == ()
     calibrate_to_folder(suite, CalibrationConfig(samples=4), tmp_path / "out")
-    assert replay(tmp_path / "out", clip.root / "suite.yaml").same
+    assert replay_record(tmp_path / "out", clip.root / "suite.yaml").same
 
 
 def test_models_without_a_text_tower_are_refused(clip: Towers, own_suite_file: Path) -> None:

@@ -21,8 +21,8 @@ from tiny_text import write_text_suite
 from torch import Tensor
 
 from featcal import load_suite, open_family
-from featcal.calibration.calibrate import calibrate, expert_passes
-from featcal.drift.decomposition import decompose, follow
+from featcal.calibration.calibrate import calibrate_family, expert_passes
+from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.propagation import propagate
 from featcal.drift.streams import cross
@@ -30,7 +30,7 @@ from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
 from featcal.models.attention import attention, plain_attention
 from featcal.models.compute import _takes_onednn, computing
-from featcal.models.lane import Entrance, Kept
+from featcal.models.lane import StageEntrance, WalkCache
 from featcal.system.progress import Progress, silent
 
 pytestmark = pytest.mark.slow
@@ -189,7 +189,7 @@ def test_one_family_in_two_threads(families: dict[str, Family]) -> None:
     family = families["clip"]
 
     def run(lam: float) -> dict[str, Tensor]:
-        weights = calibrate(family, replace(FEW, lam=lam, batch_size=2)).weights
+        weights = calibrate_family(family, replace(FEW, lam=lam, batch_size=2)).weights
         return weights.read(family.adapter.tower)
 
     alone = {lam: run(lam) for lam in (0.05, 0.5)}
@@ -212,28 +212,28 @@ def test_an_abandoned_walk_is_closed_by_any_thread(families: dict[str, Family]) 
                 next(crossings)
         return crossings
 
-    alone = follow(*arguments())
+    alone = measure_total_drift(*arguments())
     left = together(begin, begin)
     left.clear()
     gc.collect()
-    for task, found in follow(*arguments()).items():
+    for task, found in measure_total_drift(*arguments()).items():
         assert torch.equal(found.model_features, alone[task].model_features)
 
 
 def test_overtaken_walks_give_back_the_room_they_took(families: dict[str, Family]) -> None:
     family = families["clip"]
     config = replace(FEW, batch_size=2)
-    kept = Kept(2**20)
+    kept = WalkCache(2**20)
     passes = expert_passes(family, config, kept)
-    follow(family.run(), family.merged, passes)
+    measure_total_drift(family.run(), family.merged, passes)
     needed = 2**20 - kept.left
-    room = Kept(needed)
+    room = WalkCache(needed)
     passes = expert_passes(family, config, room)
     stage, block = family.adapter.stages[0], family.adapter.blocks()[0]
     for expert in passes.values():
         for _ in range(3):
             lane = expert.lane(ActivationStore())
-            list(lane.enter(Entrance.from_model(stage, expert.weights, expert.compute)))
+            list(lane.enter(StageEntrance.from_model(stage, expert.weights, expert.compute)))
             taken = room.left
             walk = lane.walk(stage, block, lane.tensors(block))
             next(walk)
@@ -260,12 +260,12 @@ def test_models_loaded_by_several_threads_leave_the_library_as_it_was(tiny_suite
 def test_sessions_overtaken_at_random_neither_fail_nor_disturb_each_other(families: dict[str, Family]) -> None:
     """Six threads on three suites: no error but the planted one, and equal options give equal bits."""
     turns = {kind: threading.Lock() for kind in KINDS}  # kept passes are for one walk at a time, as in the app
-    passes = {kind: expert_passes(family, FEW, Kept(2**24)) for kind, family in families.items()}
+    passes = {kind: expert_passes(family, FEW, WalkCache(2**24)) for kind, family in families.items()}
 
     def calibrated(kind: str, lam: float, progress: Progress) -> list[Tensor]:
         family = families[kind]
         with turns[kind]:
-            result = calibrate(family, replace(FEW, lam=lam), experts=passes[kind], progress=progress)
+            result = calibrate_family(family, replace(FEW, lam=lam), experts=passes[kind], progress=progress)
         return list(result.weights.read(family.adapter.tower).values())
 
     def measured(kind: str, lam: float, progress: Progress) -> list[Tensor]:
@@ -273,7 +273,7 @@ def test_sessions_overtaken_at_random_neither_fail_nor_disturb_each_other(famili
         arguments = family.run(progress), family.merged, expert_passes(family, FEW)
         if kind == "clip" and lam > 0.1:
             return books(decompose(*arguments, attribution=True))
-        return [layer.drift for task in follow(*arguments).values() for layer in task.layers]
+        return [layer.drift for task in measure_total_drift(*arguments).values() for layer in task.layers]
 
     moves = [(work, kind, lam) for work in (calibrated, measured) for kind in KINDS for lam in (0.05, 0.2)]
     expected = [work(kind, lam, silent) for work, kind, lam in moves]

@@ -26,18 +26,18 @@ from torch import Tensor
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.drift.inside import map_mismatches
-from featcal.evaluation.generation_check import canary
+from featcal.evaluation.generation_check import compare_generation
 from featcal.family.opening import batches_of
 from featcal.formats.load_pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
 from featcal.models.features import final_features
 from featcal.models.lane import run_block
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.session.feature_maps import FeatureMaps
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
-from featcal.testing.reference import Options, Piece, every_token, refine
+from featcal.testing.reference import Piece, ReferenceOptions, every_token, refine
 
 IMAGE = 5
 MERGER = "model.visual.merger"
@@ -128,7 +128,7 @@ def test_samples_that_the_model_cannot_read_are_refused(
 
 
 def test_preflight_counts_both_stages(qwen: PicturedTrial) -> None:
-    report = check(qwen.family.suite)
+    report = check_suite(qwen.family.suite)
     assert report.problems == ()
     assert [stage.name for stage in qwen.family.adapter.stages] == ["vision", "decoder"]
     drawn = qwen.family.samples(TASKS[0], "test", None, 0)
@@ -268,7 +268,7 @@ def test_every_tensor_is_that_of_the_second_computation(
     experts = {task: trial.library(f"experts/{task}") for task in TASKS}
     kinds = {type(module) for module in models["base"].modules() if "RMSNorm" in type(module).__name__}
     norms = (torch.nn.LayerNorm, *(kinds if config.rmsnorms else ()))
-    told = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta)
+    told = ReferenceOptions(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta)
 
     def counted(sample: Mapping[str, Tensor], module: str, tokens: int) -> Tensor:
         if not module.startswith("model.language_model."):
@@ -468,7 +468,7 @@ def test_answers_to_pictures_are_the_librarys(trial: PicturedTrial) -> None:
 def test_the_canary_reads_pictures(qwen: PicturedTrial) -> None:
     """Log-probabilities along answers are those of the library on prompt and answer."""
     family, task = qwen.family, TASKS[0]
-    found = canary(family, family.merged)
+    found = compare_generation(family, family.merged)
     assert found.tasks[task].prompts == COUNT
     generator = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
     (batch,) = batches_of(family.samples(task, "calibration", None, 0), COUNT, family.compute.device)

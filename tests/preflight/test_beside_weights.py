@@ -14,7 +14,7 @@ from own_merges import TEMPLATE, edit_json, edit_tensors, exchange_tokens, write
 from safetensors.torch import load_file, save_file
 from tiny_text import TASKS
 
-from featcal.preflight.beside_weights import Difference, repair_command
+from featcal.preflight.beside_weights import FileDifference, repair_command
 from featcal.preflight.own_merge import open_merge
 from featcal.suite.schema import suite_from_dict
 
@@ -34,7 +34,7 @@ def root(parents: Path, tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
-def compare(root: Path) -> list[Difference]:
+def compare(root: Path) -> list[FileDifference]:
     tasks = {task: {"expert": task, "calibration": {"self_generated": {"prompts": ["w1"], "tokens": 2}}}
              for task in TASKS}  # fmt: skip
     content = {"name": "own", "base": "base", "merged": "merge", "vocabulary": "base", "tasks": tasks}

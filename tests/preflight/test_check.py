@@ -16,10 +16,10 @@ from suite_edits import Edit
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_suite
 from torch import Tensor
 
-from featcal.family.opening import Family, open_checked, open_family
+from featcal.family.opening import Family, open_family, open_model
 from featcal.formats.locate import locate
 from featcal.models.features import final_features
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
@@ -142,7 +142,7 @@ def label_by_experts(root: Path, tasks: tuple[str, ...]) -> None:
 
 def test_everything_that_is_wrong_in_one_run(tmp_path: Path, hub: Callable[..., FakeHub]) -> None:
     hub({}, gated=("some/gated",))
-    found = check(load_suite(plant(tmp_path / "suite")))
+    found = check_suite(load_suite(plant(tmp_path / "suite")))
     for task, message in FOUND.items():
         assert [p for p in found.problems if p.startswith(f"expert '{task}'") and message in p], (task, message)
     one = "task 'column', calibration samples: 'input' needs the column 'sentence', which is not there"
@@ -159,7 +159,7 @@ def test_everything_that_is_wrong_in_one_run(tmp_path: Path, hub: Callable[..., 
 
 def test_problems_come_by_model_and_then_by_task(tmp_path: Path, hub: Callable[..., FakeHub]) -> None:
     hub({}, gated=("some/gated",))
-    problems = check(load_suite(plant(tmp_path / "suite")), probe=False).problems
+    problems = check_suite(load_suite(plant(tmp_path / "suite")), probe=False).problems
     experts = [problem.split("'")[1] for problem in problems if problem.startswith("expert '")]
     assert experts == [task for task in sorted(PLANTED) if task in FOUND]
     assert problems[-1].startswith("task 'column'")
@@ -169,12 +169,12 @@ def test_a_broken_base_does_not_hide_the_experts(own_suite_file: Path) -> None:
     for model in ("base", "experts/pets"):
         file = own_suite_file.parent / model / "model.safetensors"
         file.write_bytes(file.read_bytes()[:100])
-    found = check(load_suite(own_suite_file))
+    found = check_suite(load_suite(own_suite_file))
     assert [problem.split(":")[0] for problem in found.problems] == ["base", "expert 'pets'"]
 
 
 def test_a_sound_suite(tiny_suite_file: Path) -> None:
-    found = check(load_suite(tiny_suite_file))
+    found = check_suite(load_suite(tiny_suite_file))
     assert found.problems == ()
     assert found.family is not None
     assert found.family.suite.base == "base"
@@ -189,7 +189,7 @@ def test_a_sound_suite(tiny_suite_file: Path) -> None:
 
 
 def test_calibration_options_out_of_range(edit_suite: Edit) -> None:
-    found = check(load_suite(edit_suite(lambda content: content.update(calibration={"alpha": 2.0}))))
+    found = check_suite(load_suite(edit_suite(lambda content: content.update(calibration={"alpha": 2.0}))))
     assert found.problems == ("calibration options of the suite: alpha is 2; it lies in [0, 1]",)
 
 
@@ -205,7 +205,7 @@ def test_flipped_bits_of_a_header_are_never_a_traceback(own_suite_file: Path, ti
         content[chooser.randrange(8 + length)] ^= 1 << chooser.randrange(8)
         file.write_bytes(content)
         try:
-            open_checked(locate("experts/pets", own_suite_file.parent, "pets"), tiny.adapter, torch.device("cpu"))
+            open_model(locate("experts/pets", own_suite_file.parent, "pets"), tiny.adapter, torch.device("cpu"))
         except InputError as error:
             refused.append(error)
     assert len(refused) > 150
@@ -222,7 +222,7 @@ def test_every_damaged_shard_is_named(own_suite_file: Path) -> None:
         content = save({name: tensors[name] for name in names if index[name] == shard})
         (folder / shard).write_bytes(content if shard == "0.safetensors" else content[:-3])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    problems = check(load_suite(own_suite_file)).problems
+    problems = check_suite(load_suite(own_suite_file)).problems
     assert len(problems) == 2
     for shard, problem in zip(("1.safetensors", "2.safetensors"), problems, strict=True):
         assert f"{folder / shard} is not a whole safetensors file" in problem

@@ -22,7 +22,7 @@ from featcal.family.opening import Family
 from featcal.models import whole_forward
 from featcal.models.whole_forward import tape_bytes
 from featcal.preflight import estimates
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.preflight.samples import DrawSize
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
@@ -37,7 +37,7 @@ def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
         for key in {"base", "expert"} & entry.keys():
             entry[key] = str(data_path("clip-mini", entry[key]))
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
-    found = check(load_suite(tmp_path / "suite.yaml"), probe=False).estimates
+    found = check_suite(load_suite(tmp_path / "suite.yaml"), probe=False).estimates
     assert found is not None
     run = ["calibrate", str(tmp_path / "suite.yaml"), "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -54,7 +54,7 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e30)
     monkeypatch.setattr(estimates, "CALL", 0.0)
     monkeypatch.setattr(estimates, "DISK_SPEED", 1e30)
-    found = check(load_suite(tiny_suite_file), probe=False).estimates
+    found = check_suite(load_suite(tiny_suite_file), probe=False).estimates
     assert found is not None
     assert found.seconds == pytest.approx(found.start_seconds)
     assert found.start_seconds == estimates.START
@@ -120,7 +120,7 @@ def test_slow_bfloat16_is_said_before_anyone_waits_for_it(
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: rate if dtype is torch.bfloat16 else 1.5e11)
     said = "multiplies bfloat16 150 times as slowly as float32; precision exact is faster"
     suite = edit_suite(lambda content: content.update(calibration={"precision": "fast", "samples": 4}))
-    assert any(said in note for note in check(load_suite(suite), probe=False).notes) == noted
+    assert any(said in note for note in check_suite(load_suite(suite), probe=False).notes) == noted
     for command in (("study", "sweep", suite, "--eval-samples", 4), ("select", suite)):
         assert (said in run(*command, "--device", "cpu")[2]) == noted
     calibrate = ("calibrate", suite, "--device", "cpu", "--out")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from featcal.cli.hand_over import say_where_to
 from featcal.export.write import rewrite
 from featcal.preflight.handover.base import find_base
-from featcal.preflight.handover.check import check_for, complete
+from featcal.preflight.handover.check import check_for, complete_folder
 from featcal.preflight.handover.folder import Folder
 from featcal.preflight.handover.generation import find_turns
 from featcal.preflight.handover.runtimes import SUPPORT, TARGETS
@@ -266,10 +266,10 @@ def test_a_tokenizer_is_never_made_of_two(folder: Path, base: Path, tmp_path: Pa
     (other / "added_tokens.json").write_text("{}")
     (other / "generation_config.json").unlink()
     (folder / "chat_template.jinja").unlink()
-    assert set(complete(folder, [], tmp_path / "out", str(other))[0]) == {"chat_template.jinja"}
+    assert set(complete_folder(folder, [], tmp_path / "out", str(other))[0]) == {"chat_template.jinja"}
     with pytest.raises(InputError, match="name it with --base"):
-        complete(folder, [], tmp_path / "out")
-    assert set(complete(folder, ["ollama"], tmp_path / "out")[0]) == {"Modelfile"}
+        complete_folder(folder, [], tmp_path / "out")
+    assert set(complete_folder(folder, ["ollama"], tmp_path / "out")[0]) == {"Modelfile"}
 
 
 TEMPLATES = {

@@ -24,7 +24,7 @@ from tiny_text import write_text_base
 from featcal.cli.suite import show_check
 from featcal.formats.model_files import unpinned_models
 from featcal.preflight import places, remote
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.preflight.places import Places
 from featcal.suite.schema import load_suite, references
 from featcal.system.errors import InputError
@@ -39,7 +39,7 @@ def test_ids_in_the_local_cache_are_read_from_there(
     put_in_cache(tmp_path / "cache", "some/pets", root / "experts" / "pets")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("nothing is asked of the Hub"))
-    found = check(load_suite(edit_suite(referring("some/clip", pets="some/pets@main"))))
+    found = check_suite(load_suite(edit_suite(referring("some/clip", pets="some/pets@main"))))
     assert (found.problems, found.downloads) == ((), ())
     assert found.family is not None
     assert found.family.suite.base == "some/clip"
@@ -53,7 +53,7 @@ def test_what_would_be_fetched_and_how_large(
     fake = hub(models)
     suite = load_suite(edit_suite(referring("some/clip", pets="some/pets")))
     monkeypatch.setattr(remote, "free_bytes", lambda folder: 1000)
-    found = check(suite)
+    found = check_suite(suite)
     assert (found.problems, found.family) == ((), None)
     sizes = {repo: sum(file.stat().st_size for file in folder.iterdir()) for repo, folder in models.items()}
     assert {one.ref: one.bytes for one in found.downloads} == sizes
@@ -64,7 +64,7 @@ def test_what_would_be_fetched_and_how_large(
     tensors = load_file(root / "experts" / "pets" / "model.safetensors")
     name = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
     save_file(tensors | {name: torch.zeros(2, 2)}, root / "experts" / "pets" / "model.safetensors")
-    (problem,) = check(suite).problems
+    (problem,) = check_suite(suite).problems
     assert problem.startswith(f"expert 'pets': tensor '{name}' has shape [2, 2], expected [16, 16]")
 
 
@@ -85,7 +85,7 @@ def test_answers_stand_in_the_order_of_the_questions(tmp_path: Path, monkeypatch
 def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
     suite = edit_suite(referring(pets="some/expert", signs="some/expert"))
-    found = check(load_suite(suite))
+    found = check_suite(load_suite(suite))
     (problem,) = found.problems
     assert "'some/expert' (expert 'pets' and 1 more)" in problem
     assert "the Hub is not asked, since HF_HUB_OFFLINE is set" in problem
@@ -97,14 +97,14 @@ def test_models_without_a_revision_are_noted_together(edit_suite: Edit, tmp_path
     """A base with an adapter is two; what names a commit or a tag, and what is here, is not noted."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
     change = referring("hf-hub:some/base", pets="some/base@v1+some/adapter", signs="some/expert/inside")
-    notes = [note for note in check(load_suite(edit_suite(change))).notes if "without a revision" in note]
+    notes = [note for note in check_suite(load_suite(edit_suite(change))).notes if "without a revision" in note]
     ids = "some/base, some/adapter, some/expert/inside"
     assert notes == [f"models without a revision may change under the suite: {ids}; write OWNER/NAME@COMMIT"]
     commit = "0123456789" * 4
     reference = tmp_path / "no-cache" / "models--some--base" / "refs" / "main"
     reference.parent.mkdir(parents=True)
     reference.write_text(commit)
-    (note,) = [one for one in check(load_suite(edit_suite(change))).notes if "without a revision" in one]
+    (note,) = [one for one in check_suite(load_suite(edit_suite(change))).notes if "without a revision" in one]
     assert f": some/base (here {commit}), some/adapter, " in note
     for suite in map(load_suite, embedded_suites()):
         assert unpinned_models(references(suite).values(), suite.root) == []
@@ -118,7 +118,9 @@ def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., F
     monkeypatch.setattr(fake, "dataset_info", lambda repo, **_: answer, raising=False)
     source = {"hub": "some/pictures", "config": "plain", "split": "train"}
     monkeypatch.setitem(sys.modules, "datasets", None)
-    found = check(load_suite(edit_suite(lambda content: content["tasks"]["pets"].update(test=source))), probe=False)
+    found = check_suite(
+        load_suite(edit_suite(lambda content: content["tasks"]["pets"].update(test=source))), probe=False
+    )
     assert [(one.ref, one.kind, one.bytes) for one in found.downloads] == [("some/pictures (plain)", "data set", 1000)]
     package = "data sets 'some/pictures': datasets is not installed; install it with: pip install \"featcal[hub]\""
     assert found.problems == (package,)
@@ -156,7 +158,7 @@ def test_a_model_in_a_folder_of_a_repository(edit_suite: Edit, several: Path, hu
     models in folders below do not count."""
     fake = hub({"some/several": several})
     ref = "some/several/tuned/pets@main"
-    found = check(load_suite(edit_suite(referring(pets=ref))), probe=False)
+    found = check_suite(load_suite(edit_suite(referring(pets=ref))), probe=False)
     assert found.problems == ()
     files = {file.name: file.stat().st_size for file in (several / "tuned" / "pets").iterdir() if file.is_file()}
     pickles = {"classifier_head.pt", "training_args.bin"}
@@ -168,7 +170,7 @@ def test_a_model_in_a_folder_of_a_repository(edit_suite: Edit, several: Path, hu
     file = several / "tuned" / "pets" / "model.safetensors"
     name = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
     save_file(load_file(file) | {name: torch.zeros(2, 2)}, file)
-    (problem,) = check(load_suite(edit_suite(referring(pets=ref))), probe=False).problems
+    (problem,) = check_suite(load_suite(edit_suite(referring(pets=ref))), probe=False).problems
     assert problem.startswith(f"expert 'pets': tensor '{name}' has shape [2, 2], expected [16, 16]")
 
 

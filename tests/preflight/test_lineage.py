@@ -18,10 +18,10 @@ from suite_edits import Edit
 from tiny_text import CONFIGS, write_text_base, write_text_expert
 
 from featcal.family.ancestry import UNRELATED, measure_lineage
-from featcal.family.differences import differences
+from featcal.family.differences import list_differences
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.suite.schema import load_suite
 
 
@@ -63,7 +63,7 @@ def test_copies_and_outliers_are_noted(own_suite_file: Path, edit_suite: Edit) -
         tower = {n: factor * t for n, t in base.items() if n.startswith("vision_model.") and t.is_floating_point()}
         save_file(tower, root / "experts" / name / "model.safetensors")
         shutil.copy(config, root / "experts" / name)
-    found = check(load_suite(own_suite_file), probe=False)
+    found = check_suite(load_suite(own_suite_file), probe=False)
     assert found.problems == ()
     notes = "\n".join(found.notes)
     assert "expert 'still': its weights are the base's own" in notes
@@ -83,7 +83,7 @@ RENAMES = {
 @pytest.mark.parametrize(("rename", "message"), cases_by_message(RENAMES))
 def test_likely_renames(tiny: Family, rename: Callable[[str], str], message: str) -> None:
     tensors = {rename(name): t for name, t in tiny.experts["pets"].read(tiny.adapter.tower).items()}
-    (problem,) = differences(tiny.adapter, InMemory("x", tensors))
+    (problem,) = list_differences(tiny.adapter, InMemory("x", tensors))
     assert message in problem
 
 
@@ -91,7 +91,7 @@ def test_a_name_that_is_no_rename(tiny: Family) -> None:
     tensors = tiny.experts["pets"].read(tiny.adapter.tower)
     name = "vision_model.post_layernorm.bias"
     moved = {n: t for n, t in tensors.items() if n != name} | {"something.else": tensors[name]}
-    assert [p.split(":")[1].strip() for p in differences(tiny.adapter, InMemory("x", moved))] == [
+    assert [p.split(":")[1].strip() for p in list_differences(tiny.adapter, InMemory("x", moved))] == [
         "missing tensors",
         "one tensor that the base's architecture does not have, and no stage would run",
     ]
@@ -105,5 +105,5 @@ def test_another_declared_base_is_noted(tmp_path: Path, hub: Callable[..., FakeH
     hub({"some/t5": tmp_path / "base"})
     content = {"name": "x", "base": "some/t5", "merged": {"method": "simple-averaging"}}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content | {"tasks": {"a": {"expert": "expert"}}}))
-    notes = "\n".join(check(load_suite(tmp_path / "suite.yaml")).notes)
+    notes = "\n".join(check_suite(load_suite(tmp_path / "suite.yaml")).notes)
     assert "expert 'a': its config.json names 'google/t5-other' as its base, the suite's is 'some/t5'" in notes

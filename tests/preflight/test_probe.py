@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 from tiny_clip import TASKS
 
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.cli import suite as suites
 from featcal.family import ancestry
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.preflight.probe import Diagonal
 from featcal.suite.schema import load_suite
 from featcal.system.formatting import some
@@ -52,7 +52,7 @@ def test_a_look_at_the_test_split_is_avoided_said_and_counted(
             if split == "test":
                 del task["calibration"]["labels"]
 
-    found = check(load_suite(edit_suite(change)), probe=True)
+    found = check_suite(load_suite(edit_suite(change)), probe=True)
     samples = 12
     assert found.to_json()["probe"] == {
         "samples": samples,
@@ -93,21 +93,21 @@ def test_what_was_not_read_of_weights_is_said(
     monkeypatch.setattr(ancestry, "READ_WHOLE", limit)
     suite = load_suite(own_suite_file)
     unread = f"{read}; values elsewhere that are NaN or infinite do not show here"
-    found = check(suite, probe=False)
+    found = check_suite(suite, probe=False)
     assert (found.problems, found.lineage is not None) == ((), True)
     assert f"{unread} (--probe runs every expert)" in found.notes
-    said = CliRunner().invoke(commands, ["check", str(own_suite_file), "--no-probe"])
+    said = CliRunner().invoke(featcal_command, ["check", str(own_suite_file), "--no-probe"])
     assert unread in said.output
-    probed = check(suite, probe=True)
+    probed = check_suite(suite, probe=True)
     assert any("post_layernorm.weight" in problem and "NaN or infinite" in problem for problem in probed.problems)
     assert unread in probed.notes
 
 
 def test_without_weights_here_it_is_said_that_none_were_read(edit_suite: Edit) -> None:
-    found = check(load_suite(edit_suite(lambda content: content.update(base="nowhere"))), probe=False)
+    found = check_suite(load_suite(edit_suite(lambda content: content.update(base="nowhere"))), probe=False)
     assert found.problems
     assert "no weights were read; values that are NaN or infinite do not show here" in "; ".join(found.notes)
 
 
 def test_experts_that_were_scored_need_no_word(tiny_suite_file: Path) -> None:
-    assert not any("were read" in note for note in check(load_suite(tiny_suite_file), probe=True).notes)
+    assert not any("were read" in note for note in check_suite(load_suite(tiny_suite_file), probe=True).notes)

@@ -12,10 +12,10 @@ from hub_data_sets import Log, fetched, forget, go_offline, play, serving
 from suite_edits import Edit
 
 from featcal.preflight import remote
-from featcal.preflight.check import Preflight, check
+from featcal.preflight.check import Preflight, check_suite
 from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
-from featcal.samples.sources import look as look_at
+from featcal.samples.sources import preview_samples as look_at
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
@@ -39,7 +39,9 @@ def log(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
 
 def look(edit_suite: Edit, **source: Any) -> Preflight:
     """Check a suite one of whose tasks is tested on a data set on the Hub."""
-    return check(load_suite(edit_suite(lambda content: content["tasks"]["pets"].update(test=source))), probe=False)
+    return check_suite(
+        load_suite(edit_suite(lambda content: content["tasks"]["pets"].update(test=source))), probe=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,19 +103,19 @@ def test_row_groups_of_the_draw_are_what_check_has_said(edit_suite: Edit, log: L
         content["tasks"]["pets"]["calibration"] = {"hub": "me/pictures", "split": "train"}
 
     suite = load_suite(edit_suite(change))
-    (download,) = check(suite, probe=False).downloads
+    (download,) = check_suite(suite, probe=False).downloads
     assert download.ref == "me/pictures (train)"
     log()
     look_at(suite, "pets", "calibration", 3, 7)
     assert sum(one["bytes"] for one in log() if fetched([one])) == download.bytes
-    assert check(suite, probe=False).downloads == ()
+    assert check_suite(suite, probe=False).downloads == ()
     assert not fetched(log())
     suite = load_suite(edit_suite(lambda content: [change(content), content["calibration"].update(samples=20)]))
-    (download,) = check(suite, probe=False).downloads
+    (download,) = check_suite(suite, probe=False).downloads
     assert download.copied_bytes == 30_000
     forget()
     go_offline(monkeypatch)
-    (problem,) = check(suite, probe=False).problems
+    (problem,) = check_suite(suite, probe=False).problems
     here = re.search(
         r"\(task 'pets', calibration samples, of which (\d+) of 20 are here, enough for --samples \1\)", problem
     )

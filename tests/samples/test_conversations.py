@@ -15,7 +15,7 @@ from chats import PLAIN, write_base
 from lanes import cases_by_message
 
 from featcal.samples.prepare import Preparation
-from featcal.samples.sources import Samples, draw, look
+from featcal.samples.sources import Samples, draw_samples, preview_samples
 from featcal.suite.schema import Suite, suite_from_dict
 from featcal.system.errors import InputError
 
@@ -48,7 +48,7 @@ def suite_of(root: Path, rows: Sequence[dict[str, Any]], columns: Any = "message
 
 
 def drawn(root: Path, rows: Sequence[dict[str, Any]], columns: Any = "messages", modality: Any = "causal") -> Samples:
-    return draw(suite_of(root, rows, columns), "t", "test", None, 0, Preparation(root, modality))
+    return draw_samples(suite_of(root, rows, columns), "t", "test", None, 0, Preparation(root, modality))
 
 
 def ids_of(samples: Samples, answer: bool | None = None) -> list[int]:
@@ -173,13 +173,13 @@ def test_parquet_rows_and_rows_in_memory_are_the_same(tmp_path: Path) -> None:
     assert held.tasks["t"].test is not None
     assert held.tasks["t"].test.conversation == "messages"
     for suite in (suite_from_dict(content, tmp_path), held):
-        samples = draw(suite, "t", "test", None, 0, Preparation(tmp_path / "b", "causal"))
+        samples = draw_samples(suite, "t", "test", None, 0, Preparation(tmp_path / "b", "causal"))
         assert [sum(row) for row in samples.inputs["attention_mask"].tolist()] == [
             len(ids_by(made, row["messages"])) for row in rows
         ]
         assert samples.targets == ("Hardly.", "Yes, Now")
         assert suite.tasks["t"].metric == "exact_match"
-        seen = look(suite, "t", "test", 1, 0)
+        seen = preview_samples(suite, "t", "test", 1, 0)
         assert seen.texts is not None
         assert seen.texts[0].startswith("system: Be kind.\nuser: Is it so?")
 

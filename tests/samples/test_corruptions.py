@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from featcal.samples import corruptions
-from featcal.samples.corruptions import NOISE, corrupt
-from featcal.samples.sources import look
+from featcal.samples.corruptions import NOISE, corrupt_picture
+from featcal.samples.sources import preview_samples
 from featcal.studies.corrupt import corrupt_suite
 from featcal.studies.history import suite_hash
 from featcal.suite.schema import load_suite, suite_from_dict
@@ -34,15 +34,15 @@ def stripes(side: int = 224) -> Any:
 
 @pytest.mark.parametrize("severity", [1, 3, 5])
 def test_noise_has_its_deviation(severity: int) -> None:
-    found = corrupt(grey(200), how("gaussian-noise", severity), 0) / 255 - 128 / 255
+    found = corrupt_picture(grey(200), how("gaussian-noise", severity), 0) / 255 - 128 / 255
     clipped = np.random.default_rng(0).normal(128 / 255, NOISE[severity - 1], 500_000).clip(0, 1)
     assert found.std() == pytest.approx(clipped.std(), rel=0.02)
     assert found.mean() == pytest.approx(clipped.mean() - 128 / 255, abs=0.004)
 
 
 def test_blur_keeps_what_is_even_and_levels_what_is_not() -> None:
-    assert corrupt(grey(), how("motion-blur"), 3).tolist() == grey().tolist()
-    contrasts = [corrupt(stripes(), how("motion-blur", severity), 3).std() for severity in (1, 2, 3)]
+    assert corrupt_picture(grey(), how("motion-blur"), 3).tolist() == grey().tolist()
+    contrasts = [corrupt_picture(stripes(), how("motion-blur", severity), 3).std() for severity in (1, 2, 3)]
     assert stripes().std() == 64
     assert 40 > contrasts[0] > contrasts[1] > contrasts[2]
 
@@ -51,14 +51,14 @@ def test_blur_follows_the_side() -> None:
     """A picture of 32 pixels is not smeared over fifteen."""
     spot = np.zeros((32, 32, 3), dtype=np.uint8)
     spot[16, 16] = 255
-    touched = np.argwhere(corrupt(spot, how("motion-blur", 3), 0)[..., 0])
+    touched = np.argwhere(corrupt_picture(spot, how("motion-blur", 3), 0)[..., 0])
     assert 3 <= len(touched) <= 14
     assert np.abs(touched - 16).max() <= 5
 
 
 @pytest.mark.parametrize("severity", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (2, 3, 4, 5))])
 def test_fog_adds_light_and_takes_contrast(severity: int) -> None:
-    found = np.mean([corrupt(stripes(), how("fog", severity), sample) for sample in range(20)], axis=0)
+    found = np.mean([corrupt_picture(stripes(), how("fog", severity), sample) for sample in range(20)], axis=0)
     columns = found.mean(axis=(0, 2))
     light, dark = (columns[(np.arange(224) // 4) % 2 == part].mean() for part in (0, 1))
     thickness = corruptions.FOG[severity - 1][0]
@@ -74,12 +74,12 @@ def test_half_a_pixel_is_half_of_both() -> None:
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_what_is_drawn_depends_on_the_sample_alone(kind: str) -> None:
-    one, other = (corrupt(stripes(48), how(kind), sample) for sample in (1, 2))
-    assert np.array_equal(one, corrupt(stripes(48), how(kind), 1))
+    one, other = (corrupt_picture(stripes(48), how(kind), sample) for sample in (1, 2))
+    assert np.array_equal(one, corrupt_picture(stripes(48), how(kind), 1))
     assert not np.array_equal(one, other)
     assert one.dtype == np.uint8
     assert one.shape == (48, 48, 3)
-    tall = corrupt(np.zeros((20, 33, 3), dtype=np.uint8), how(kind), 0)
+    tall = corrupt_picture(np.zeros((20, 33, 3), dtype=np.uint8), how(kind), 0)
     assert tall.shape == (20, 33, 3)
 
 
@@ -88,12 +88,12 @@ def test_only_calibration_pictures_of_the_study_change() -> None:
     foggy = corrupt_suite(clean, "fog", 3)
     assert suite_hash(clean) != suite_hash(foggy) != suite_hash(corrupt_suite(clean, "fog", 4))
     for split, same in (("calibration", False), ("validation", True), ("test", True)):
-        pairs = [look(suite, "shapes", split, 6, 42) for suite in (clean, foggy)]
+        pairs = [preview_samples(suite, "shapes", split, 6, 42) for suite in (clean, foggy)]
         before, after = (np.stack(list(one.images or ())) for one in pairs)
         assert np.array_equal(before, after) == same
         assert pairs[0].indices == pairs[1].indices
-    few = look(foggy, "shapes", "calibration", 6, 42)
-    rest = look(foggy, "shapes", "calibration", None, 42)
+    few = preview_samples(foggy, "shapes", "calibration", 6, 42)
+    rest = preview_samples(foggy, "shapes", "calibration", None, 42)
     assert np.array_equal((few.images or [])[2], (rest.images or [])[few.indices[2]])
 
 

@@ -15,7 +15,7 @@ from suite_edits import Edit
 from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
 from featcal.samples.hub_repository import Repository, known_repository
-from featcal.samples.sources import look
+from featcal.samples.sources import preview_samples
 from featcal.suite.schema import Suite, load_suite
 from featcal.system.errors import InputError
 
@@ -150,7 +150,7 @@ def rows_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seen(suite: Suite, count: int, seed: int) -> tuple[Any, ...]:
     """Look at a draw: its places, labels, names of classes and pixels."""
-    drawn = look(suite, "pets", "test", count, seed)
+    drawn = preview_samples(suite, "pets", "test", count, seed)
     assert drawn.labels is not None
     assert drawn.images is not None
     return drawn.indices, drawn.labels.tolist(), drawn.class_names, [one.tolist() for one in drawn.images]
@@ -227,7 +227,7 @@ def test_what_was_fetched_before_a_failure_is_kept(
 ) -> None:
     suite = suite_on(edit_suite, hub="me/bare", split="train")
     monkeypatch.setattr(hub_rows, "_AT_ONCE", 1)
-    look(suite, "pets", "test", 1, 1)
+    preview_samples(suite, "pets", "test", 1, 1)
     log()
     send(address, "faults", "POST", [{"match": "GET .*parquet", "times": 2}, {"match": "GET .*parquet", "status": 503}])
     with pytest.raises(InputError, match=r"'me/bare@.* cannot be fetched: the Hub has trouble of its own"):

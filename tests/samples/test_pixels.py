@@ -17,7 +17,7 @@ from open_clip_models import suite_as_open_clip
 from PIL import Image, ImageOps
 from tiny_clip import SIDE, clip_inputs
 
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.family.opening import open_family
 from featcal.samples import prepare
 from featcal.samples.records import read_image
@@ -176,7 +176,7 @@ def test_pixels_of_the_embedded_suite_stay() -> None:
 
 
 def test_a_run_records_what_made_its_inputs(tiny_suite_file: Path) -> None:
-    record = calibrate(load_suite(tiny_suite_file), CalibrationConfig(samples=4), device="cpu").record
+    record = calibrate_family(load_suite(tiny_suite_file), CalibrationConfig(samples=4), device="cpu").record
     assert {"torchvision", "pillow", "open_clip_torch", "tokenizers"} <= set(record["versions"])
     assert record["preparation"] == {}  # the tiny suite's sources are tensors
 

@@ -13,10 +13,10 @@ import yaml
 from tiny_text import ROWS, TASKS, WORDS, distributions, text_suite
 
 from featcal import CalibrationConfig, Family, InputError, calibrate, load_suite, open_family, open_session
-from featcal.evaluation.generation_check import canary
+from featcal.evaluation.generation_check import compare_generation
 from featcal.formats.weights import Overlay
 from featcal.models.families.language import IGNORED
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.preflight.places import Places
 from featcal.preflight.samples import check_samples
 from featcal.suite.views import EvaluationSamples
@@ -142,7 +142,7 @@ def test_the_canary_goes_on_from_the_first_half_of_a_whole_text(tmp_path: Path) 
         len(prompt) for prompt in family.samples("left", "calibration", None, 42).inputs["attention_mask"].tolist()
     )
     assert longer == 5
-    found = canary(family, family.merged)
+    found = compare_generation(family, family.merged)
     assert not found.is_broken
     assert all(one.expert.distance == pytest.approx(0, abs=1e-6) for one in found.tasks.values())
 
@@ -205,7 +205,7 @@ def test_check_counts_what_will_be_written_and_asks_nobody_to_write(
 ) -> None:
     family = written(tmp_path, "llama", ASKED, 4)
     monkeypatch.setattr(Family, "write_texts", None)
-    found = check(load_suite(tmp_path / "suite.yaml"), probe=False)
+    found = check_suite(load_suite(tmp_path / "suite.yaml"), probe=False)
     assert found.problems == ()
     (reports, sizes) = check_samples(family.suite, family, Places(tmp_path), CalibrationConfig(samples=64))
     assert {task: (one.samples, one.tokens, one.bytes) for task, one in sizes.items()} == dict.fromkeys(
@@ -216,5 +216,5 @@ def test_check_counts_what_will_be_written_and_asks_nobody_to_write(
 
 def test_check_names_what_cannot_be_written(tmp_path: Path) -> None:
     written(tmp_path, "t5", 3)
-    found = check(load_suite(tmp_path / "suite.yaml"), probe=False)
+    found = check_suite(load_suite(tmp_path / "suite.yaml"), probe=False)
     assert sum("an encoder-decoder answers" in problem for problem in found.problems) == 1

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 from tiny_clip import SIDE, clip_inputs
 
-from featcal.formats.located_model import Pictures
+from featcal.formats.located_model import PicturePreprocessing
 from featcal.samples import sources
 from featcal.samples.prepare import Preparation
-from featcal.samples.sources import draw, open_pool, pick
+from featcal.samples.sources import draw_samples, open_pool, pick_indices
 from featcal.suite.schema import Source, load_suite
 from featcal.system.errors import InputError
 
@@ -33,25 +33,25 @@ def opened(root: Path, **source: Any) -> Any:
 def drawn(file: Path, split: str = "test") -> Any:
     """All samples of the task 'pets' of a suite file."""
     suite = load_suite(file)
-    return draw(suite, "pets", split, None, 0, clip_inputs(suite.root / "base"))
+    return draw_samples(suite, "pets", split, None, 0, clip_inputs(suite.root / "base"))
 
 
 def test_draw_depends_on_seed_and_task_alone() -> None:
-    assert pick(100, 10, 42, "cars") == pick(100, 10, 42, "cars")
-    assert pick(100, 10, 42, "cars") != pick(100, 10, 43, "cars")
-    assert pick(100, 10, 42, "cars") != pick(100, 10, 42, "dtd")
-    assert len(set(pick(100, 10, 42, "cars"))) == 10
-    assert pick(5, 10, 42, "cars") == pick(5, None, 0, "dtd") == (0, 1, 2, 3, 4)
+    assert pick_indices(100, 10, 42, "cars") == pick_indices(100, 10, 42, "cars")
+    assert pick_indices(100, 10, 42, "cars") != pick_indices(100, 10, 43, "cars")
+    assert pick_indices(100, 10, 42, "cars") != pick_indices(100, 10, 42, "dtd")
+    assert len(set(pick_indices(100, 10, 42, "cars"))) == 10
+    assert pick_indices(5, 10, 42, "cars") == pick_indices(5, None, 0, "dtd") == (0, 1, 2, 3, 4)
 
 
 def test_zero_samples_are_refused() -> None:
     with pytest.raises(InputError, match="at least one"):
-        pick(5, 0, 42, "cars")
+        pick_indices(5, 0, 42, "cars")
 
 
 def test_tensors_come_as_they_are(tiny_suite_file: Path) -> None:
     suite = load_suite(tiny_suite_file)
-    some: Any = draw(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
+    some: Any = draw_samples(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
     stored = load_file(suite.root / "samples.safetensors")
     assert some.inputs["pixel_values"].equal(stored["pets.test"][list(some.indices)])
     assert some.labels.equal(stored["pets.test.y"][list(some.indices)])
@@ -383,8 +383,8 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
 def test_a_layout_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
     content = write_arrays(own_suite_file.parent / "x.npz")
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
-    own = Pictures(lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(), {})
-    made = draw(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
+    own = PicturePreprocessing(lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(), {})
+    made = draw_samples(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
     pixels = made.inputs["pixel_values"][5].permute(1, 2, 0).numpy()
     assert pixels.tobytes() == content["test_x"][5].astype("f4").tobytes()
 
@@ -416,4 +416,4 @@ def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:
 )
 def test_a_draw_of_nothing_or_by_no_seed_is_refused(count: int | None, seed: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        pick(10, count, seed, "pets")
+        pick_indices(10, count, seed, "pets")

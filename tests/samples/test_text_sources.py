@@ -23,10 +23,10 @@ from featcal.samples import table
 from featcal.samples.hub import read_hub
 from featcal.samples.pool import TextExample
 from featcal.samples.prepare import Preparation, prepare_causal, prepare_seq2seq, prepare_text, prompt_tokens
-from featcal.samples.sources import draw, open_pool
+from featcal.samples.sources import draw_samples, open_pool
 from featcal.suite.schema import Suite, suite_from_dict
 from featcal.suite.source import Source
-from featcal.suite.template import fill, template_fields
+from featcal.suite.template import fill_template, template_fields
 from featcal.system.errors import InputError
 
 WORDS = ["<pad>", "</s>", "<unk>", "<bos>", "is", "it", "good", "bad", "the", "film", "?", "yes", "no"]
@@ -102,7 +102,7 @@ def suite_of(root: Path, source: Mapping[str, Any], **task: Any) -> Suite:
 
 
 def drawn(root: Path, folder: Path, modality: Any, source: Mapping[str, Any], **task: Any) -> Any:
-    return draw(suite_of(root, source, **task), "t", "test", None, 0, Preparation(folder, modality))
+    return draw_samples(suite_of(root, source, **task), "t", "test", None, 0, Preparation(folder, modality))
 
 
 # -------------------------------------------------------------------------------------------------- templates
@@ -110,8 +110,8 @@ def drawn(root: Path, folder: Path, modality: Any, source: Mapping[str, Any], **
 
 def test_templates_take_fields_and_number_formats() -> None:
     assert template_fields("{a} {b} {a}") == ("a", "b")
-    assert fill("{a}: {b:.1f}, {{c}}", {"a": "x", "b": 2}) == "x: 2.0, {c}"
-    assert fill("'{a}'", {"a": "{b} {0}"}) == "'{b} {0}'"  # values are never templates themselves
+    assert fill_template("{a}: {b:.1f}, {{c}}", {"a": "x", "b": 2}) == "x: 2.0, {c}"
+    assert fill_template("'{a}'", {"a": "{b} {0}"}) == "'{b} {0}'"  # values are never templates themselves
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_templates_are_names_and_nothing_else(template: str) -> None:
 )
 def test_values_that_are_no_text(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fill("{a:.1f}", {"a": value})
+        fill_template("{a:.1f}", {"a": value})
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -361,7 +361,7 @@ def test_limits_of_the_task_are_used(tmp_path: Path, t5: Path) -> None:
 def test_draws_repeat_themselves(tmp_path: Path, t5: Path) -> None:
     write_jsonl(tmp_path / "x.jsonl", [{"text": "good " * (i % 4 + 1), "label": i % 2} for i in range(50)])
     suite = suite_of(tmp_path, {"jsonl": "x.jsonl", **TEXT})
-    first, again, other = (draw(suite, "t", "test", 8, seed, Preparation(t5, "seq2seq")) for seed in (3, 3, 4))
+    first, again, other = (draw_samples(suite, "t", "test", 8, seed, Preparation(t5, "seq2seq")) for seed in (3, 3, 4))
     assert first.indices == again.indices != other.indices
     assert first.inputs["input_ids"].equal(again.inputs["input_ids"])
 

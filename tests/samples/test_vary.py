@@ -13,16 +13,16 @@ from tiny_text import write_text_suite
 from featcal import calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.family.opening import Family
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.samples import vary as varying
 from featcal.samples.vary import NOISE, SHIFT, vary
 from featcal.server.lengths import seconds_to_calibrate
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.system.errors import InputError
 
 STILL = {"DEGREES": 0.0, "SCALE": 0.0, "SHIFT": 0.0, "NOISE": 0.0}
@@ -132,7 +132,7 @@ def test_a_calibration_takes_them_says_so_and_can_be_replayed(pictures: Family, 
     digits = record["tasks"]["digits"]
     assert (digits["samples"], digits["copies"], len(digits["indices"])) == (4, 8, 4)
     assert digits["tokens"] == 12 * 17
-    assert replay(tmp_path / "out").same
+    assert replay_record(tmp_path / "out").same
     fewer = config_for(pictures, samples=4, tasks=("digits", "flags"))
     assert "copies" not in calibrate_to_folder(pictures, fewer, tmp_path / "plain")["tasks"]["digits"]
 
@@ -141,7 +141,7 @@ def test_names_and_commands_say_how_many(pictures: Family) -> None:
     config = config_for(pictures, samples=8, augment=3)
     assert name_calibration(config, pictures) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,augment=3"
     assert resolve_model(name_calibration(config, pictures), pictures).config == config
-    assert "--samples 8 --augment 3 --out" in calibrate_command("s", config, config_for(pictures), "o")
+    assert "--samples 8 --augment 3 --out" in calibrate_line("s", config, config_for(pictures), "o")
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_preprocessed_pictures_have_none(tiny: Family) -> None:
     with pytest.raises(InputError, match=says):
         expert_passes(tiny, config_for(tiny, augment=1))
     advised = tiny.suite.calibration.model_copy(update={"augment": 1})
-    report = check(tiny.suite.model_copy(update={"calibration": advised}), probe=False)
+    report = check_suite(tiny.suite.model_copy(update={"calibration": advised}), probe=False)
     assert any(says in problem for problem in report.problems)
 
 

@@ -26,7 +26,7 @@ from tiny_clip import TASKS
 
 from app import jobs as app_jobs
 from featcal.calibration import calibrate as calibration
-from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for
+from featcal.calibration.calibrate import CalibrationResult, calibrate_family, config_for
 from featcal.family import opening
 from featcal.family.opening import Family, open_family
 from featcal.formats import output
@@ -34,7 +34,7 @@ from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
 from featcal.server import kinds, lengths, manager, queue, worker
 from featcal.server.orders import order, require_current
-from featcal.server.queue import DONE, Job, Order, Queue
+from featcal.server.queue import DONE, Job, JobOrder, Queue
 from featcal.session.api import evaluate
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
@@ -52,10 +52,12 @@ PATIENCE = 300.0
 """Seconds for anything here, on a machine that has other things to do."""
 
 
-def steps(name: str = "", blocks: int = 2, seconds: float = 0.0, **more: Any) -> Order:
+def steps(name: str = "", blocks: int = 2, seconds: float = 0.0, **more: Any) -> JobOrder:
     """An order for `job_worker`."""
     args = {"blocks": blocks, "seconds": seconds, "name": name, **more}
-    return Order("steps", "no suite", args, str(Path.cwd()), f"{name or 'steps'}-{blocks}-{seconds}-{more}".ljust(40))
+    return JobOrder(
+        "steps", "no suite", args, str(Path.cwd()), f"{name or 'steps'}-{blocks}-{seconds}-{more}".ljust(40)
+    )
 
 
 @pytest.fixture
@@ -404,7 +406,7 @@ def test_a_job_outlives_its_server_and_a_session_takes_its_result(
     document = line.result(wanted)
     assert document is not None
     result = kinds.calibration_from(tiny, config, document)
-    direct = calibrate(tiny, config)
+    direct = calibrate_family(tiny, config)
     names = tiny.adapter.tower
     mine, theirs = result.weights.read(names), direct.weights.read(names)
     assert all(torch.equal(mine[name], theirs[name]) for name in names)
@@ -424,8 +426,8 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     done(line, job)
     document = line.result(job.order)
     assert document is not None
-    usual = calibrate(tiny, config).weights.read(tiny.adapter.tower)
-    monkeypatch.setattr("featcal.session.fits.calibrate", None)  # nobody calibrates again
+    usual = calibrate_family(tiny, config).weights.read(tiny.adapter.tower)
+    monkeypatch.setattr("featcal.session.fits.calibrate_family", None)  # nobody calibrates again
     session = Session(tiny, budget=budget)
     asked: list[CalibrationResult] = []
 
@@ -488,7 +490,7 @@ def test_a_job_takes_the_options_of_every_architecture_in_full(suite: str) -> No
     """Also those that change nothing for it, as they are."""
     family = open_family(load_suite(suite))
     config = config_for(family)
-    assert kinds._config(family, kinds.options_of(config)) == config
+    assert kinds._config(family, kinds.job_options(config)) == config
 
 
 def done(line: Queue, job: Job) -> None:
@@ -526,7 +528,7 @@ def test_a_job_whose_files_change_is_not_filed_under_what_they_were(
     args = {"model": "merged", "split": "test", "samples": 2, "seed": 42}
     job = line.submit(order("scores", str(own_suite_file), args), "ann")
     assert line.claim() is not None
-    score = kinds.scores
+    score = kinds.run_scores
 
     def change() -> None:
         (own_suite_file.parent / "base" / "model.safetensors").touch()
@@ -564,16 +566,16 @@ def test_a_calibration_that_is_ended_leaves_no_partial_folder(
     if begun:
         monkeypatch.setattr(output, "remove_partial", lambda *_, **__: None)
     with pytest.raises(SystemExit):
-        kinds.calibrate(work)
+        kinds.run_calibration(work)
     assert not out.exists()
     assert partial.exists() == begun
     if begun:  # what it had finished is not computed again
         monkeypatch.undo()
         assert len(list((partial / "blocks").glob("*.safetensors"))) == 2
         with pytest.raises(SystemExit):
-            kinds.calibrate(work)
+            kinds.run_calibration(work)
         assert partial.exists()
-        assert kinds.calibrate(replace(work, progress=lambda *_: None))["out"] == str(out)
+        assert kinds.run_calibration(replace(work, progress=lambda *_: None))["out"] == str(out)
         assert not partial.exists()
 
 
@@ -613,7 +615,7 @@ def test_a_job_that_is_refused_leaves_what_another_process_writes_or_has_left(
     monkeypatch.setattr(calibration, "own_passes", begin_meanwhile)
     work = kinds.Work(str(tiny_suite_file), {"out": str(out), "options": {"samples": 8}}, tmp_path, lambda *_: None)
     with pytest.raises(InputError, match="is writing to" if other == "writes" else "left from an interrupted run"):
-        kinds.calibrate(work)
+        kinds.run_calibration(work)
     assert sorted(file.name for file in blocks.iterdir()) == ["a.json", "a.safetensors"]
     if other == "writes":
         started[0].communicate("go on\n", timeout=PATIENCE)
@@ -793,7 +795,7 @@ def test_another_merge_is_calibrated_by_a_job(tiny_suite_file: Path, tiny: Famil
     button(app, "Start").click().run()
     (job,) = slow.jobs()
     assert (job.order.args["model"], job.order.args["options"]["samples"]) == ("ties", 8)
-    assert "model ties" in app_jobs.title(job.order)
+    assert "model ties" in app_jobs.job_title(job.order)
     done(slow, job)
     app.run()
     assert healthy(app)
@@ -823,7 +825,7 @@ def test_what_is_left_of_a_cancelled_job(kind: str, words: str, line: Queue, mon
     shown: list[str] = []
     monkeypatch.setattr(app_jobs.st, "info", lambda text, **_: shown.append(text))
     monkeypatch.setattr(app_jobs, "_log", lambda _: None)
-    job = line.submit(Order(kind, "no suite", {}, str(Path.cwd()), kind.ljust(40)), "ann")
+    job = line.submit(JobOrder(kind, "no suite", {}, str(Path.cwd()), kind.ljust(40)), "ann")
     app_jobs._show_end(replace(job, state="cancelled"))
     assert words in shown[0]
 

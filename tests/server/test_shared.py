@@ -24,10 +24,10 @@ from tiny_clip import TASKS, write_suite
 from app import jobs as app_jobs
 from app import state
 from app.held_sessions import MOST, Held
-from app.opening import bytes_needed
-from featcal.authoring.common import write_new
+from app.opening import suite_bytes
+from featcal.authoring.common import write_new_file
 from featcal.authoring.recipes import import_recipe
-from featcal.cli import commands as main
+from featcal.cli import featcal_command
 from featcal.family.opening import open_family
 from featcal.formats.hub import RECORD_FILE
 from featcal.formats.output import OutputFolder
@@ -323,7 +323,7 @@ def test_a_checkpoint_is_written_inside_alone(root: Path) -> None:
     assert str(root.parent) not in read(app)
 
 
-@pytest.mark.parametrize("write", [OutputFolder, lambda out: write_new(out, "text")], ids=["folder", "file"])
+@pytest.mark.parametrize("write", [OutputFolder, lambda out: write_new_file(out, "text")], ids=["folder", "file"])
 def test_whatever_writes_is_held_to_it(root: Path, write: Callable[[Path], object]) -> None:
     for outside in (root.parent / "new", bundle_root() / "data" / "new"):
         with pytest.raises(InputError, match=REFUSED):
@@ -341,13 +341,13 @@ def test_names_are_text(root: Path) -> None:
 
 
 def test_an_estimate_counts_models_and_grows_with_them(tiny_suite_file: Path, tmp_path: Path) -> None:
-    needed = bytes_needed(load_suite(tiny_suite_file))
+    needed = suite_bytes(load_suite(tiny_suite_file))
     family = open_family(load_suite(tiny_suite_file))
     stored = sum(one.numel() * one.element_size() for one in family.merged.read(family.adapter.tower).values())
     assert needed > 4 * stored  # base, merged and two experts
     larger = write_suite(tmp_path / "larger")
     change(larger, lambda content: content["tasks"].update(third=content["tasks"][TASKS[0]]))
-    assert bytes_needed(load_suite(larger)) >= needed + stored
+    assert suite_bytes(load_suite(larger)) >= needed + stored
 
 
 def test_a_suite_that_needs_too_much_is_refused_before_it_is_read(
@@ -588,14 +588,16 @@ def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     run = CliRunner().invoke
-    assert run(main, ["app", "--shared", "--root", f"{tmp_path}/link", "--max-memory", "3GiB"]).exit_code == 0
-    assert run(main, ["app", "--port", "9", "--server.address=::1"]).exit_code == 0
+    assert (
+        run(featcal_command, ["app", "--shared", "--root", f"{tmp_path}/link", "--max-memory", "3GiB"]).exit_code == 0
+    )
+    assert run(featcal_command, ["app", "--port", "9", "--server.address=::1"]).exit_code == 0
     assert started == [
         (8501, [], ServerRules((str((tmp_path / "a").resolve()),), 3 * 2**30)),
         (9, ["--server.address=::1"], None),
     ]
     for wrong in (["--shared"], ["--root", str(tmp_path)], ["--max-memory", "1GiB"], ["--shared", "--root", "nowhere"]):
-        assert run(main, ["app", *wrong]).exit_code == 2
+        assert run(featcal_command, ["app", *wrong]).exit_code == 2
     assert len(started) == 2
 
 

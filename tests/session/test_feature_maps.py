@@ -14,7 +14,7 @@ from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
 from featcal.calibration.conditioning import measure_conditioning
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.family.opening import Family
 from featcal.session import projection
 from featcal.session.feature_maps import FeatureMaps, clouds_json
@@ -34,7 +34,7 @@ def clouds(family: Family) -> FeatureMaps:
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(commands, [*map(str, words)])
+    return CliRunner().invoke(featcal_command, [*map(str, words)])
 
 
 def test_cosines_and_distances_are_those_of_the_features(tiny: Family) -> None:

@@ -20,19 +20,19 @@ from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
 from featcal import evaluate, load_suite, measure_drift
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.drift.ledger import DriftLedger
 from featcal.family import opening
 from featcal.family.opening import Family
 from featcal.formats import model_files
 from featcal.formats.weights import InMemory, Weights
 from featcal.mergers.common.engine import RecipeWeights
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.samples.sources import Samples
 from featcal.session import fits, measurements
 from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import model_stamp, suite_stamp
-from featcal.session.model_ref import Same, resolve_model
+from featcal.session.model_ref import IdentityKey, resolve_model
 from featcal.session.open_suite import PASSES
 from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
@@ -58,11 +58,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    for name in ("calibrate", "measure_sources"):
+    for name in ("calibrate_family", "measure_sources"):
         counted(fits, name)
-    for name in ("decompose", "follow", "score", "task_vector_cosines"):
+    for name in ("decompose", "measure_total_drift", "score_model", "task_vector_cosines"):
         counted(measurements, name)
-    counted(opening, "look")
+    counted(opening, "preview_samples")
     return called
 
 
@@ -85,7 +85,15 @@ def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
     first, again = ask(), ask()
     assert all(one is other for one, other in zip(first, again, strict=True))
     assert sorted(calls) == sorted(
-        ["calibrate", "decompose", "follow", *["score"] * len(TASKS), "measure_sources", "task_vector_cosines", "look"]
+        [
+            "calibrate_family",
+            "decompose",
+            "measure_total_drift",
+            *["score_model"] * len(TASKS),
+            "measure_sources",
+            "task_vector_cosines",
+            "preview_samples",
+        ]
     )
     assert own.counts(FEW) == dict.fromkeys(TASKS, 8)
 
@@ -99,7 +107,7 @@ def test_numbers_are_those_of_the_public_functions(tiny: Family) -> None:
         own.measure.scores("base", EvaluationSamples(6, "test", 7)).to_json()
         == evaluate(tiny, "base", samples=6, seed=7).to_json()
     )
-    result = calibrate(tiny, CONFIG)
+    result = calibrate_family(tiny, CONFIG)
     alone, kept = measure_drift(tiny, result, samples=8), own.measure.drift(CONFIG, DriftOptions(8))
     assert (alone.model, kept.model) == ("calibrated model", "calibrated")
     assert alone.to_json()["tasks"] == kept.to_json()["tasks"]
@@ -154,7 +162,7 @@ def test_features_alone_and_taken_apart_tell_the_same(tiny: Family) -> None:
 def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) -> None:
     """A checkpoint by its files, an object by itself; a measured object is not held."""
     own = Session(tiny)
-    calibrate(tiny, CONFIG).save(tmp_path / "model")
+    calibrate_family(tiny, CONFIG).save(tmp_path / "model")
     folder = str(tmp_path / "model")
     ledger = own.measure.drift(folder, DriftOptions(8))
     assert own.measure.drift(folder, DriftOptions(8)) is ledger
@@ -165,12 +173,12 @@ def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) ->
     tensors = tiny.merged.read(tiny.adapter.tower)
     one, other = InMemory("one", tensors), InMemory("one", tensors)
     assert own.measure.features(one, FEW) is own.measure.features(one, FEW) is not own.measure.features(other, FEW)
-    key = Same(one)
-    assert key == Same(one) != Same(other)
+    key = IdentityKey(one)
+    assert key == IdentityKey(one) != IdentityKey(other)
     gone = ref(one)
     del one
     assert gone() is None
-    assert key not in (Same(other), Same(key))
+    assert key not in (IdentityKey(other), IdentityKey(key))
 
 
 @pytest.mark.slow
@@ -265,7 +273,7 @@ def test_expert_passes_are_found_again_by_what_decides_their_samples(
     """Another seed, number, batch or precision of the samples is another pass; numbers of the solve are none."""
     made: list[str] = []
 
-    def make(family: Family, config: CalibrationConfig, kept: Kept, split: str) -> dict[str, ExpertPass]:
+    def make(family: Family, config: CalibrationConfig, kept: WalkCache, split: str) -> dict[str, ExpertPass]:
         made.append(split)
         return {}
 
@@ -316,7 +324,7 @@ def test_failures_are_not_kept(tiny: Family, monkeypatch: pytest.MonkeyPatch) ->
 
     own = Session(tiny)
     with monkeypatch.context() as broken:
-        broken.setattr(fits, "calibrate", fail)
+        broken.setattr(fits, "calibrate_family", fail)
         for _ in range(2):
             with pytest.raises(NumericalError):
                 own.measure.drift(CONFIG, DriftOptions(8))
@@ -357,7 +365,9 @@ def test_work_that_is_overtaken_leaves_nothing_half_done(
             ask(disturbed, overtaken)
     calls.clear()
     assert numbers(disturbed) == calm
-    assert {"decompose", "follow", "score", "measure_sources"} <= {*calls}  # nothing of them was kept
+    assert {"decompose", "measure_total_drift", "score_model", "measure_sources"} <= {
+        *calls
+    }  # nothing of them was kept
 
 
 def numbers(own: Session) -> dict[str, Any]:
@@ -381,7 +391,7 @@ def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], c
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(ask, range(4))]
     assert all(one == calm for one in found)
-    once = ["calibrate", "decompose", "follow", "measure_sources", *["score"] * len(TASKS)]
+    once = ["calibrate_family", "decompose", "measure_total_drift", "measure_sources", *["score_model"] * len(TASKS)]
     assert sorted(calls) == once
 
 

@@ -23,7 +23,7 @@ from scipy import stats
 from tiny_clip import TASKS
 
 from featcal import evaluate, measure_drift
-from featcal.cli import commands
+from featcal.cli import featcal_command
 from featcal.cli.study import whole_numbers
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
@@ -33,13 +33,13 @@ from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
 from featcal.studies.maker import measure_cost
 from featcal.studies.method_lists import with_samples
-from featcal.studies.plan import Plan, points_of, views
+from featcal.studies.plan import StudyPlan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.runner import Point, Row
-from featcal.studies.store import Found, Rows, Spent
+from featcal.studies.store import RowResult, Rows, StageSeconds
 from featcal.studies.study import Study, read_study
-from featcal.studies.summary import spread, student_bound, summaries
+from featcal.studies.summary import mean_and_interval, student_bound, summaries
 from featcal.suite.methods import NEEDS, method, method_names
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -49,7 +49,7 @@ FEW: dict[str, Any] = {"seeds": (42, 43), "samples": 8}
 
 
 def table(session: Session, methods: Sequence[str] = METHODS, **options: Any) -> Study:
-    return compare_methods(session, Plan(methods, **{**FEW, **options}))
+    return compare_methods(session, StudyPlan(methods, **{**FEW, **options}))
 
 
 class Stopped(Exception):
@@ -248,8 +248,10 @@ def test_looks_at_the_test_split_are_counted_once(own: Session) -> None:
 def row(method: str, seed: int | None, values: dict[str, float], failure: str = "", **at: int) -> Row:
     scores = {} if failure else {task: TaskValue("accuracy", value, 100) for task, value in values.items()}
     flat = {} if failure else dict.fromkeys(values, 0.5)
-    seconds = {} if failure else {"make": Spent(2.0, 1.0 if seed is None else seed / 42)}
-    return Row(Point(method, method, seed, at), ("samples",), Found(scores, flat, flat, seconds, {}, 1000, {}, failure))
+    seconds = {} if failure else {"make": StageSeconds(2.0, 1.0 if seed is None else seed / 42)}
+    return Row(
+        Point(method, method, seed, at), ("samples",), RowResult(scores, flat, flat, seconds, {}, 1000, {}, failure)
+    )
 
 
 def test_seeds_are_taken_together() -> None:
@@ -287,10 +289,10 @@ def test_places_of_a_study_are_apart_and_have_experts_of_their_own() -> None:
 
 def test_the_interval_is_that_of_students_t() -> None:
     values = [0.3, 0.45, 0.5, 0.41]
-    found = spread(values)
+    found = mean_and_interval(values)
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
-    assert spread([0.3]).low is None
+    assert mean_and_interval([0.3]).low is None
     # Freedom of every kind: the one that is a plain tangent, even and odd numbers, many.
     bounds = [student_bound(0.95, freedom) for freedom in (1, 2, 3, 4, 9, 10, 99)]
     assert bounds == pytest.approx([stats.t.ppf(0.975, freedom) for freedom in (1, 2, 3, 4, 9, 10, 99)], rel=1e-12)
@@ -349,7 +351,7 @@ def test_processor_seconds_leave_waiting_out() -> None:
 
 
 def run_command(*arguments: str) -> Any:
-    return CliRunner().invoke(commands, ["compare", *arguments], standalone_mode=False)
+    return CliRunner().invoke(featcal_command, ["compare", *arguments], standalone_mode=False)
 
 
 def test_the_command_prints_every_form_and_writes_the_file(tiny_suite_file: Path, tmp_path: Path) -> None:
@@ -387,7 +389,7 @@ def test_the_command_prints_every_form_and_writes_the_file(tiny_suite_file: Path
     ],
 )
 def test_options_that_mean_nothing_are_refused(tiny_suite_file: Path, options: list[str]) -> None:
-    found = CliRunner().invoke(commands, ["compare", str(tiny_suite_file), *options])
+    found = CliRunner().invoke(featcal_command, ["compare", str(tiny_suite_file), *options])
     assert found.exit_code == 2
 
 

@@ -29,8 +29,8 @@ from featcal.figures import run_tables
 from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.studies import history as runs
-from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
-from featcal.studies.recording import count_looks, hash_of, measure, record, run_of
+from featcal.studies.history import History, Looks, RunMeasurement, TaskValue, new_run, suite_hash
+from featcal.studies.recording import count_looks, hash_of, measure_model, record, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import format_parts
 from featcal.suite.views import EvaluationSamples
@@ -46,9 +46,9 @@ def a_run(number: int = 0) -> runs.HistoryEntry:
     return new_run(SUITE, f"calibrated:lam={number}", {"lam": number + 0.1}, BY)
 
 
-def measured(value: float = 0.1 + 0.2, samples: int | None = 8) -> Measured:
+def measured(value: float = 0.1 + 0.2, samples: int | None = 8) -> RunMeasurement:
     scores = {"pets": TaskValue("accuracy", value, 8), "signs": TaskValue("accuracy", 1.0, 5)}
-    return Measured("features", "validation", samples, 42, scores, {"pets": 1 / 3, "signs": 0.7}, 2.5)
+    return RunMeasurement("features", "validation", samples, 42, scores, {"pets": 1 / 3, "signs": 0.7}, 2.5)
 
 
 def test_what_comes_back_is_what_went_in_to_the_last_bit(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_large_files_count_by_path_size_and_times(
 def test_names_of_tasks_come_back_from_the_history(tmp_path_factory: pytest.TempPathFactory, tasks: list[str]) -> None:
     history = History(tmp_path_factory.mktemp("history"))
     run = new_run((tasks[0], "0" * 16), f"calibrated:tasks={format_parts(tasks)}", {"tasks": tasks}, {})
-    found = Measured("features", "validation", 8, 42, {tasks[0]: TaskValue("accuracy", 0.5, 8)}, {tasks[0]: 0.25})
+    found = RunMeasurement("features", "validation", 8, 42, {tasks[0]: TaskValue("accuracy", 0.5, 8)}, {tasks[0]: 0.25})
     assert history.add(run, found)
     assert (history.get(run.id), history.problems) == (replace(run, measured=(found,)), [])
 
@@ -340,7 +340,7 @@ def test_samples_without_answers_have_drift_alone(edit_suite: Callable[..., Path
     from featcal import open_family
 
     session = Session(open_family(load_suite(edit_suite(without_labels)), "cpu"))
-    found = measure(session, CONFIG, FEW)
+    found = measure_model(session, CONFIG, FEW)
     assert dict(found.scores) == {}
     assert all(value > 0 for value in found.drift.values())
     assert set(found.drift) == set(TASKS)

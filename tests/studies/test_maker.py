@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from featcal.family.opening import Family
-from featcal.models.lane import Kept
-from featcal.models.walk import Walk
+from featcal.models.lane import WalkCache
+from featcal.models.walk import BlockwiseForward
 from featcal.session import fits, measurements, open_suite
 from featcal.session.session import Session
 from featcal.studies import maker
 from featcal.studies.compare import compare_methods
 from featcal.studies.maker import SHARED, Passes
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import Row
 from featcal.studies.store import Rows
 from featcal.system import progress
-from featcal.system.progress import Effort
+from featcal.system.progress import Timing
 
 METHODS = ["merged", "calibrated", "regmean", "svc@calibrated", "react@calibrated", "react", "calibrated:rho=1@ties"]
 SEEDS = (42, 43)
@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def table(family: Family, methods: list[str], seeds: tuple[int, ...], folder: Path) -> list[Row]:
-    return list(compare_methods(Session(family), Plan(methods, seeds, samples=8, rows=Rows(folder))).rows)
+    return list(compare_methods(Session(family), StudyPlan(methods, seeds, samples=8, rows=Rows(folder))).rows)
 
 
 def numbers(row: Row) -> dict[str, Any]:
@@ -140,13 +140,13 @@ def test_passes_that_a_start_has_paid_for_are_not_paid_twice(clock: list[float])
 
 
 def test_what_a_walk_finds_counts_as_it_took(tiny: Family) -> None:
-    room = Kept(2**28)
+    room = WalkCache(2**28)
     one = tiny.expert_pass(tiny.samples(next(iter(tiny.experts)), "calibration", 4, 42), 4, room)
     run = tiny.run()
 
     def walk() -> None:
         with torch.no_grad():
-            through = Walk(run, "walk", {one.task: one}, {})
+            through = BlockwiseForward(run, "walk", {one.task: one}, {})
             for stage in run.adapter.stages:
                 through.enter(stage)
                 for _, block in through.blocks(stage):
@@ -154,7 +154,7 @@ def test_what_a_walk_finds_counts_as_it_took(tiny: Family) -> None:
             through.finish()
 
     walk()
-    assert room.spared == Effort()
+    assert room.spared == Timing()
     assert room.spared_bytes == 0
     walk()
     assert room.spared_bytes == 2**28 - room.left  # all that was kept
@@ -170,7 +170,7 @@ def test_what_is_done_with_a_thing_is_no_part_of_making_it(clock: list[float]) -
             clock[0] += 0.5
             yield number
 
-    effort = Effort()
+    effort = Timing()
     for _ in effort.time_each(slow()):
         clock[0] += 2
     assert (effort.wall, effort.cpu) == (1.0, 0.5)

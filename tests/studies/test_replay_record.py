@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from lanes import cases_by_message, rows
 from safetensors.torch import load_file, save_file
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
-from featcal.cli import commands
+from featcal.calibration.calibrate import calibrate_family, calibrate_to_folder, config_for
+from featcal.cli import featcal_command
 from featcal.export.change_layout import convert
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import open_family
 from featcal.formats.contents import tensor_digest, tensor_digests
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.studies.replay.record import read_record
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.facts import suite_facts
@@ -61,7 +61,7 @@ def edit(made: Path) -> Callable[[Callable[[dict[str, Any]], object]], None]:
 
 
 def ask(*words: object) -> Result:
-    return CliRunner().invoke(commands, ["replay", *map(str, words)])
+    return CliRunner().invoke(featcal_command, ["replay", *map(str, words)])
 
 
 @pytest.mark.slow
@@ -69,11 +69,11 @@ def test_two_runs_write_the_same_bits(own_suite_file: Path, made: Path, tmp_path
     family = open_family(load_suite(own_suite_file), "cpu")
     config = config_for(family, samples=8, lam=0.1)
     calibrate_to_folder(family, config, tmp_path / "again")
-    calibrate(family, config).save(tmp_path / "memory")
+    calibrate_family(family, config).save(tmp_path / "memory")
     written = (made / WEIGHTS).read_bytes()
     assert written == (tmp_path / "again" / WEIGHTS).read_bytes()
     assert written == (tmp_path / "memory" / WEIGHTS).read_bytes()
-    assert replay(tmp_path / "memory", own_suite_file).same
+    assert replay_record(tmp_path / "memory", own_suite_file).same
 
 
 def test_same(own_suite_file: Path, made: Path, tmp_path: Path) -> None:
@@ -88,21 +88,21 @@ def test_same(own_suite_file: Path, made: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_record_alone_is_held_against_its_hashes(own_suite_file: Path, made: Path, edit: Any) -> None:
     (made / WEIGHTS).unlink()
-    found = replay(made, own_suite_file)
+    found = replay_record(made, own_suite_file)
     assert (found.same, found.held_against) == (True, "hashes")
     edit(lambda record: record["tensors"].update({"logit_scale": "0" * 64}))
-    found = replay(made, own_suite_file)
+    found = replay_record(made, own_suite_file)
     assert not found.same
     assert [(one.tensor, one.relative) for one in found.different] == [("logit_scale", None)]
     edit(lambda record: record["tensors"].pop("logit_scale"))
-    (left,) = replay(made, own_suite_file).different
+    (left,) = replay_record(made, own_suite_file).different
     assert (left.tensor, left.why) == ("logit_scale", "only in the replay")
 
 
 def test_the_number_of_processes_is_named(own_suite_file: Path, made: Path, edit: Any) -> None:
     """Several processes sum in another order, and those that share a task in float32."""
     edit(lambda record: record.update(ranks=[{"tasks": {}}, {"tasks": {}}]))
-    assert replay(made, own_suite_file).surroundings["machine"] == ["processes 2 then, 1 now"]
+    assert replay_record(made, own_suite_file).surroundings["machine"] == ["processes 2 then, 1 now"]
 
 
 def test_a_changed_input_is_named_first(own_suite_file: Path, made: Path) -> None:
@@ -125,7 +125,7 @@ def test_changed_samples_are_named(own_suite_file: Path, made: Path) -> None:
     samples = load_file(file)
     samples["pets.calibration"] += 0.25
     save_file(samples, file)
-    found = replay(made, own_suite_file)
+    found = replay_record(made, own_suite_file)
     assert list(found.samples) == ["pets: the same positions give other inputs"]
     assert (list(found.inputs), found.same) == ([], False)
 
@@ -136,7 +136,7 @@ def test_the_relative_difference_is_that_of_the_largest_value(own_suite_file: Pa
     off = tensors[name].clone()
     off.view(-1)[3] += 2.0 * float(off.abs().max())
     save_file({**tensors, name: off}, made / WEIGHTS, {"format": "pt"})
-    found = replay(made, own_suite_file)
+    found = replay_record(made, own_suite_file)
     (one,) = found.different
     expected = float((off - tensors[name]).abs().max() / off.abs().max())
     assert one.tensor == name
@@ -173,10 +173,10 @@ def test_what_could_not_be_checked_is_said_below_the_result(
 @pytest.mark.slow
 def test_a_merge(own_suite_file: Path, tmp_path: Path) -> None:
     merge_to_folder(load_suite(own_suite_file), "ties", 0.7, tmp_path / "merged")
-    assert replay(tmp_path / "merged", own_suite_file).same
+    assert replay_record(tmp_path / "merged", own_suite_file).same
     expert = own_suite_file.parent / "experts" / "pets" / WEIGHTS
     save_file({name: tensor * 1.01 for name, tensor in load_file(expert).items()}, expert, {"format": "pt"})
-    found = replay(tmp_path / "merged", own_suite_file)
+    found = replay_record(tmp_path / "merged", own_suite_file)
     assert not found.same
     assert [line.split(":")[0] for line in found.inputs] == ["expert pets"]
 
@@ -184,9 +184,9 @@ def test_a_merge(own_suite_file: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_model_that_was_calibrated(own_suite_file: Path, tmp_path: Path) -> None:
     words = ["calibrate", own_suite_file, "--model", "ties:scale=0.5", "--samples", 8, "--out", tmp_path / "made"]
-    assert CliRunner().invoke(commands, [*map(str, words)]).exit_code == 0
+    assert CliRunner().invoke(featcal_command, [*map(str, words)]).exit_code == 0
     assert read_record(tmp_path / "made" / "featcal.json").model == "ties:scale=0.5"
-    assert replay(tmp_path / "made", own_suite_file).same
+    assert replay_record(tmp_path / "made", own_suite_file).same
 
 
 def test_a_record_names_no_folder(calibrated: Path, tiny_suite_file: Path) -> None:
@@ -230,7 +230,7 @@ def test_records_that_cannot_be_replayed(
 ) -> None:
     edit(change)
     with pytest.raises(InputError, match=message):
-        replay(made)
+        replay_record(made)
 
 
 @pytest.mark.parametrize(
@@ -244,17 +244,17 @@ def test_options_out_of_range(
 ) -> None:
     edit(lambda record: record["config"].update(options))
     with pytest.raises(InputError, match=message):
-        replay(made, own_suite_file)
+        replay_record(made, own_suite_file)
 
 
 def test_a_baseline_and_an_export_are_refused(own_suite_file: Path, made: Path, tmp_path: Path) -> None:
     words = ["merge", str(own_suite_file), "--method", "regmean:samples=8", "--out", str(tmp_path / "regmean")]
-    assert CliRunner().invoke(commands, words).exit_code == 0
+    assert CliRunner().invoke(featcal_command, words).exit_code == 0
     with pytest.raises(InputError, match="a record of the baseline 'regmean"):
-        replay(tmp_path / "regmean", own_suite_file)
+        replay_record(tmp_path / "regmean", own_suite_file)
     convert(str(made), tmp_path / "exported", "hf")
     with pytest.raises(InputError, match="replay the record of the folder that it was made of"):
-        replay(tmp_path / "exported", own_suite_file)
+        replay_record(tmp_path / "exported", own_suite_file)
 
 
 def test_digests_tell_dtype_shape_and_sign(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_records_of_the_docs(name: str, tmp_path: Path) -> None:
     shutil.copy(RECORDS[name], tmp_path / "featcal.json")
     then = read_record(RECORDS[name])
     assert then.options() == CalibrationConfig(**then.config)
-    found = replay(tmp_path)
+    found = replay_record(tmp_path)
     assert (list(found.inputs), list(found.surroundings["suite file"])) == ([], [])
     here = machine_facts(torch.device("cpu")) | {"threads": then.machine["threads"]}
     elsewhere = [*found.surroundings["versions"], *found.surroundings["machine"]]

@@ -19,7 +19,7 @@ from featcal.session.session import Session
 from featcal.studies import paper, reproduce
 from featcal.studies.maker import Maker
 from featcal.studies.paper import PaperRow, PaperTable, PrintedScores, printed_scores
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
@@ -44,8 +44,8 @@ def printed(monkeypatch: pytest.MonkeyPatch, tiny_suite: Suite) -> PrintedScores
     return printed_scores("tiny")
 
 
-def plan(*models: str, **options: Any) -> Plan:
-    return Plan(models or ("base", "calibrated"), **{"seeds": (42, 43, 44), "samples": 4, **options})
+def plan(*models: str, **options: Any) -> StudyPlan:
+    return StudyPlan(models or ("base", "calibrated"), **{"seeds": (42, 43, 44), "samples": 4, **options})
 
 
 def test_intervals_are_those_of_scipy() -> None:
@@ -106,7 +106,7 @@ def test_two_seeds_give_no_verdict_where_samples_are_drawn(tiny: Family, printed
 def test_a_printed_score_agrees_within_the_interval_and_its_rounding(
     printed_at: float, agrees: bool, verdict: str
 ) -> None:
-    cell = reproduce.Cell("Pre-trained", "base", "pets", printed_at, 0.5, 0.4, 0.6)
+    cell = reproduce.TableCell("Pre-trained", "base", "pets", printed_at, 0.5, 0.4, 0.6)
     assert (cell.agrees, cell.verdict) == (agrees, verdict)
 
 
@@ -131,7 +131,7 @@ def test_a_killed_study_goes_on(tiny: Family, printed: PrintedScores, monkeypatc
 
 
 def test_what_is_not_as_in_the_paper_is_said(tiny: Family, printed: PrintedScores, monkeypatch: Any) -> None:
-    on = Plan(("base",), on=plan().on._replace(scores=EvaluationSamples(5, "validation"))).on
+    on = StudyPlan(("base",), on=plan().on._replace(scores=EvaluationSamples(5, "validation"))).on
     found = reproduce.reproduce(Session(tiny), plan("base", on=on), printed)
     assert found.departures == (
         "4 calibration samples per task, in the paper 256",

@@ -16,15 +16,15 @@ from click.testing import CliRunner
 from clip_config import clip_config
 
 from featcal import evaluate, measure_drift
-from featcal.calibration.calibrate import calibrate
-from featcal.cli import commands
+from featcal.calibration.calibrate import calibrate_family
+from featcal.cli import featcal_command
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies import ablate, budget, corrupt, schedule, tasks
 from featcal.studies.maker import Maker
-from featcal.studies.plan import Plan
+from featcal.studies.plan import StudyPlan
 from featcal.studies.runner import Views
 from featcal.studies.study import Study
 from featcal.suite.calibration_options import CalibrationConfig
@@ -45,8 +45,8 @@ def own(tiny: Family) -> Session:
     return Session(tiny)
 
 
-def plan(*methods: str, **options: Any) -> Plan:
-    return Plan(methods, **{"seeds": (42,), "samples": 8, **options})
+def plan(*methods: str, **options: Any) -> StudyPlan:
+    return StudyPlan(methods, **{"seeds": (42,), "samples": 8, **options})
 
 
 def drifts(study: Study, method: str) -> dict[Any, float]:
@@ -65,7 +65,7 @@ def drift_of(family: Family, model: Any, samples: int = 64) -> float:
 
 @pytest.mark.slow
 def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family) -> None:
-    study = budget.budget(own, plan("merged", "calibrated", seeds=(42, 43)), (2, 5))
+    study = budget.study_budget(own, plan("merged", "calibrated", seeds=(42, 43)), (2, 5))
     assert [(row.method, row.point.at["n"], row.point.seed) for row in study.rows] == [
         (method, count, seed)
         for count in (2, 5)
@@ -76,7 +76,7 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
             continue
         config = replace(CONFIG, samples=int(row.point.at["n"]), seed=row.point.seed or 0)
         assert np.mean(list(row.found.drift.values())) == pytest.approx(
-            drift_of(tiny, calibrate(tiny, config)), abs=1e-5
+            drift_of(tiny, calibrate_family(tiny, config)), abs=1e-5
         )
     assert "n" in study_tables.text_cells(study.summaries())[1]
 
@@ -84,13 +84,13 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
 def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
     """A name with samples of its own would stand at every number and be the same model."""
     with pytest.raises(InputError, match="'calibrated:samples=4' says its own number of samples"):
-        budget.budget(own, plan("merged", "calibrated:samples=4"), (2, 5))
+        budget.study_budget(own, plan("merged", "calibrated:samples=4"), (2, 5))
 
 
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget.budget(own, plan("merged", "calibrated"), (5, 8))
+    budget.study_budget(own, plan("merged", "calibrated"), (5, 8))
     monkeypatch.setattr(Maker, "make", None)
-    again = budget.budget(own, plan("calibrated", "merged"), (8,))
+    again = budget.study_budget(own, plan("calibrated", "merged"), (8,))
     assert len(again.rows) == 3
 
 
@@ -99,7 +99,7 @@ def test_lag_0_is_algorithm_1(tiny64: Family, recipe: str) -> None:
     """Block by block on the finished blocks before it: the same weights as all at once."""
     config = resolve_model(f"calibrated:recipe={recipe},samples=8", tiny64).config
     assert isinstance(config, CalibrationConfig)
-    whole = calibrate(tiny64, config).weights
+    whole = calibrate_family(tiny64, config).weights
     # What the recipe brings, and all blocks by a text, as a caller may write them.
     asked = CalibrationConfig(recipe=recipe, samples=8, blocks=("block 0,block 1,block 2",))
     found = schedule.calibrate_behind(Session(tiny64), asked, 0)
@@ -113,8 +113,8 @@ def test_stale_and_parallel_blocks_are_fitted_on_their_own_features(tiny64: Fami
     blocks = list(tiny64.adapter.blocks())
     layers = list(tiny64.adapter.block_layers())
     stale, parallel = (schedule.calibrate_behind(Session(tiny64), CONFIG, lag) for lag in (1, len(blocks)))
-    alone = [calibrate(tiny64, replace(CONFIG, blocks=(layer,))).weights for layer in layers]
-    without_1 = calibrate(tiny64, replace(CONFIG, blocks=(layers[0], layers[2]))).weights
+    alone = [calibrate_family(tiny64, replace(CONFIG, blocks=(layer,))).weights for layer in layers]
+    without_1 = calibrate_family(tiny64, replace(CONFIG, blocks=(layers[0], layers[2]))).weights
 
     def same(one: Any, other: Any, number: int) -> bool:
         names = blocks[number].names
@@ -126,15 +126,15 @@ def test_stale_and_parallel_blocks_are_fitted_on_their_own_features(tiny64: Fami
     assert same(stale, parallel, 1)
     assert same(stale, without_1, 2)
     assert not same(stale, parallel, 2)
-    assert not same(calibrate(tiny64, CONFIG).weights, parallel, 1)
+    assert not same(calibrate_family(tiny64, CONFIG).weights, parallel, 1)
 
 
 @pytest.mark.slow
 def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None:
-    study = schedule.schedule(own, plan("calibrated"))
+    study = schedule.study_schedule(own, plan("calibrated"))
     found = drifts(study, "calibrated")
     assert list(found) == [("forward",), ("stale",), ("parallel",)]
-    assert found["forward",] == pytest.approx(drift_of(tiny, calibrate(tiny, CONFIG)), abs=1e-5)
+    assert found["forward",] == pytest.approx(drift_of(tiny, calibrate_family(tiny, CONFIG)), abs=1e-5)
     parallel = schedule.calibrate_behind(own, CONFIG, 3)
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
@@ -146,17 +146,17 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     assert predicted["forward"] == {}
     assert predicted["parallel"]["excess"] > predicted["stale"]["excess"] > 0
     assert study_tables.text_cells(study.summaries())[1][-2:] == ["excess", "needs"]
-    refined = schedule.schedule(own, plan("calibrated:recipe=refined"))
+    refined = schedule.study_schedule(own, plan("calibrated:recipe=refined"))
     assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
     with pytest.raises(InputError, match="is not a calibration"):
-        schedule.schedule(own, plan("calibrated", "merged"))
+        schedule.study_schedule(own, plan("calibrated", "merged"))
     with pytest.raises(InputError, match="calibrated:samples=6@base calibrates another model"):
-        schedule.schedule(own, plan("calibrated@merged", "calibrated:samples=6@base"))
+        schedule.study_schedule(own, plan("calibrated@merged", "calibrated:samples=6@base"))
 
 
 @pytest.mark.slow
 def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:
-    study = ablate.ablate(own, plan("merged"))
+    study = ablate.study_ablation(own, plan("merged"))
     configs = {row.method: resolve_model(row.point.model, tiny).config for row in study.rows}
     whole = configs["paper: whole"]
     assert whole == replace(CONFIG)
@@ -195,7 +195,7 @@ def test_switches_that_mean_nothing_to_an_architecture_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_fewer_tasks_are_merged_and_calibrated_anew(own: Session, own_suite_file: Path) -> None:
-    study = tasks.tasks(own, plan("merged", "calibrated"), (1, 2))
+    study = tasks.study_task_counts(own, plan("merged", "calibrated"), (1, 2))
     content = yaml.safe_load(own_suite_file.read_text())
     del content["tasks"]["signs"]
     own_suite_file.write_text(yaml.safe_dump(content))
@@ -209,7 +209,7 @@ def test_fewer_tasks_are_merged_and_calibrated_anew(own: Session, own_suite_file
         }
     assert [row.point.at["tasks"] for row in study.rows] == [1, 1, 1, 2, 2, 2]
     with pytest.raises(InputError, match="3 tasks"):
-        tasks.tasks(own, plan("merged"), (3,))
+        tasks.study_task_counts(own, plan("merged"), (3,))
 
 
 def test_a_checkpoint_of_all_tasks_has_no_first_ones(
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_all_tasks_has_no_first_ones(
 ) -> None:
     file = edit_suite(lambda content: content.update(merged="base"))
     with pytest.raises(InputError, match="checkpoint of all tasks"):
-        tasks.tasks(Session(open_family(load_suite(file), device="cpu")), plan("merged"), (1,))
+        tasks.study_task_counts(Session(open_family(load_suite(file), device="cpu")), plan("merged"), (1,))
 
 
 @pytest.mark.slow
@@ -225,15 +225,17 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     """On the embedded suite: a place is the model calibrated on the corrupted suite, measured on the clean one."""
     clean = open_family(load_suite("clip-mini"), device="cpu")
     few = Views(EvaluationSamples(16, "test"), EvaluationSamples(16))
-    study = corrupt.corrupt(Session(clean), plan("calibrated", on=few), ("fog", "fog"), (5, 5))
+    study = corrupt.study_corruption(Session(clean), plan("calibrated", on=few), ("fog", "fog"), (5, 5))
     with pytest.raises(InputError, match=r"calibration pictures of .* are corrupted, so that none would be clean"):
-        corrupt.corrupt(Session(replace(clean, suite=corrupt.corrupt_suite(clean.suite, "fog", 5))), plan("merged"))
+        corrupt.study_corruption(
+            Session(replace(clean, suite=corrupt.corrupt_suite(clean.suite, "fog", 5))), plan("merged")
+        )
     noisy = open_family(corrupt.corrupt_suite(clean.suite, "fog", 5), device="cpu")
     found = drifts(study, "calibrated")
     assert len(study.rows) == 3  # the experts, and the two
     assert [*found] == [("clean", 0), ("fog", 5)]
-    assert found["clean", 0] == pytest.approx(drift_of(clean, calibrate(clean, CONFIG), 16), abs=1e-5)
-    assert found["fog", 5] == pytest.approx(drift_of(clean, calibrate(noisy, CONFIG), 16), abs=1e-5)
+    assert found["clean", 0] == pytest.approx(drift_of(clean, calibrate_family(clean, CONFIG), 16), abs=1e-5)
+    assert found["fog", 5] == pytest.approx(drift_of(clean, calibrate_family(noisy, CONFIG), 16), abs=1e-5)
     assert found["fog", 5] > found["clean", 0]
 
 
@@ -248,7 +250,7 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
 def test_commands_print_their_study(tiny_suite_file: Path, arguments: list[str]) -> None:
     name, *options = arguments
     asked = ["study", name, str(tiny_suite_file), "--seeds", "42", "--eval-samples", "5", "--json", *options]
-    document = json.loads(CliRunner().invoke(commands, asked, standalone_mode=False).stdout)
+    document = json.loads(CliRunner().invoke(featcal_command, asked, standalone_mode=False).stdout)
     assert document["study"] == name
     assert document["on"]["scores"] == {"split": "test", "samples": 5, "seed": 42}
     assert all(one["at"] for one in document["rows"] if one["method"] not in ("merged", "expert") or name != "schedule")
@@ -257,9 +259,9 @@ def test_commands_print_their_study(tiny_suite_file: Path, arguments: list[str])
 def test_what_is_said_twice_is_measured_once(own: Session) -> None:
     """Two rows of one seed would have an interval of no width."""
     assert plan("calibrated", seeds=(43, 42, 43)).seeds == (43, 42)
-    study = budget.budget(own, plan("merged", seeds=(42, 42)), (2, 2))
+    study = budget.study_budget(own, plan("merged", seeds=(42, 42)), (2, 2))
     assert [(row.method, row.point.at["n"]) for row in study.rows] == [("expert", 2), ("merged", 2)]
-    study = tasks.tasks(own, plan("merged"), (2, 2))
+    study = tasks.study_task_counts(own, plan("merged"), (2, 2))
     assert [(row.method, row.point.at["tasks"]) for row in study.rows] == [("expert", 2), ("merged", 2)]
 
 

@@ -26,7 +26,7 @@ from featcal.figures import run_tables, sweep_charts
 from featcal.session import fits
 from featcal.session.model_names import weights_of
 from featcal.session.session import Session
-from featcal.studies.history import History, Looks, Measured, TaskValue, new_run
+from featcal.studies.history import History, Looks, RunMeasurement, TaskValue, new_run
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import (
     KINDS,
@@ -71,7 +71,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationConfig]:
         calibrations.append(config)
         return real(family, config, **more)
 
-    monkeypatch.setattr(fits, "calibrate", counted)
+    monkeypatch.setattr(fits, "calibrate_family", counted)
     return calibrations
 
 
@@ -237,7 +237,7 @@ def test_every_run_on_the_same_samples_is_a_point(own: Session, tmp_path: Path) 
 
 def a_point(model: str, mean: float, worst: float) -> SweepPoint:
     scores = {"a": TaskValue("accuracy", worst, 10), "b": TaskValue("accuracy", 2 * mean - worst, 10)}
-    return SweepPoint(new_run(("s", "0" * 16), model, {}, {}), Measured("features", "test", 8, 42, scores, {}))
+    return SweepPoint(new_run(("s", "0" * 16), model, {}, {}), RunMeasurement("features", "test", 8, 42, scores, {}))
 
 
 def test_the_front_is_what_nothing_beats() -> None:

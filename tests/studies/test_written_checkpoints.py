@@ -29,7 +29,7 @@ def own(tiny: Family) -> Session:
 def written(session: Session, folder: Path, known: Checkpoints) -> WrittenModel:
     session.fit.calibrate(CONFIG).save(folder)
     model = session.resolve(CONFIG)
-    before, after = (recording.measure(session, one, ON) for one in ("merged", model))
+    before, after = (recording.measure_model(session, one, ON) for one in ("merged", model))
     return known.add(folder, recording.run_of(session, model), "load()", before, after)
 
 
@@ -41,7 +41,7 @@ def test_what_lies_where_it_was_written_is_found_by_its_run(own: Session, tmp_pa
     assert Checkpoints(tmp_path / "list").read_all() == [second, first]  # of another process
     assert known.find(first.run.id) == [second, first]
     assert known.find("0" * 16) == []
-    assert first.after == recording.measure(own, CONFIG, ON)
+    assert first.after == recording.measure_model(own, CONFIG, ON)
     assert sum(first.files.values()) == sum(one.stat().st_size for one in (tmp_path / "a").rglob("*") if one.is_file())
     shutil.move(tmp_path / "b", tmp_path / "c")
     assert known.read_all() == [first]

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from app import selection
-from featcal.calibration.calibrate import calibrate, config_for
-from featcal.calibration.config import idle_options, resolve
-from featcal.cli.repair import calibrate as calibrate_verb
-from featcal.cli.repair import select as select_verb
-from featcal.cli.repair import sweep as sweep_verb
+from featcal.calibration.calibrate import calibrate_family, config_for
+from featcal.calibration.config import idle_options, resolve_options
+from featcal.cli.repair import calibrate_command as calibrate_verb
+from featcal.cli.repair import select_command as select_verb
+from featcal.cli.repair import sweep_command as sweep_verb
 from featcal.family.opening import Family
 from featcal.models.compute import DTYPES
 from featcal.session.model_ref import resolve_model
@@ -33,7 +33,7 @@ from featcal.suite.calibration_options import (
     CalibrationConfig,
     Option,
 )
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.suite.schema import CalibrationDefaults
 from featcal.system.errors import InputError
 
@@ -98,7 +98,7 @@ def test_names_and_printed_commands_mean_the_same_options(tiny: Family) -> None:
         for family in (tiny, *others):
             name = resolve_model(config, family).name
             assert resolve_model(name, family).config == config
-            line = calibrate_command("s", config, config_for(family), "out")
+            line = calibrate_line("s", config, config_for(family), "out")
             assert read_back(family, line) == config, line
         different.add(config)
     assert len(different) > SETS * 0.9
@@ -119,8 +119,8 @@ def test_a_name_says_what_suites_recommend_apart(model: str, tiny: Family) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_the_printed_command_makes_the_same_tensors(seed: int, tiny: Family) -> None:
     config = replace(draw(random.Random(seed), tiny), samples=8, augment=0)  # its pictures are tensors of any scale
-    again = read_back(tiny, calibrate_command("s", config, config_for(tiny), "out"))
-    made, remade = (calibrate(tiny, one).weights for one in (config, again))
+    again = read_back(tiny, calibrate_line("s", config, config_for(tiny), "out"))
+    made, remade = (calibrate_family(tiny, one).weights for one in (config, again))
     names = [name for block in tiny.adapter.blocks() for name in block.names]
     first, second = made.read(names), remade.read(names)
     assert all(first[name].equal(second[name]) for name in names)
@@ -200,9 +200,9 @@ def test_an_unknown_option_gets_a_hint(tiny: Family) -> None:
 
 def test_a_recipe_brings_its_numbers_for_the_architecture_and_the_samples(tiny: Family) -> None:
     """Also where options are replaced before anybody calibrates."""
-    few = calibrate(tiny, replace(CalibrationConfig(recipe="refined", samples=64), samples=8)).config
+    few = calibrate_family(tiny, replace(CalibrationConfig(recipe="refined", samples=64), samples=8)).config
     assert (few.lam, few.rho, few.alpha, few.beta, few.mu) == (0.05, 2.0, 0.3, 0.5, 0.0)
     assert few == config_for(tiny, recipe="refined", samples=8)
-    other = resolve(replace(CalibrationConfig(), recipe="informed"), tiny.adapter, list(tiny.suite.tasks))
+    other = resolve_options(replace(CalibrationConfig(), recipe="informed"), tiny.adapter, list(tiny.suite.tasks))
     assert (other.beta, other.mu) == (0.5, 0.1)
     assert other == config_for(tiny, recipe="informed")

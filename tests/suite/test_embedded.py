@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.family.opening import Family, open_family
 from featcal.samples import embedded_pictures
 from featcal.samples.embedded_pictures.glyphs import digit_rows
@@ -99,7 +99,7 @@ def test_fast_precision_costs_little(clip_mini: Family) -> None:
     scores = [
         evaluate(
             clip_mini,
-            calibrate(clip_mini, CalibrationConfig(samples=16, precision=p)).weights,
+            calibrate_family(clip_mini, CalibrationConfig(samples=16, precision=p)).weights,
             split="validation",
             samples=128,
         ).average

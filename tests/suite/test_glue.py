@@ -27,7 +27,7 @@ from featcal import Family, calibrate, evaluate, load_suite, measure_drift, open
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import task_features
 from featcal.evaluation.scoring_heads import head_of
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.system.resources import ready_suites
 
 END = len(LETTERS)
@@ -160,7 +160,7 @@ def family(name: str, families: Callable[[str], Family]) -> Family:
 
 
 def test_it_is_in_order(family: Family, name: str) -> None:
-    found = check(family.suite)
+    found = check_suite(family.suite)
     assert found.problems == ()
     assert found.downloads == ()
     adapter = family.adapter

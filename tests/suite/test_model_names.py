@@ -22,9 +22,9 @@ from torch import Tensor
 
 from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.calibration.config import config_of as config_of_recipe
-from featcal.calibration.config import resolve
-from featcal.cli import commands
+from featcal.calibration.config import resolve_options
+from featcal.calibration.config import resolve_recipe as config_of_recipe
+from featcal.cli import featcal_command
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
@@ -32,7 +32,7 @@ from featcal.session.model_names import name_calibration, weights_of
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.command_lines import calibrate_command
+from featcal.suite.command_lines import calibrate_line
 from featcal.suite.methods import merger_names
 from featcal.suite.name_grammar import ModelName, format_parts, model_name, parts_of, read_options
 from featcal.suite.recipe import MergeRecipe
@@ -93,10 +93,10 @@ def test_names_of_tasks_go_both_ways_on_the_command_line(
     """As one among others: `a` and `b` are not the task `a,b`."""
     chosen = names[:2] if data is None else data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     defaults = config_of_recipe(tiny.adapter, names, {})
-    config = resolve(replace(defaults, tasks=tuple(chosen)), tiny.adapter, names)
-    words = shlex.split(calibrate_command("mine.yaml", config, defaults, "out"))
+    config = resolve_options(replace(defaults, tasks=tuple(chosen)), tiny.adapter, names)
+    words = shlex.split(calibrate_line("mine.yaml", config, defaults, "out"))
     given_tasks = tuple(value for flag, value in pairwise(words) if flag == "--tasks")
-    assert resolve(replace(defaults, tasks=given_tasks or None), tiny.adapter, names) == config
+    assert resolve_options(replace(defaults, tasks=given_tasks or None), tiny.adapter, names) == config
 
 
 def test_a_suite_that_chooses_tasks_has_none_called_all(edit_suite: Callable[..., Path]) -> None:
@@ -251,8 +251,8 @@ def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: 
 def test_a_command_makes_the_very_model(tiny: Family, name: str) -> None:
     """Every option that changes a model is one of the command line, and is said where it is not the suite's own."""
     other = changed(tiny, name)
-    words = shlex.split(calibrate_command("suite.yaml", other, config_for(tiny), "out"))
-    command = commands.get_command(click.Context(commands), words[1])
+    words = shlex.split(calibrate_line("suite.yaml", other, config_for(tiny), "out"))
+    command = featcal_command.get_command(click.Context(featcal_command), words[1])
     assert command is not None
     params = command.make_context(words[1], words[2:]).params
     assert config_for(tiny, **{option: params[option] for option in vars(other)}) == other
@@ -294,7 +294,7 @@ def interrupted(family: Family, out: Path) -> None:
 @pytest.mark.slow
 def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     given = ["--model", "wudi-optimum", "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
+    done = CliRunner().invoke(featcal_command, ["calibrate", str(tiny_suite_file), *given])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["merged"] == "wudi-optimum"
     assert "| merged model | wudi-optimum: the minimiser of WUDI" in (tmp_path / "out" / "README.md").read_text()
@@ -304,7 +304,7 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     with pytest.raises(InputError, match="comes from a run with other "):
         calibrate_to_folder(Session(tiny).fit.family_with("iso-c"), FEW, tmp_path / "again", resume=True)
     failed = CliRunner().invoke(
-        commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
+        featcal_command, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
     )
     assert failed.exit_code == 1
     assert "its adapters, maps or heads of" in str(failed.exception)
@@ -325,7 +325,9 @@ NAMES = ("anchor:rho=2", "ties:scale=1,density=0.5", "dare-ties:drop=0.2,seed=7"
 @pytest.mark.parametrize("name", rows(NAMES, quick=("ties:scale=1,density=0.5", "calibrated:samples=8"), slow=NAMES))
 def test_the_command_line_takes_every_name(name: str, tiny_suite_file: Path) -> None:
     for command in (["drift", "--eval-samples", "4"], ["evaluate"]):
-        done = CliRunner().invoke(commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]])
+        done = CliRunner().invoke(
+            featcal_command, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]
+        )
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["suite"] == "tiny"
 
@@ -377,15 +379,15 @@ def test_a_name_never_means_a_folder_that_is_called_so(
     tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["evaluate", str(tiny_suite_file), "--eval-samples", "4", "--model", "ties", "--json"]
-    expected = CliRunner().invoke(commands, asked)
+    expected = CliRunner().invoke(featcal_command, asked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ties").mkdir()
     (tmp_path / "merged").mkdir()  # what a command does when it is told no name is no name that somebody gave
-    found = CliRunner().invoke(commands, asked)
+    found = CliRunner().invoke(featcal_command, asked)
     assert json.loads(found.stdout) == json.loads(expected.stdout)
     assert "note: --model ties is what featcal calls so; write ./ties for the folder" in found.stderr
     assert "note" not in expected.stderr
-    untold = CliRunner().invoke(commands, ["drift", str(tiny_suite_file), "--eval-samples", "4"])
+    untold = CliRunner().invoke(featcal_command, ["drift", str(tiny_suite_file), "--eval-samples", "4"])
     assert untold.exit_code == 0
     assert "note" not in untold.stderr
     with pytest.raises(InputError, match=r"\./ties"):

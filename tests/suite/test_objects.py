@@ -23,9 +23,9 @@ from tiny_clip import write_suite
 from tiny_text import TASKS, text_suite, write_text_suite
 
 import featcal
-from featcal.preflight.check import check
+from featcal.preflight.check import check_suite
 from featcal.studies.history import suite_hash
-from featcal.studies.replay.again import replay
+from featcal.studies.replay.again import replay_record
 from featcal.suite import held_samples
 from featcal.system.errors import InputError
 
@@ -107,7 +107,7 @@ def test_the_record_says_what_was_in_memory(clip: dict[str, Any], tmp_path: Path
     with pytest.raises(
         InputError, match=r"featcal\.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
     ):
-        replay(tmp_path / "out")
+        replay_record(tmp_path / "out")
 
 
 def test_a_merged_model_in_memory_is_no_checkpoint_in_the_record(clip: dict[str, Any]) -> None:
@@ -207,9 +207,9 @@ def test_suites_of_the_same_content_are_the_same(clip: dict[str, Any], clip_file
 
 
 def test_check_looks_at_objects_too(clip: dict[str, Any]) -> None:
-    assert check(featcal.Suite.of(**clip)).problems == ()
+    assert check_suite(featcal.Suite.of(**clip)).problems == ()
     turned = {**clip, "experts": {**clip["experts"], "signs": _wider()}}
-    assert any("expert 'signs'" in problem for problem in check(featcal.Suite.of(**turned)).problems)
+    assert any("expert 'signs'" in problem for problem in check_suite(featcal.Suite.of(**turned)).problems)
 
 
 def _wider() -> Any:

@@ -20,10 +20,10 @@ from tiny_decoders import ROWS, tiny_decoder
 from tiny_text import write_text_base, write_text_expert
 
 from featcal.family.opening import open_family
-from featcal.samples.sources import draw
+from featcal.samples.sources import draw_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite, suite_from_dict, task_catalogue
-from featcal.suite.template import fill
+from featcal.suite.template import fill_template
 from featcal.system.errors import InputError
 from featcal.system.resources import embedded_suites, ready_suites
 
@@ -164,7 +164,7 @@ def test_every_entry_of_the_catalogue_is_valid() -> None:
 def test_prompts_of_glue(task: str, row: dict[str, Any], text: str) -> None:
     source = load_suite("flan-t5-base-glue").task(task).calibration
     assert source is not None
-    assert fill(str(source.input), row) == text
+    assert fill_template(str(source.input), row) == text
 
 
 def test_own_keys_take_the_place_of_the_entrys() -> None:
@@ -255,8 +255,8 @@ def test_mergebench_opens_with_stand_ins(name: str, in_cache: Callable[[str], Pa
 def test_columns_of_mergebench(task: str, row: dict[str, Any], text: str, answer: str) -> None:
     source = load_suite("mergebench-gemma-2-2b").task(task).calibration
     assert source is not None
-    assert fill(str(source.input), row) == text
-    assert fill(str(source.target), row) == answer
+    assert fill_template(str(source.input), row) == text
+    assert fill_template(str(source.target), row) == answer
 
 
 def test_a_missing_model_is_named(in_cache: Callable[[str], Path]) -> None:
@@ -287,7 +287,7 @@ def test_a_copy_of_a_suite_reads_folders_beside_it(local_data: Path, in_cache: C
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
     base = in_cache("openai/clip-vit-base-patch32")
     write_base(base)
-    drawn = draw(load_suite(file), "dtd", "test", None, 0, clip_inputs(base))
+    drawn = draw_samples(load_suite(file), "dtd", "test", None, 0, clip_inputs(base))
     assert drawn.labels is not None
     assert drawn.class_names is not None
     assert [drawn.class_names[label] for label in drawn.labels.tolist()] == ["zigzagged", "bubbly"]

@@ -11,7 +11,7 @@ from lanes import cases_by_message
 from suite_edits import Edit
 from tiny_clip import clip_inputs
 
-from featcal.samples.sources import draw
+from featcal.samples.sources import draw_samples
 from featcal.studies.history import suite_hash
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.facts import suite_facts
@@ -164,7 +164,7 @@ def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:
     assert suite.task("pets").source("calibration") is None
     assert suite.splits() == ("validation", "test")
     with pytest.raises(InputError, match="task 'pets', calibration samples: the suite gives none; add 'calibr"):
-        draw(suite, "pets", "calibration", 1, 0, clip_inputs(suite.root / "base"))
+        draw_samples(suite, "pets", "calibration", 1, 0, clip_inputs(suite.root / "base"))
 
 
 def test_defaults_for_calibration(edit_suite: Edit) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_text import text_suite
 
-from featcal.calibration.calibrate import calibrate, config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.calibrate import calibrate_family, config_for
+from featcal.calibration.config import resolve_options
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import open_family
 from featcal.session.session import Session
@@ -53,8 +53,8 @@ def test_a_dtype_that_the_device_has_not_is_refused() -> None:
 def _measure(suite: Path, device: str, **options: object) -> dict[str, torch.Tensor]:
     """Return what calibration, drift and scores of a suite are on a device."""
     family = open_family(load_suite(suite), device)
-    config = resolve(config_for(family, samples=4, **options), family.adapter, family.suite.tasks)
-    made = calibrate(family, config)
+    config = resolve_options(config_for(family, samples=4, **options), family.adapter, family.suite.tasks)
+    made = calibrate_family(family, config)
     found = made.weights.read([name for block in family.adapter.blocks() for name in block.names])
     measure = Session(family).measure
     ledger = measure.drift("merged", DriftOptions(split="test"))

@@ -21,7 +21,7 @@ Made = tuple[Weights, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Given:
+class FitInputs:
     """Input of a method: the suite with its models, and the samples."""
 
     run: Run
@@ -37,7 +37,7 @@ class Baseline(Method):
 
     role: ClassVar[str] = BASELINE
 
-    def make(self, given: Given) -> Made:
+    def make(self, given: FitInputs) -> Made:
         """Return the model.
 
         Raises:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from featcal.baselines.common.baseline import Baseline, Given, Sampled
+from featcal.baselines.common.baseline import Baseline, FitInputs, Sampled
 from featcal.baselines.common.fitted_model import Fitted
 from featcal.calibration.calibrate import expert_passes
 from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family
-from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.models.lane import ExpertPass, WalkCache, require_same_compute
 from featcal.suite.facts import suite_facts
 from featcal.system.environment import machine_facts
 from featcal.system.progress import Progress, peak_rss_bytes, silent
@@ -40,11 +40,11 @@ def fit(
     started, run = time.perf_counter(), family.run(progress)
     passes: Mapping[str, ExpertPass] = {}
     if isinstance(options, Sampled):
-        kept = Kept.from_device(family.compute.device)
+        kept = WalkCache.from_device(family.compute.device)
         passes = expert_passes(family, options.counting, kept, options.split) if experts is None else experts
         require_same_compute(passes, family.compute)
     drawn = read_draws(passes)
-    weights, account = options.make(Given(run, family, passes))
+    weights, account = options.make(FitInputs(run, family, passes))
     record = {
         "suite": family.suite.name,
         "suite_file": suite_facts(family.suite),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from featcal.baselines.common.baseline import Baseline
 from featcal.baselines.common.fold_heads import describe_heads, foldable, locate_task, write_heads
 from featcal.baselines.common.task_adapters import adapted_by_task, describe_adapters, write_adapters
-from featcal.export.card import Making, model_card
+from featcal.export.card import CardProvenance, model_card
 from featcal.export.kept_work import require_checked
 from featcal.export.licences import licence_conflicts, read_licences
 from featcal.export.record_facts import input_hashes
-from featcal.export.to_model import library_model
+from featcal.export.to_model import to_library_model
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
@@ -64,7 +64,7 @@ class Fitted:
         Raises:
             InputError: a model of another library than transformers, or one that is more than its weights.
         """
-        return library_model(self.family, self._container, self.weights)
+        return to_library_model(self.family, self._container, self.weights)
 
     def save(self, out: str | Path, task: str | None = None) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
@@ -111,6 +111,6 @@ class Fitted:
             if adapted is not None:
                 record[ADAPTERS] = write_adapters(folder.model, family, container, adapted)
                 what = f"{what} {describe_adapters()}"
-            card = model_card(family, record, Making(title, what, settings, self._command(task)))
+            card = model_card(family, record, CardProvenance(title, what, settings, self._command(task)))
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return require_checked({"out": str(folder.out), **content})

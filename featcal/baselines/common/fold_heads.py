@@ -112,12 +112,12 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     if family.adapter.embeds:
         for task, one in model.maps.items():
             assert isinstance(one, AffineMap)
-            _write_dense(folder / HEADS / file_name(task), one)
+            _write_dense(folder / HEADS / task_file_name(task), one)
         return dict.fromkeys(model.maps)
     heads = fold_heads(family, model, split)
     (folder / HEADS).mkdir()
     for task, head in heads.items():
-        save_tensors(_tensors(family, task, head), folder / HEADS / f"{file_name(task)}.safetensors")
+        save_tensors(_tensors(family, task, head), folder / HEADS / f"{task_file_name(task)}.safetensors")
     return {task: list(head.classes) for task, head in heads.items()}
 
 
@@ -207,11 +207,11 @@ def with_heads(family: Family, model: Weights, located: Located) -> Weights:
     maps: dict[str, FeatureMap] = {}
     for task in (task for task in family.suite.tasks if task in listed):
         if family.adapter.embeds:
-            tensors = _read(folder / HEADS / file_name(task) / SINGLE_FILE, [f"{_DENSE}.weight", f"{_DENSE}.bias"])
+            tensors = _read(folder / HEADS / task_file_name(task) / SINGLE_FILE, [f"{_DENSE}.weight", f"{_DENSE}.bias"])
             maps[task] = AffineMap(tensors[f"{_DENSE}.weight"], tensors[f"{_DENSE}.bias"])
             continue
         names = family.adapter.classifier or _TABLE
-        tensors = _read(folder / HEADS / f"{file_name(task)}.safetensors", [f"{name}.weight" for name in names])
+        tensors = _read(folder / HEADS / f"{task_file_name(task)}.safetensors", [f"{name}.weight" for name in names])
         found = linear_head(InMemory(str(folder), tensors), names, tuple(map(str, listed[task] or ())))
         assert found is not None
         heads[task] = found
@@ -256,10 +256,10 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
     return tensors
 
 
-def file_name(task: str) -> str:
+def task_file_name(task: str) -> str:
     """Return a name for the files of a task that cannot lead out of their folder.
 
-    >>> file_name("cars"), file_name("../cars")
+    >>> task_file_name("cars"), task_file_name("../cars")
     ('cars', '%2E.%2Fcars')
     """
     quoted = quote(task, safe=" ")

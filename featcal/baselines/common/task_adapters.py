@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featcal.baselines.common.fold_heads import file_name
-from featcal.export.adapter_files import Difference, write_adapter
+from featcal.baselines.common.fold_heads import task_file_name
+from featcal.export.adapter_files import LowRankDifference, write_adapter
 from featcal.family.opening import Family
 from featcal.formats.hub import ADAPTERS
 from featcal.formats.located_model import Located
@@ -30,9 +30,9 @@ def write_adapters(folder: Path, family: Family, container: Located, model: Mode
     places: dict[str, str] = {}
     for task, one in model.adapted.items():
         assert isinstance(one, Adapted)
-        place = folder / ADAPTERS / file_name(task)
+        place = folder / ADAPTERS / task_file_name(task)
         place.mkdir(parents=True)
-        write_adapter(place, family.adapter, container, Difference(model.under, one, one.products, ()), None)
+        write_adapter(place, family.adapter, container, LowRankDifference(model.under, one, one.products, ()), None)
         places[task] = place.relative_to(folder).as_posix()
     return places
 

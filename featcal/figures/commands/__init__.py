@@ -4,7 +4,7 @@ Charts and tables are made of a few measurements. Which one, on which samples an
 `ChartSource`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.
 """
 
-from featcal.figures.commands.lines import commands, python
+from featcal.figures.commands.lines import command_lines, python_lines
 from featcal.figures.commands.measurement import KINDS, ChartSource
 
-__all__ = ["KINDS", "ChartSource", "commands", "python"]
+__all__ = ["KINDS", "ChartSource", "command_lines", "python_lines"]

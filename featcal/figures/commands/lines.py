@@ -12,25 +12,25 @@ _OF_ALL_MODELS = ("compare", "study features")
 """Commands that take every model at once."""
 
 
-def commands(measured: ChartSource) -> tuple[str, ...]:
+def command_lines(measured: ChartSource) -> tuple[str, ...]:
     """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
 
     >>> on = EvaluationSamples(64, "test")
-    >>> commands(ChartSource("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
+    >>> command_lines(ChartSource("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --eval-samples 64 --split test --seed 42 --json'
     """
     command = measured.kind.command
     if command == "study sweep":
-        return sweeps.commands(measured)
+        return sweeps.sweep_command_lines(measured)
     if command in _OF_ALL_MODELS:
         return (_command(measured, *measured.models),)
     return tuple(_command(measured, model) for model in measured.models)
 
 
-def python(measured: ChartSource) -> str:
+def python_lines(measured: ChartSource) -> str:
     """Return the lines of Python that print the numbers.
 
-    >>> print(python(ChartSource("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
+    >>> print(python_lines(ChartSource("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
     from featcal import evaluate, open_session
     <BLANKLINE>
     session = open_session('clip-mini')
@@ -40,7 +40,7 @@ def python(measured: ChartSource) -> str:
     """
     command = measured.kind.command
     if command == "study sweep":
-        return sweeps.python(measured)
+        return sweeps.sweep_python_lines(measured)
     return _lines_of_all(measured) if command in _OF_ALL_MODELS else _lines_per_model(measured)
 
 

@@ -17,7 +17,7 @@ Box = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Grid:
+class NamedGrid:
     """Combinations of values over the other options of one calibration, written as in models' names."""
 
     values: Box
@@ -26,7 +26,7 @@ class Grid:
     """Name of what is calibrated."""
 
 
-def grids(names: Iterable[str]) -> list[Grid]:
+def grids(names: Iterable[str]) -> list[NamedGrid]:
     """Return grids that hold these calibrations and no others; models that are not calibrations are passed over.
 
     Args:
@@ -38,7 +38,7 @@ def grids(names: Iterable[str]) -> list[Grid]:
             values = dict(name.options)
             rest = tuple((option, text) for option, text in name.options if option not in AXES)
             found.setdefault((rest, name.of), []).append(tuple(values[axis] for axis in AXES))
-    return [Grid(box, *alike) for alike, points in found.items() for box in boxes(points)]
+    return [NamedGrid(box, *alike) for alike, points in found.items() for box in boxes(points)]
 
 
 def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
@@ -57,7 +57,7 @@ def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
     return found
 
 
-def commands(measured: ChartSource) -> tuple[str, ...]:
+def sweep_command_lines(measured: ChartSource) -> tuple[str, ...]:
     """Return one line per grid."""
     lines = []
     for grid in grids(measured.models):
@@ -77,7 +77,7 @@ def commands(measured: ChartSource) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def python(measured: ChartSource) -> str:
+def sweep_python_lines(measured: ChartSource) -> str:
     """Return lines of Python that run all grids and print every point."""
     lines = [
         "from featcal import EvaluationSamples, Grid, open_session, run_sweep",
@@ -97,7 +97,7 @@ def python(measured: ChartSource) -> str:
     return "\n".join([*lines, "for point in points:", f'    print(point.run.model, {measured.kind.read}, sep="\\n")'])
 
 
-def _options(grid: Grid) -> Iterator[str]:
+def _options(grid: NamedGrid) -> Iterator[str]:
     """Yield the grid's other options as words of the command line."""
     for option, text in grid.options:
         flag = option.replace("_", "-")

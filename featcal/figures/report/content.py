@@ -12,7 +12,7 @@ from featcal.figures.commands import ChartSource
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Numbers as they are shown.
 
     Args:
@@ -73,19 +73,19 @@ class Thumbnail:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportSection:
     """A section: what it shows in plain sentences, figures, tables, samples, and how to get the numbers again."""
 
     title: str
     text: str
     figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     samples: Mapping[str, tuple[Thumbnail, ...]] = field(default_factory=dict)
     measured: ChartSource | None = None
 
 
 @dataclass(frozen=True)
-class Content:
+class ReportContent:
     """A whole report.
 
     Args:
@@ -100,8 +100,8 @@ class Content:
     description: str
     made: str
     about: tuple[str, ...]
-    parts: tuple[Part, ...]
-    settings: tuple[Table, ...]
+    parts: tuple[ReportSection, ...]
+    settings: tuple[ReportTable, ...]
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -10,26 +10,26 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from featcal.figures.commands import commands, python
-from featcal.figures.report.content import Content
+from featcal.figures.commands import command_lines, python_lines
+from featcal.figures.report.content import ReportContent
 
 
-def page(content: Content) -> str:
+def report_page(content: ReportContent) -> str:
     """Return the whole file; everything that others wrote is escaped where it is put in."""
     scripts = {"plotly": get_plotlyjs(), "script": _resource("draw.js")}
     # StrictUndefined: a misspelt name in the template fails here, instead of leaving a gap in the report.
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html.jinja"))
     return template.render(
         content=content,
-        commands=commands,
-        python=python,
+        commands=command_lines,
+        python=python_lines,
         figures=Markup(_figures(content)),
         hashes=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts.values())),
         **{name: Markup(script) for name, script in scripts.items()},
     )
 
 
-def _figures(content: Content) -> str:
+def _figures(content: ReportContent) -> str:
     """Return name → figure as JSON."""
     inner = ",".join(f'"{figure.name}":{figure.chart.to_json()}' for figure in content.figures)
     # Without any "<" the JSON cannot end the script element that it stands in.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from featcal.figures.commands import commands, python
+from featcal.figures.commands import command_lines, python_lines
 from featcal.figures.names import plain
-from featcal.figures.report.content import Content, Part, Table
+from featcal.figures.report.content import ReportContent, ReportSection, ReportTable
 from featcal.system.formatting import code_block
 
 
-def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> str:
+def document(content: ReportContent, drawn: Mapping[str, str], missing: str = "") -> str:
     """Return the whole file.
 
     Args:
@@ -28,7 +28,7 @@ def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> s
     return "\n\n".join(lines) + "\n"
 
 
-def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
+def _section(part: ReportSection, drawn: Mapping[str, str]) -> list[str]:
     lines = [f"## {plain(part.title)}", plain(part.text)]
     lines += [f"![{plain(figure.alt)}]({quote(drawn[figure.name])})" for figure in part.figures if figure.name in drawn]
     lines += [_table(one) for one in part.tables]
@@ -37,12 +37,12 @@ def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
         lines += [f"### {plain(task)}", "\n".join(f"- {plain(one)}" for one in entries)] if entries else []
     if part.measured is not None:
         where = f"The numbers are at {_code(part.measured.kind.where)} of the document of"
-        lines += [where, code_block("\n".join(commands(part.measured)), "sh"), "or, in Python,"]
-        lines += [code_block(python(part.measured), "python")]
+        lines += [where, code_block("\n".join(command_lines(part.measured)), "sh"), "or, in Python,"]
+        lines += [code_block(python_lines(part.measured), "python")]
     return lines
 
 
-def _table(one: Table) -> str:
+def _table(one: ReportTable) -> str:
     title = f"{plain(one.caption)}{f' ({plain(one.units)})' if one.units else ''}:"
     cells = [
         [cell if number else plain(cell) for cell, number in zip(row, one.numeric, strict=True)] for row in one.rows

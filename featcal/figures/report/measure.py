@@ -18,10 +18,10 @@ from featcal.figures.cloud_charts import feature_map
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import label
 from featcal.figures.report import samples, settings
-from featcal.figures.report.content import Content, Figure, Part, Table
+from featcal.figures.report.content import Figure, ReportContent, ReportSection, ReportTable
 from featcal.figures.sample_charts import Dots
 from featcal.figures.theme import Shown
-from featcal.figures.verdict.measure import attribution_options, diagnose
+from featcal.figures.verdict.measure import attribution_options, diagnose_model
 from featcal.figures.verdict.sentences import Verdict
 from featcal.session.model_ref import BASE, EVERY_EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
@@ -39,7 +39,7 @@ MOST_MAPS = 8
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportOrder:
     """The order of a report.
 
     Args:
@@ -63,14 +63,14 @@ class Asked:
         """Say what the measurements of the first model say, beside the first calibrated one that is shown."""
         first, *others = self.models.values()
         calibrated = next((one for one in others if one.config is not None), None)
-        return diagnose(self.session, first, self.on, calibrated, progress)
+        return diagnose_model(self.session, first, self.on, calibrated, progress)
 
     def measurement(self, what: str, on: EvaluationSamples, *more: str) -> ChartSource:
         """Return the origin of numbers of the models that are shown, and of `more`."""
         return ChartSource(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
-def gather(asked: Asked, progress: Progress) -> Content:
+def gather(asked: ReportOrder, progress: Progress) -> ReportContent:
     """Measure everything.
 
     Raises:
@@ -84,13 +84,13 @@ def gather(asked: Asked, progress: Progress) -> Content:
     scores, missing = _scores(asked, final, progress)
     summary = _summary(ledgers, scores)
     parts = [
-        Part("At a glance", "Means over tasks.", tables=(summary,)),
+        ReportSection("At a glance", "Means over tasks.", tables=(summary,)),
         *_score_parts(asked, scores, final, missing),
         *_drift_parts(asked, ledgers),
         _feature_part(asked, ledgers),
     ]
     suite = session.family.suite
-    return Content(
+    return ReportContent(
         suite.name,
         suite.description,
         f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -100,7 +100,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
     )
 
 
-def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
+def _scores(asked: ReportOrder, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
     base: dict[str, ModelRef] = {Shown("base", "base"): BASE} if asked.session.family.is_base_known else {}
     models = {**base, **asked.models, Shown("expert", "expert"): EVERY_EXPERT}
@@ -111,27 +111,29 @@ def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple
         return {}, str(error)
 
 
-def _summary(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores]) -> Table:
+def _summary(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores]) -> ReportTable:
     rows = []
     for shown in dict.fromkeys([*scores, *ledgers]):
         row: dict[str, object] = {"model": shown}
         if scores:
             row[f"{tables.metric_name(scores)}, %"] = 100 * scores[shown].average
         if shown in ledgers:
-            row["final drift, relative"] = float(tables.relative_drift(ledgers[shown]).iloc[-1])
+            row["final drift, relative"] = float(tables.relative_drift_table(ledgers[shown]).iloc[-1])
             row["cosine to the experts"] = ledgers[shown].macro_cosine
         rows.append(row)
-    return Table("Models", pd.DataFrame(rows), "drift: norm / norm of the expert's feature")
+    return ReportTable("Models", pd.DataFrame(rows), "drift: norm / norm of the expert's feature")
 
 
-def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSamples, missing: str) -> Iterator[Part]:
+def _score_parts(
+    asked: ReportOrder, scores: Mapping[str, Scores], on: EvaluationSamples, missing: str
+) -> Iterator[ReportSection]:
     if not scores:
-        yield Part("Scores", f"There are none: {missing}")
+        yield ReportSection("Scores", f"There are none: {missing}")
         return
     first, *others = asked.names
     frame, metric = tables.score_table(scores)[["task", *scores]], tables.metric_name(scores)
     for one in others:
-        frame[tables.difference((first, one))] = frame[one] - frame[first]
+        frame[tables.difference_column((first, one))] = frame[one] - frame[first]
     split = f"{how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
@@ -139,18 +141,20 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSampl
     pair = (first, others[0]) if others else ("base", first) if known and first != "base" else None
     chart = charts.score_dots(frame, list(scores), f"{metric}, %", pair)
     ends = "Base and experts are the floor and the ceiling" if known else "Experts are the ceiling"
-    yield Part(
+    yield ReportSection(
         "Scores",
         f"{metric.capitalize()} on {split}. {ends}.",
         (Figure("scores", chart, f"{metric.capitalize()} per task and model: {ranges}"),),
-        (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
+        (ReportTable("Scores", frame, f"{metric} in %; differences in points", 1),),
         measured=asked.measurement("scores", on, *known, "expert"),
     )
     for one in others:
         yield _flip_part(asked, scores, (first, one), on)
 
 
-def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: EvaluationSamples) -> Part:
+def _flip_part(
+    asked: ReportOrder, scores: Mapping[str, Scores], pair: tuple[str, str], on: EvaluationSamples
+) -> ReportSection:
     first, second = pair
     found = compare_scores(scores[first], scores[second])
     table = sample_tables.with_intervals(tables.score_table({name: scores[name] for name in pair}, pair), found)
@@ -173,28 +177,28 @@ def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str]
     title = f"Answers that changed from {first} to {second}"
     # `featcal compare` takes exactly two models, however many the report shows.
     measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
-    return Part(
+    return ReportSection(
         title,
         sentences,
         (),
-        (Table("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
+        (ReportTable("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
         thumbnails,
         measured,
     )
 
 
-def _drift_parts(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part]:
+def _drift_parts(asked: ReportOrder, ledgers: Mapping[str, DriftLedger]) -> Iterator[ReportSection]:
     first = next(iter(ledgers.values()))
     where = f"Mean over tasks, {tables.describe_samples(first)}."
     drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
     layers = {shown: tables.layer_rows(one, tables.ALL_TASKS, relative=True) for shown, one in drift.items()}
     last = first.tasks[asked.session.tasks[0]].layers[-1].layer
-    of_tasks = {shown: tables.task_rows(one, last, relative=True) for shown, one in drift.items()}
+    of_tasks = {shown: tables.task_table(one, last, relative=True) for shown, one in drift.items()}
     spoken = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in layers.items()})
     spoken_tasks = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
     columns = ["model", "task", "drift", "mismatch", "propagation", "alignment"]
     units = "norms / norm of the expert's feature; alignment: cosine of mismatch and propagation"
-    yield Part(
+    yield ReportSection(
         "Drift",
         f"How far features are from the experts', split into what a layer adds by itself (local mismatch) and what "
         f"earlier errors became on their way (propagation). {where} Norms do not add: the drift is at most their sum.",
@@ -203,20 +207,20 @@ def _drift_parts(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[P
             Figure("drift-tasks", charts.drift_tasks(of_tasks, relative=True), f"Drift at {last}: {spoken_tasks}"),
         ),
         (
-            Table("Drift per layer", tables.stack_models(layers), units),
-            Table(f"Drift per task at {last}", tables.stack_models(of_tasks)[columns], units),
+            ReportTable("Drift per layer", tables.stack_models(layers), units),
+            ReportTable(f"Drift per task at {last}", tables.stack_models(of_tasks)[columns], units),
         ),
         measured=asked.measurement("drift", replace(asked.on, split=first.split)),
     )
-    booked = {shown: ledger_tables.attribution(ledger, tables.ALL_TASKS) for shown, ledger in ledgers.items()}
+    booked = {shown: ledger_tables.attribution_table(ledger, tables.ALL_TASKS) for shown, ledger in ledgers.items()}
     shares = tables.describe_ranges({shown: one.set_index("layer")["share"] for shown, one in booked.items()})
-    yield Part(
+    yield ReportSection(
         "Which layer caused the final drift",
         f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
         f"ticks are the cumulative share under the alternative attribution. {where}",
         (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
         (
-            Table(
+            ReportTable(
                 "Attribution",
                 tables.stack_models(booked),
                 "contribution, telescoped, final: norm / norm of the expert's",
@@ -226,19 +230,19 @@ def _drift_parts(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[P
     )
 
 
-def _feature_part(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Part:
+def _feature_part(asked: ReportOrder, ledgers: Mapping[str, DriftLedger]) -> ReportSection:
     first = next(iter(ledgers.values()))
     figures = tuple(_map(ledgers, task, number) for number, task in enumerate(asked.session.tasks[:MOST_MAPS], 1))
     cosines = pd.DataFrame({shown: tables.mean_cosines(ledger) for shown, ledger in ledgers.items()})
     left = len(asked.session.tasks) - len(figures)
-    return Part(
+    return ReportSection(
         "Features",
         "Final features of the experts and of the models on the same samples, each divided by its norm, in the two "
         f"directions of largest variance of all of them together (PCA). {tables.describe_samples(first)}. Distances in "
         "two dimensions are not the true ones; the table has the cosine in the full space."
         + (f" {left} tasks are not drawn." if left else ""),
         figures,
-        (Table("Cosine to the expert", cosines.rename_axis("task").reset_index(), "mean over samples", 4),),
+        (ReportTable("Cosine to the expert", cosines.rename_axis("task").reset_index(), "mean over samples", 4),),
         measured=asked.measurement("cosines", replace(asked.on, split=first.split)),
     )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from featcal.figures.names import short_model, shorten
+from featcal.figures.names import cut_text, short_model
 from featcal.figures.theme import ROLES, Shown
 from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import ModelRef
@@ -54,7 +54,7 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
     for text, model, role in everything:
         label = _label(text, model)
         if label in found and model.config is not None:  # two calibrations are told apart by their numbers
-            label = shorten(f"{label}, {_numbers(model.config)}", _LABEL)
+            label = cut_text(f"{label}, {_numbers(model.config)}", _LABEL)
         # A plain role's name means the suite's own model of that role: nothing else may be called by it.
         while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
@@ -81,7 +81,7 @@ def _label(text: str, model: ModelRef) -> str:
         text = Path(text).name or text
     else:
         text = short_model(text)
-    return shorten(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)
+    return cut_text(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)
 
 
 def _numbers(config: CalibrationConfig) -> str:

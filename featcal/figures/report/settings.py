@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from featcal.export.record_facts import input_hashes
-from featcal.figures.report.content import Table
+from featcal.figures.report.content import ReportTable
 from featcal.session.session import Session
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.views import EvaluationSamples
@@ -17,7 +17,7 @@ from featcal.system.versions import all_versions
 
 def settings(
     session: Session, names: Mapping[str, str], on: EvaluationSamples, final: EvaluationSamples
-) -> tuple[Table, ...]:
+) -> tuple[ReportTable, ...]:
     """Return tables of models, calibrations, samples, versions and hashes.
 
     Args:
@@ -43,14 +43,16 @@ def settings(
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]
     return (
-        Table("Models", pd.DataFrame([*models, *shown], columns=["role", "reference"])),
+        ReportTable("Models", pd.DataFrame([*models, *shown], columns=["role", "reference"])),
         *(
-            Table(f"Calibration of {one}", pd.DataFrame([(n, str(v)) for n, v in of_it.items()], columns=["", "value"]))
+            ReportTable(
+                f"Calibration of {one}", pd.DataFrame([(n, str(v)) for n, v in of_it.items()], columns=["", "value"])
+            )
             for one, of_it in calibrations.items()
         ),
-        Table("Samples", pd.DataFrame(drawn, columns=["task", "for", "split", "samples", "seed"])),
-        Table("Versions", pd.DataFrame([*all_versions().items(), *machine], columns=["", "version"])),
-        Table("Files (SHA-256)", pd.DataFrame(_hashes(session), columns=["of", "file", "hash"])),
+        ReportTable("Samples", pd.DataFrame(drawn, columns=["task", "for", "split", "samples", "seed"])),
+        ReportTable("Versions", pd.DataFrame([*all_versions().items(), *machine], columns=["", "version"])),
+        ReportTable("Files (SHA-256)", pd.DataFrame(_hashes(session), columns=["of", "file", "hash"])),
     )
 
 

@@ -25,7 +25,7 @@ def can_draw() -> bool:
     return Chromium.find_browser(skip_local=False) is not None
 
 
-def draw(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
+def write_figures(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
     """Write every figure and return name → file name; the browser that draws them gets nothing but local files."""
     require_packages("kaleido")
     import kaleido

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from featcal.figures.report import html, markdown, svg
-from featcal.figures.report.content import Content
-from featcal.figures.report.measure import Asked, gather
+from featcal.figures.report.content import ReportContent
+from featcal.figures.report.measure import ReportOrder, gather
 from featcal.figures.report.models import name_models
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
@@ -52,13 +52,13 @@ def write_report(
         NumericalError: features or scores that are not finite.
     """
     beside = free(out)
-    asked = Asked(session, reference, name_models(models, session), on or EvaluationSamples(), about)
+    asked = ReportOrder(session, reference, name_models(models, session), on or EvaluationSamples(), about)
     notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
     content = gather(asked, progress)
     try:
         if beside is None:
             drawn: list[str] = []
-            written = html.page(content)
+            written = html.report_page(content)
         elif notes:
             drawn, written = [], markdown.document(content, {}, notes[0])
         else:
@@ -73,10 +73,10 @@ def write_report(
     return {"out": str(out), "figures": drawn, "bytes": size, "verdict": list(content.about), "notes": notes}
 
 
-def report_command(reference: str, names: Sequence[str], on: EvaluationSamples) -> str:
+def report_line(reference: str, names: Sequence[str], on: EvaluationSamples) -> str:
     """Return the command line that writes this report.
 
-    >>> report_command("clip-mini", ["merged"], EvaluationSamples(16))
+    >>> report_line("clip-mini", ["merged"], EvaluationSamples(16))
     'featcal report clip-mini --model merged --eval-samples 16 --seed 42 --out report.html'
     """
     models = [word for name in names for word in ("--model", name)]
@@ -105,13 +105,13 @@ def free(out: Path, *more: Path) -> Path | None:
     return beside
 
 
-def _figures(content: Content, folder: Path) -> dict[str, str]:
+def _figures(content: ReportContent, folder: Path) -> dict[str, str]:
     """Draw all figures into a folder that appears only when all are there; return name → path beside the report."""
     # A folder that appears whole by its renaming: a stopped report leaves none that looks finished.
     drawing = temporary_path(folder)
     drawing.mkdir()
     try:
-        files = svg.draw(content.figures, drawing)
+        files = svg.write_figures(content.figures, drawing)
         drawing.rename(folder)
     except OSError:
         raise

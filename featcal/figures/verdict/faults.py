@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from featcal.figures.verdict.findings import Findings
-from featcal.figures.verdict.sentences import CHECK, MERGE, NOTHING, OPTIONS, REPAIR, Sentence, Verdict, judge
+from featcal.figures.verdict.sentences import CHECK, MERGE, NOTHING, OPTIONS, REPAIR, Sentence, Verdict, judge_numbers
 from featcal.system.assignment import assign_columns
 from featcal.system.formatting import join_words, some
 
 if TYPE_CHECKING:
-    from featcal.family.ingredients import Contents
-    from featcal.preflight.beside_weights import Difference
+    from featcal.family.ingredients import Makeup
+    from featcal.preflight.beside_weights import FileDifference
 
 FILES = "files"
 """Next steps where the weights are sound, beside those of `sentences`."""
@@ -76,8 +76,8 @@ class MergeFindings:
     """
 
     name: str
-    differences: Sequence[Difference]
-    contents: Contents
+    differences: Sequence[FileDifference]
+    contents: Makeup
     commands: Commands
     stated: Mapping[str, float] | None = None
     is_exact: bool = False
@@ -93,7 +93,7 @@ class MergeFindings:
     missed_base: str = ""
 
     @property
-    def wrong_files(self) -> list[Difference]:
+    def wrong_files(self) -> list[FileDifference]:
         """Return what is wrong beside the weights."""
         return [one for one in self.differences if one.is_fault]
 
@@ -123,7 +123,7 @@ def judge_merge(found: MergeFindings) -> Verdict:
     step = _choose_step(found, list(find_wrong_weights(found)))
     lines = judge_weights(found)
     if found.features is not None:
-        sentences = {one.about: one for one in judge(found.features).sentences}
+        sentences = {one.about: one for one in judge_numbers(found.features).sentences}
         later = ("next", "samples", "repair", "repaired drift", *(["kept"] * found.is_written))
         lines += [one for about, one in sentences.items() if about not in later]
         lines += [*_say_since(found), *_say_worst(found)]
@@ -333,7 +333,7 @@ def _choose_step(found: MergeFindings, wrong: Sequence[Sentence]) -> str:
         return MERGE
     if found.wrong_files:
         return FILES
-    own = judge(found.features).next if found.features is not None else NOTHING
+    own = judge_numbers(found.features).next if found.features is not None else NOTHING
     return MERGE if own == NOTHING and found.is_harmful else own
 
 

@@ -10,7 +10,7 @@ from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
 from featcal.figures.verdict.findings import Findings, LayerFinding
-from featcal.figures.verdict.sentences import Verdict, judge
+from featcal.figures.verdict.sentences import Verdict, judge_numbers
 from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import BASE, EVERY_EXPERT, MERGED, ModelId, ModelRef
 from featcal.session.session import Session
@@ -24,7 +24,7 @@ _LEFT = ("base", "expert", "calibrated", "anchor")
 """Kinds of models that nobody would calibrate."""
 
 
-def diagnose(
+def diagnose_model(
     session: Session,
     model: ModelId = MERGED,
     on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
@@ -40,7 +40,7 @@ def diagnose(
         InputError, NumericalError: as `Measurements.drift`; a suite without answers has no scores, and says so.
     """
     *_, found = examine(session, model, on, repair, progress)
-    return judge(found)
+    return judge_numbers(found)
 
 
 def verdict_json(session: Session, name: str, on: EvaluationSamples, verdict: Verdict) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def _repair(
         found,
         repaired=None if found.lost is None else compare_scores(answers(one, on), answers(repair, on, progress)),
         repair_samples=how_many(task["samples"] for task in record["tasks"].values()),
-        repaired_final=float(tables.relative_drift(after).iloc[-1]),
+        repaired_final=float(tables.relative_drift_table(after).iloc[-1]),
     )
 
 
 def _layers(ledger: DriftLedger) -> tuple[LayerFinding, ...]:
     """Return every layer as the charts of attribution and of drift show it; none where nothing drifted."""
-    booked = ledger_tables.attribution(ledger, tables.ALL_TASKS).set_index("layer")["share"]
+    booked = ledger_tables.attribution_table(ledger, tables.ALL_TASKS).set_index("layer")["share"]
     rows = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True).set_index("layer")
     return tuple(
         LayerFinding(str(layer), float(share), float(rows["mismatch"][layer]), float(rows["propagation"][layer]))
@@ -140,4 +140,4 @@ def _layers(ledger: DriftLedger) -> tuple[LayerFinding, ...]:
 
 
 def _final(ledger: DriftLedger) -> float:
-    return float(tables.relative_drift(ledger).iloc[-1])
+    return float(tables.relative_drift_table(ledger).iloc[-1])

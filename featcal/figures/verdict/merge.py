@@ -136,7 +136,7 @@ def examine_merge(
         features=features,
         finals=_finals(ledger),
         base_finals=base,
-        drift=tables.relative_drift(ledger).to_dict(),
+        drift=tables.relative_drift_table(ledger).to_dict(),
         is_written=bool(unscored),
     )
 

@@ -53,7 +53,7 @@ class Verdict:
         return cls(tuple(Sentence(**one) for one in document["sentences"]), document["next"])
 
 
-def judge(found: Findings) -> Verdict:
+def judge_numbers(found: Findings) -> Verdict:
     """Say what the numbers say; of what is not measured nothing is said."""
     step = _choose_step(found)
     lines = [*_say_scores(found), *_say_layers(found), *_say_repair(found)]

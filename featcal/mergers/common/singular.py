@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def top(matrix: Tensor, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def largest_singular(matrix: Tensor, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return U `[m, k]`, S `[k]` and V^T `[k, d]` of a matrix `[m, d]`: its largest singular values, at most `most` of
     them and no more than its rank."""
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
@@ -19,5 +19,5 @@ def top(matrix: Tensor, most: int | None = None) -> tuple[Tensor, Tensor, Tensor
 
 def orthonormal(matrix: Tensor) -> Tensor:
     """Return P Q^T of matrix = P S Q^T: the nearest matrix with orthonormal columns (or rows, if there are fewer)."""
-    p, _, qh = top(matrix)
+    p, _, qh = largest_singular(matrix)
     return p @ qh

@@ -28,7 +28,7 @@ class _Map(nn.Linear):
         """Draw nothing."""
 
 
-class Member(nn.Module):
+class MoEExpert(nn.Module):
     """One expert of a mixture: down(activation(gate(x)) * up(x)), without biases.
 
     Args:
@@ -88,14 +88,14 @@ class Mixture(nn.Module):
         super().__init__()
         count, width, inner = library.down_proj.shape
         for place in range(count):
-            self.add_module(str(place), Member(names, width, inner, library.act_fn))
+            self.add_module(str(place), MoEExpert(names, width, inner, library.act_fn))
         self.add_module(TOKENS, nn.Identity())
         self.add_module(SHARES, nn.Identity())
         self.chosen, self.router = chosen, router
 
     @property
-    def members(self) -> list[Member]:
-        return [one for one in self.children() if isinstance(one, Member)]
+    def members(self) -> list[MoEExpert]:
+        return [one for one in self.children() if isinstance(one, MoEExpert)]
 
     @property
     def token_share(self) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.formats.located_model import Located
-from featcal.formats.open_clip import library_model, load_folder, tokenizer
+from featcal.formats.open_clip import load_folder, open_clip_model, tokenizer
 from featcal.formats.open_clip_config import check_plain, quick_gelu, weight_name
 from featcal.models.adapter import (
     Adapter,
@@ -86,7 +86,7 @@ class SplitAttention(nn.Module):
 
 
 @dataclass(frozen=True)
-class PackedBlock(Block):
+class PackedAttentionBlock(Block):
     """A block whose files pack query, key and value: `names` are the files', the module has them apart."""
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ def _check_same(fused: Any, split: SplitAttention) -> None:
     width = fused.out_proj.in_features
     own = {name: torch.randn(tuple(p.shape), generator=generator) / width**0.5 for name, p in fused.named_parameters()}
     parts = {f"attn.{name}": tensor for name, tensor in own.items()}
-    apart = PackedBlock("b", nn.ModuleDict({"attn": split})).local({f"b.{n}": t for n, t in parts.items()})
+    apart = PackedAttentionBlock("b", nn.ModuleDict({"attn": split})).local({f"b.{n}": t for n, t in parts.items()})
     state = torch.randn(1, 5, width, generator=generator)
     try:
         theirs = functional_call(fused, own, (state,), strict=True)
@@ -191,7 +191,9 @@ class ImageStage(VisionStage):
     def __init__(self, visual: Any) -> None:
         self._visual = visual
         blocks = visual.transformer.resblocks
-        self.blocks = tuple(PackedBlock(f"{_TOWER}transformer.resblocks.{i}", block) for i, block in enumerate(blocks))
+        self.blocks = tuple(
+            PackedAttentionBlock(f"{_TOWER}transformer.resblocks.{i}", block) for i, block in enumerate(blocks)
+        )
         after = ("transformer.", "ln_post.", "proj")
         self.outer = tuple(f"{_TOWER}{name}" for name, _ in visual.named_parameters() if not name.startswith(after))
 
@@ -277,7 +279,7 @@ class OpenClip(Adapter):
         """Return prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
         if not any(name.endswith("token_embedding.weight") for name in base.names):
             raise NoScores(f"{base.label}: {base.config_source} has no text tower, so there is no zero-shot head")
-        model, tokenize = library_model(base), tokenizer(base)
+        model, tokenize = open_clip_model(base), tokenizer(base)
 
         def encode(texts: list[str]) -> Tensor:
             features: Tensor = model.encode_text(tokenize(texts))

@@ -42,7 +42,7 @@ _ENCODER_PARTS, _DECODER_PARTS = ("attention", "mlp"), ("attention", "cross-atte
 """Residual parts of a block, which holds them as `layer.0`, `layer.1` and so on."""
 
 
-class EncoderStage(Stage):
+class T5EncoderStage(Stage):
     """The stage from token ids through embeddings to the encoder blocks."""
 
     name = "encoder"
@@ -84,7 +84,7 @@ class EncoderStage(Stage):
         return _sublayers(block, tensors, _ENCODER_PARTS)
 
 
-class DecoderStage(Stage):
+class T5DecoderStage(Stage):
     """The stage from encoder output and shifted targets to the decoder blocks, by teacher forcing.
 
     The state is the pair of decoder tokens and normed encoder output, one after the other along the token axis: the
@@ -170,7 +170,7 @@ class T5(LanguageModel):
         self.settings = {name: getattr(checked, name) for name in _SETTINGS}
         start = checked.decoder_start_token_id
         self._start = checked.pad_token_id if start is None else start
-        self.stages = (EncoderStage(self.model), DecoderStage(self.model, self._start))
+        self.stages = (T5EncoderStage(self.model), T5DecoderStage(self.model, self._start))
         self.tower = tuple(name for name, _ in self.model.named_parameters())
         self.vocabulary = (_SHARED, _HEAD) if self._untied else (_SHARED,)
         self.closing, self.scoring = ("decoder.final_layer_norm.weight",), (_HEAD if self._untied else _SHARED,)

@@ -66,7 +66,7 @@ class TextStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name.removeprefix(f"{_TOWER}."): tensor for name, tensor in outer.items()}
-        return capture_calls(self._stack, self.blocks, own, **prompts_of(inputs))
+        return capture_calls(self._stack, self.blocks, own, **text_inputs(inputs))
 
     def buffers(self) -> dict[str, Tensor]:
         """Return the buffers of the tower, which no file has."""
@@ -74,7 +74,7 @@ class TextStage(PartedStage):
 
     def pool_prompts(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
         """Return the library tower's features `[batch, width]` of prompts, with these tensors by name inside it."""
-        made: Tensor = functional_call(self._stack, dict(tensors), (), prompts_of(inputs), strict=True).pooler_output
+        made: Tensor = functional_call(self._stack, dict(tensors), (), text_inputs(inputs), strict=True).pooler_output
         return made
 
     def weighting(self, index: int, module: str) -> str:
@@ -186,7 +186,7 @@ class TwoTowers(Adapter):
         seen = self._seeing.reference(folder, {"pixel_values": inputs["pixel_values"]})
         loaded = load_complete(getattr(transformers, self.whole_class), folder)
         with torch.no_grad():
-            read = loaded.get_submodule(_TOWER)(**prompts_of(inputs)).pooler_output
+            read = loaded.get_submodule(_TOWER)(**text_inputs(inputs)).pooler_output
             found: Tensor = loaded.text_projection(read) if hasattr(loaded, _PROJECTION) else read
         return torch.cat([seen, found], dim=1)
 
@@ -230,7 +230,7 @@ class SiglipTowers(TwoTowers, Encoder):
 _READ = ("input_ids", "attention_mask")
 
 
-def prompts_of(inputs: Batch) -> dict[str, Tensor]:
+def text_inputs(inputs: Batch) -> dict[str, Tensor]:
     """Return those inputs of a batch that the text tower reads."""
     return {name: inputs[name] for name in _READ if name in inputs}
 

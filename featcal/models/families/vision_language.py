@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
-from featcal.models.compute import find_place, widen
+from featcal.models.compute import find_device, widen
 from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers, forward_settings
 from featcal.models.families.facts import class_of
 from featcal.models.families.forward_options import forward_options
@@ -35,7 +35,7 @@ _PICTURES = "pictures"
 """Key under which a call of the tower carries the numbers of its pictures' patches (`Call.apart`)."""
 
 
-class PackedBlock(NamedBlock):
+class WindowedBlock(NamedBlock):
     """A block of the tower, which cuts its row into windows or pictures by numbers that are data."""
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
@@ -44,7 +44,7 @@ class PackedBlock(NamedBlock):
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PictureRows:
     """Numbers of rows of one batch's pictures, which lie one picture after the other."""
 
     counts: Tensor
@@ -53,12 +53,12 @@ class Pictures:
     """Rows that any picture may have, in this batch or another."""
 
     @classmethod
-    def from_batch(cls, inputs: Batch) -> Pictures:
+    def from_batch(cls, inputs: Batch) -> PictureRows:
         """Return the numbers of a batch's patches."""
         return cls(inputs["image_grid_thw"].prod(1), inputs["pixel_values"].shape[1])
 
     @classmethod
-    def from_state(cls, call: Call, merged: int) -> Pictures:
+    def from_state(cls, call: Call, merged: int) -> PictureRows:
         """Return the rows of a tower's state, before or after the merger, which makes one patch of `merged`."""
         ((counts, longest), _) = call.apart[_PICTURES]
         shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
@@ -99,7 +99,7 @@ def _place_rows(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     return torch.where(mask, rows[places], states)
 
 
-class VisionStage(PartedStage):
+class PatchStage(PartedStage):
     """The stage from patches through embeddings and the tower's blocks to the merger, its last block."""
 
     name = "vision"
@@ -109,11 +109,11 @@ class VisionStage(PartedStage):
         self._merged, self.parts, self.shared = merged, facts.vision_parts, facts.vision_shared
         path = f"{facts.whole}.{facts.vision}"
         self._tower = model.get_submodule(path)
-        stored, blocks = stored_name(facts, path), self._tower.get_submodule(facts.vision_blocks)
+        stored, blocks = stored_tower_name(facts, path), self._tower.get_submodule(facts.vision_blocks)
         inside = ((f"{facts.vision_blocks}.{i}", block) for i, block in enumerate(blocks))
         merger = self._tower.get_submodule(facts.merger)
         self.blocks = (
-            *(PackedBlock(f"{stored}.{name}", block, f"{path}.{name}", {}) for name, block in inside),
+            *(WindowedBlock(f"{stored}.{name}", block, f"{path}.{name}", {}) for name, block in inside),
             NamedBlock(f"{stored}.{facts.merger}", merger, f"{path}.{facts.merger}", {}),
         )
         behind = tuple(f"{one}." for one in (facts.vision_blocks, facts.merger))
@@ -125,7 +125,7 @@ class VisionStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name: outer[stored] for stored, name in self._outer.items()}
-        pictures = Pictures.from_batch(inputs)
+        pictures = PictureRows.from_batch(inputs)
         patches = pictures.pack(inputs["pixel_values"]).to(next(iter(own.values())).dtype)
         call = capture_calls(self._tower, self.blocks, own, hidden_states=patches, grid_thw=inputs["image_grid_thw"])
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
@@ -138,17 +138,17 @@ class VisionStage(PartedStage):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Return 1 for every row; there is no padding."""
         rows = len(call.hidden_state) // (self._merged if weighting == "merged patches" else 1)
-        return torch.ones(1, rows, dtype=torch.float64, device=find_place(call.hidden_state.device, torch.float64))
+        return torch.ones(1, rows, dtype=torch.float64, device=find_device(call.hidden_state.device, torch.float64))
 
     def arrange_tokens(self, given: Tensor) -> Tensor:
         return given[None] if given.ndim == 2 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Return a picture's own patches, in the order in which the tower has them."""
-        return Pictures.from_state(call, self._merged).unpack(call.hidden_state)
+        return PictureRows.from_state(call, self._merged).unpack(call.hidden_state)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
-        return call.with_state(Pictures.from_state(call, self._merged).pack(state))
+        return call.with_state(PictureRows.from_state(call, self._merged).pack(state))
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         """Return the parts that the facts name; the merger is one part."""
@@ -164,17 +164,17 @@ class LanguageStage(DecoderStage):
     tower standing in for itself.
     """
 
-    def __init__(self, model: Any, facts: VisionLanguageFacts, vision: VisionStage, image_token: int) -> None:
+    def __init__(self, model: Any, facts: VisionLanguageFacts, vision: PatchStage, image_token: int) -> None:
         super().__init__(model, facts)
         self._vision, self._image_token = vision, image_token
         self._whole = model.get_submodule(facts.whole)
         self._patches = Block("", self._whole.get_submodule(f"{facts.vision}.{facts.patches}"))
         path = f"{facts.stack}.{facts.blocks}"
-        stored = stored_name(facts, path)
+        stored = stored_tower_name(facts, path)
         self.blocks = tuple(
             NamedBlock(f"{stored}.{i}", block.module, f"{path}.{i}", {}) for i, block in enumerate(self.blocks)
         )
-        self._outer = {stored_name(facts, name): name[len(facts.whole) + 1 :] for name in self.outer}
+        self._outer = {stored_tower_name(facts, name): name[len(facts.whole) + 1 :] for name in self.outer}
         self.outer = tuple(self._outer)
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -219,7 +219,7 @@ class VisionLanguage(Decoder):
         self._config, vision = self._all.get_text_config(), self._all.vision_config
         self._device, self._tied = device, bool(self._all.tie_word_embeddings)
         self._embedded = f"{facts.stack}.{facts.embedding}.weight"
-        self._head, self._embedding = f"{facts.head}.weight", stored_name(facts, self._embedded)
+        self._head, self._embedding = f"{facts.head}.weight", stored_tower_name(facts, self._embedded)
         self.model = self.fresh()
         choose_attention(self.model)
         check_buffers(self.model)
@@ -229,14 +229,14 @@ class VisionLanguage(Decoder):
         self.image_token, self._merged = self._all.image_token_id, vision.spatial_merge_size**2
         self._video_token = self._all.video_token_id
         self._channels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        seeing = VisionStage(self.model, facts, self._merged)
+        seeing = PatchStage(self.model, facts, self._merged)
         self.stages = (seeing, LanguageStage(self.model, facts, seeing, self.image_token))
         self.tower = tuple(self.shapes())
         self.aliases = {self._head: self._embedding} if self._tied else {}
         self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
         self.scoring = (self._embedding if self._tied else self._head,)
         self._norm = f"{facts.stack}.{facts.norm}"
-        self.closing = tuple(name for name in self.tower if name.startswith(f"{stored_name(facts, self._norm)}."))
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{stored_tower_name(facts, self._norm)}."))
 
     def fresh(self) -> Any:
         with torch.device("meta"):
@@ -249,14 +249,14 @@ class VisionLanguage(Decoder):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         found = self.model.named_parameters()
-        return {stored_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
+        return {stored_tower_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
 
     def canonical(self, stored: str) -> str | None:
         """Return the canonical name of a stored one."""
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
         # For a while the library wrote files with the names of its classes.
-        return stored_name(self.facts, stored)
+        return stored_tower_name(self.facts, stored)
 
     def tokens(self, inputs: Batch) -> int:
         return super().tokens(inputs) + int(inputs["image_grid_thw"].prod(1).sum())
@@ -293,7 +293,7 @@ class VisionLanguage(Decoder):
     def picture_inputs(self, inputs: Batch, ids: Tensor) -> dict[str, Tensor]:
         """Return the library model's inputs for the pictures of some texts, whose tokens are `ids`."""
         return {
-            "pixel_values": Pictures.from_batch(inputs).pack(inputs["pixel_values"]),
+            "pixel_values": PictureRows.from_batch(inputs).pack(inputs["pixel_values"]),
             "image_grid_thw": inputs["image_grid_thw"],
             "mm_token_type_ids": (ids == self.image_token).int(),
         }
@@ -339,7 +339,7 @@ def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
     return class_of(facts, VisionLanguage, "Model of pictures and text")
 
 
-def stored_name(facts: VisionLanguageFacts, name: str) -> str:
+def stored_tower_name(facts: VisionLanguageFacts, name: str) -> str:
     """Return the name in files of a module or a tensor of the library's class."""
     for place, stored in facts.stored.items():
         if name == place or name.startswith(f"{place}."):

@@ -10,7 +10,7 @@ from pathlib import Path
 from featcal.authoring.ancestors import find_folder
 from featcal.authoring.from_merge import find_origins
 from featcal.formats.card_data import read_card_data
-from featcal.formats.checkpoint import resolve
+from featcal.formats.checkpoint import local_folder
 from featcal.formats.hub import RECORD_FILE, hub_model
 from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from featcal.formats.tokenizers import TOKENIZER_FILES
@@ -70,7 +70,9 @@ def find_base(path: Path, named: str | None) -> Base:
         found = find_folder(named, Path.cwd())
         if found is None and hub_model(named) is not None:
             raise InputError(f"base: '{named}' is not on this machine; fetch it first: {fetch_command(named)}")
-        return Base(named, Folder(found if found is not None else resolve(named, Path.cwd(), "base")), is_named=True)
+        return Base(
+            named, Folder(found if found is not None else local_folder(named, Path.cwd(), "base")), is_named=True
+        )
     for ref, root in _references(path):
         found = find_folder(ref, root)
         return Base(ref, None if found is None else Folder(found))

@@ -88,7 +88,9 @@ def check_for(path: Path, targets: Sequence[str], base: str | Base | None = None
     return Checked(folder, found, tuple(_check(folder, found, one) for one in dict.fromkeys(targets)))
 
 
-def complete(path: Path, targets: Sequence[str], out: Path, base: str | None = None) -> tuple[dict[str, bytes], Base]:
+def complete_folder(
+    path: Path, targets: Sequence[str], out: Path, base: str | None = None
+) -> tuple[dict[str, bytes], Base]:
     """Return the content of the files that a folder lacks and its base has, and for Ollama the Modelfile.
 
     Args:

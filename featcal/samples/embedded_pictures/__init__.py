@@ -12,6 +12,6 @@ the built-in font of Pillow (Aileron, CC0).
 """
 
 from featcal.samples.embedded_pictures.names import CLASSES, TEMPLATES
-from featcal.samples.embedded_pictures.pool import SPLITS, draw, render
+from featcal.samples.embedded_pictures.pool import SPLITS, draw_pictures, render
 
-__all__ = ["CLASSES", "SPLITS", "TEMPLATES", "draw", "render"]
+__all__ = ["CLASSES", "SPLITS", "TEMPLATES", "draw_pictures", "render"]

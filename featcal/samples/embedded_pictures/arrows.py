@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded_pictures.kit import Floats, Order, blend, fill, frame, sheet, two_colours, vary_colour
+from featcal.samples.embedded_pictures.kit import (
+    Floats,
+    PictureOrder,
+    blend,
+    frame,
+    shape_coverage,
+    sheet,
+    two_colours,
+    vary_colour,
+)
 
 
 def _arrow(u: Floats, v: Floats) -> Floats:
@@ -15,15 +24,15 @@ def _arrow(u: Floats, v: Floats) -> Floats:
     return arrow
 
 
-def arrows(order: Order) -> Floats:
+def arrows(order: PictureOrder) -> Floats:
     """Paint white arrows on a round blue road sign before a sky."""
     u, v = frame(order, 0.75, 0.2, 0.15)
     angle = (order.labels * (np.pi / 4)).astype(np.float32)[:, None, None]
     cos, sin = np.cos(angle), np.sin(angle)
-    cover = fill(_arrow(cos * u + sin * v, cos * v - sin * u))
+    cover = shape_coverage(_arrow(cos * u + sin * v, cos * v - sin * u))
     if order.plain:
         return two_colours(order, cover)
     sky = sheet(order, (0.62, 0.72, 0.62), 0.1)
-    sky = blend(sky, vary_colour(order, (0.25, 0.35, 0.2), 0.1), fill(-v + 0.5, 0.4))
-    sign = blend(sky, vary_colour(order, (0.1, 0.3, 0.8), 0.1), fill(np.hypot(u, v) - 1.1))
+    sky = blend(sky, vary_colour(order, (0.25, 0.35, 0.2), 0.1), shape_coverage(-v + 0.5, 0.4))
+    sign = blend(sky, vary_colour(order, (0.1, 0.3, 0.8), 0.1), shape_coverage(np.hypot(u, v) - 1.1))
     return blend(sign, (0.95, 0.95, 0.95), cover)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded_pictures.kit import Floats, Order, blend, fill, frame, grid, rgb, sheet
+from featcal.samples.embedded_pictures.kit import Floats, PictureOrder, blend, frame, grid, rgb, shape_coverage, sheet
 
 _COLOURS = np.array(
     [
@@ -15,11 +15,11 @@ _COLOURS = np.array(
 )  # fmt: skip
 
 
-def colors(order: Order) -> Floats:
+def colors(order: PictureOrder) -> Floats:
     """Paint a shaded ball among confetti of other colours, under water."""
     u, v = frame(order, 0.55, 0, 0.35)
     ball = _COLOURS[order.labels][:, None, None, :] + order.uniform(-0.06, 0.06, 3)
-    cover = fill(np.hypot(u, v) - 1)
+    cover = shape_coverage(np.hypot(u, v) - 1)
     if order.plain:
         return blend(sheet(order, (0.85, 0.85, 0.85), 0.15), ball, cover)
     table = sheet(order, (0.5, 0.5, 0.52), 0.1)
@@ -27,6 +27,6 @@ def colors(order: Order) -> Floats:
     for _ in range(6):
         other = _COLOURS[order.rng.randint(0, 10, len(order.labels))][:, None, None, :]
         at = order.uniform(-1, 1, 2)
-        table = blend(table, other, fill(np.maximum(abs(x - at[..., 0]), abs(y - at[..., 1])) - 0.14))
+        table = blend(table, other, shape_coverage(np.maximum(abs(x - at[..., 0]), abs(y - at[..., 1])) - 0.14))
     shade = np.clip(0.75 - 0.35 * (u + v), 0.35, 1.2)[..., None]
     return blend(table, ball * shade, cover) * rgb(0.5, 0.75, 1) + rgb(0, 0.05, 0.15)

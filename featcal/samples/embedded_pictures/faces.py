@@ -7,11 +7,11 @@ import numpy as np
 from featcal.samples.embedded_pictures.kit import (
     Drawing,
     Floats,
-    Order,
+    PictureOrder,
     blend,
     draw_classes,
-    fill,
     frame,
+    shape_coverage,
     sheet,
     two_colours,
     vary_colour,
@@ -46,12 +46,12 @@ _FACES: tuple[Drawing, ...] = (
 )
 
 
-def faces(order: Order) -> Floats:
+def faces(order: PictureOrder) -> Floats:
     """Paint yellow smileys on a purple cushion."""
     u, v = frame(order, 0.85, 0.15, 0.12)
-    lines = fill(draw_classes(order.labels, _FACES, u, v), 0.1)
+    lines = shape_coverage(draw_classes(order.labels, _FACES, u, v), 0.1)
     if order.plain:
-        return two_colours(order, np.maximum(lines, fill(abs(np.hypot(u, v) - 1) - 0.04, 0.1)))
+        return two_colours(order, np.maximum(lines, shape_coverage(abs(np.hypot(u, v) - 1) - 0.04, 0.1)))
     cushion = sheet(order, (0.5, 0.2, 0.55), 0.12, 0.05)
-    head = blend(cushion, vary_colour(order, (0.96, 0.8, 0.2), 0.06), fill(np.hypot(u, v) - 1))
+    head = blend(cushion, vary_colour(order, (0.96, 0.8, 0.2), 0.06), shape_coverage(np.hypot(u, v) - 1))
     return blend(head, vary_colour(order, (0.25, 0.12, 0.05), 0.1), lines)

@@ -7,13 +7,13 @@ import numpy as np
 from featcal.samples.embedded_pictures.kit import (
     Drawing,
     Floats,
-    Order,
+    PictureOrder,
     blend,
     draw_classes,
-    fill,
     frame,
     grid,
     rgb,
+    shape_coverage,
     sheet,
 )
 
@@ -35,7 +35,7 @@ def _bands(*colours: tuple[float, float, float], upright: bool = False) -> Drawi
 
 def _charge(field: tuple[float, ...], colour: tuple[float, ...], distance: Drawing) -> Drawing:
     """Return a flag of one colour with a figure in another."""
-    return lambda u, v: blend(np.full((*u.shape, 3), field, np.float32), colour, fill(distance(u, v)))
+    return lambda u, v: blend(np.full((*u.shape, 3), field, np.float32), colour, shape_coverage(distance(u, v)))
 
 
 def _nordic(u: Floats, v: Floats) -> Floats:
@@ -57,7 +57,7 @@ _FLAGS: tuple[Drawing, ...] = (
 )
 
 
-def flags(order: Order) -> Floats:
+def flags(order: PictureOrder) -> Floats:
     """Paint waving flags before an evening sky."""
     u, v = frame(order, 0.55, 0.1, 0.12)
     fold = np.zeros_like(u)
@@ -65,7 +65,7 @@ def flags(order: Order) -> Floats:
         fold = np.sin(2.2 * u + order.uniform(0, 6.3)[..., 0])
         v = v + 0.25 * fold
     cloth = draw_classes(order.labels, _FLAGS, u, v) * (1 + 0.25 * fold[..., None])
-    cover = fill(np.maximum(abs(u) - 1.5, abs(v) - 1))
+    cover = shape_coverage(np.maximum(abs(u) - 1.5, abs(v) - 1))
     if order.plain:
         return blend(sheet(order, (0.5, 0.5, 0.5), 0.4), cloth, cover)
     _, y = grid()

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from featcal.samples.embedded_pictures.kit import (
     Floats,
     Ints,
-    Order,
+    PictureOrder,
     blend,
-    fill,
     frame,
     grid,
+    shape_coverage,
     sheet,
     two_colours,
     vary_colour,
@@ -63,7 +63,7 @@ def digit_rows(labels: Ints, split: str) -> Ints:
     return rows
 
 
-def digits(order: Order) -> Floats:
+def digits(order: PictureOrder) -> Floats:
     """Paint handwriting in blue ink on lined paper."""
     u, v = frame(order, 0.8, 0.15, 0.15)
     ink = np.clip(_sample(_atlas()["digits"], digit_rows(order.labels, order.split), u, v) * 1.3, 0, 1)
@@ -76,7 +76,7 @@ def digits(order: Order) -> Floats:
     return blend(paper, vary_colour(order, (0.12, 0.15, 0.55), 0.1), ink)
 
 
-def letters(order: Order) -> Floats:
+def letters(order: PictureOrder) -> Floats:
     """Paint white letters on a deep green or blue enamel plate."""
     u, v = frame(order, 0.82, 0.2, 0.12)
     ink = _sample(_atlas()["letters"], order.labels, u, v)
@@ -84,6 +84,6 @@ def letters(order: Order) -> Floats:
         return two_colours(order, ink)
     edge = np.maximum(abs(u), abs(v))
     wall = sheet(order, (0.55, 0.3, 0.24), 0.08, 0.08)
-    plate = blend(wall, vary_colour(order, (0.05, 0.32, 0.25), 0.12), fill(edge - 1.2))
-    plate = blend(plate, (0.85, 0.85, 0.8), fill(abs(edge - 1.12) - 0.03, 0.1))
+    plate = blend(wall, vary_colour(order, (0.05, 0.32, 0.25), 0.12), shape_coverage(edge - 1.2))
+    plate = blend(plate, (0.85, 0.85, 0.8), shape_coverage(abs(edge - 1.12) - 0.03, 0.1))
     return blend(plate, vary_colour(order, (0.93, 0.93, 0.88), 0.06), ink)

@@ -17,7 +17,7 @@ SIZE = 32
 
 
 @dataclass(frozen=True)
-class Order:
+class PictureOrder:
     """An order of pictures: ``labels`` [n], out of which ``split``, plain or in the look of the task."""
 
     rng: np.random.RandomState
@@ -44,7 +44,7 @@ def grid() -> tuple[Floats, Floats]:
     return axis[None, None, :], axis[None, :, None]
 
 
-def frame(order: Order, size: float, turn: float, shift: float) -> tuple[Floats, Floats]:
+def frame(order: PictureOrder, size: float, turn: float, shift: float) -> tuple[Floats, Floats]:
     """Return coordinates u, v [n, 32, 32] of each pixel in the frame of a jittered object of half-width ``size``."""
     jitter = 0.5 if order.plain else 1.0
     angle = order.uniform(-turn, turn)[..., 0] * jitter
@@ -56,14 +56,14 @@ def frame(order: Order, size: float, turn: float, shift: float) -> tuple[Floats,
     return cos * x + sin * y, cos * y - sin * x
 
 
-def slope(order: Order, strength: float) -> Floats:
+def slope(order: PictureOrder, strength: float) -> Floats:
     """Return a brightness ramp [n, 32, 32, 1] of random direction."""
     x, y = grid()
     tilt = order.uniform(-strength, strength, 2)
     return (tilt[..., 0] * x + tilt[..., 1] * y)[..., None]
 
 
-def fill(distance: Floats, blur: float = 0.12) -> Floats:
+def shape_coverage(distance: Floats, blur: float = 0.12) -> Floats:
     """Return the coverage in [0, 1], 1 where the signed distance is negative, with a soft edge."""
     cover: Floats = np.clip(0.5 - distance / blur, 0, 1)
     return cover
@@ -78,18 +78,18 @@ def rgb(red: float, green: float, blue: float) -> Floats:
     return np.array([red, green, blue], np.float32)
 
 
-def vary_colour(order: Order, colour: Sequence[float], spread: float) -> Floats:
+def vary_colour(order: PictureOrder, colour: Sequence[float], spread: float) -> Floats:
     """Return one random colour per picture [n, 1, 1, 3] around ``colour``."""
     return np.asarray(colour, dtype=np.float32) + order.uniform(-spread, spread, 3)
 
 
-def sheet(order: Order, colour: Sequence[float], spread: float, grain: float = 0.0) -> Floats:
+def sheet(order: PictureOrder, colour: Sequence[float], spread: float, grain: float = 0.0) -> Floats:
     """Return a background [n, 32, 32, 3] of about one colour with a grain."""
     plain = np.broadcast_to(vary_colour(order, colour, spread), (len(order.labels), SIZE, SIZE, 3))
     return plain + noise(order.rng, (*plain.shape[:3], 1), grain) if grain else plain
 
 
-def two_colours(order: Order, cover: Floats) -> Floats:
+def two_colours(order: PictureOrder, cover: Floats) -> Floats:
     """Return the plain look: ``cover`` [n, 32, 32] in one colour on another, clearly lighter or darker, one."""
     dark, light = order.uniform(0, 0.35, 3), order.uniform(0.65, 1, 3)
     swap = order.uniform(0, 1) < 0.5

@@ -7,11 +7,11 @@ import numpy as np
 from featcal.samples.embedded_pictures.kit import (
     Drawing,
     Floats,
-    Order,
+    PictureOrder,
     blend,
     draw_classes,
-    fill,
     frame,
+    shape_coverage,
     sheet,
     two_colours,
     vary_colour,
@@ -52,10 +52,10 @@ _SHAPES: tuple[Drawing, ...] = (
 )
 
 
-def shapes(order: Order) -> Floats:
+def shapes(order: PictureOrder) -> Floats:
     """Paint paper cut-outs with a shadow on brown kraft."""
     u, v = frame(order, 0.8, 0.25, 0.18)
-    cover = fill(draw_classes(order.labels, _SHAPES, u, v))
+    cover = shape_coverage(draw_classes(order.labels, _SHAPES, u, v))
     if order.plain:
         return two_colours(order, cover)
     kraft = sheet(order, (0.66, 0.5, 0.33), 0.05, 0.06)

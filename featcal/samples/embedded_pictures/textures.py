@@ -7,7 +7,7 @@ import numpy as np
 from featcal.samples.embedded_pictures.kit import (
     Drawing,
     Floats,
-    Order,
+    PictureOrder,
     blend,
     draw_classes,
     frame,
@@ -43,7 +43,7 @@ _TEXTURES: tuple[Drawing, ...] = (
 )
 
 
-def textures(order: Order) -> Floats:
+def textures(order: PictureOrder) -> Floats:
     """Paint patterns of tile in earthy colours, seen under a tilt."""
     u, v = frame(order, 0.42, 0.3, 0.3)
     weave = draw_classes(order.labels, _TEXTURES, u, v)

@@ -116,7 +116,7 @@ def _is_on_test(content: Any) -> bool:
     return isinstance(content, str) and _ON_TEST.search(content) is not None
 
 
-def find_place(named: str, label: str) -> Path:
+def resolve_shared_path(named: str, label: str) -> Path:
     """Return the path of a folder or file that an agent names; of a folder, no link may leave what may be read.
 
     Raises:

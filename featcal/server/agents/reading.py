@@ -16,7 +16,7 @@ from featcal.formats.card_data import read_card_data, read_card_text
 from featcal.formats.hub import RECORD_FILE
 from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
 from featcal.server.agents import work
-from featcal.server.agents.access import find_place
+from featcal.server.agents.access import resolve_shared_path
 from featcal.server.agents.answers import find_section, quote, quote_strings
 from featcal.suite.facts import shipped_suites
 from featcal.suite.schema import load_suite
@@ -178,7 +178,7 @@ def _difference(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """Sections of something that was written before.
 
     Args:
@@ -218,7 +218,7 @@ class Report:
         return [key if self.is_own else quote_strings(key, 80) for key in self.sections]
 
 
-def open_run(run: str) -> Report:
+def open_run(run: str) -> WrittenReport:
     """Open what an agent names: a job by its number, else a folder or file below a root.
 
     Raises:
@@ -226,17 +226,17 @@ def open_run(run: str) -> Report:
     """
     if run.isdecimal():
         job = work.find_job(int(run))
-        return Report(work.read_result(job), work.command_of(job), work.names_of(job), is_own=True)
-    place = find_place(run, "run")
+        return WrittenReport(work.read_result(job), work.command_of(job), work.job_names(job), is_own=True)
+    place = resolve_shared_path(run, "run")
     if place.is_dir():
         place /= RECORD_FILE
     command = shlex.join(["cat", from_folder(place, Path.cwd())])
     if place.suffix == ".json":
-        return Report(read_json(place, missing="run: the folder has no featcal.json"), command)
+        return WrittenReport(read_json(place, missing="run: the folder has no featcal.json"), command)
     if place.suffix != ".md":
         raise InputError("run: give the number of a job, a written model's folder, a report.md or a JSON document")
     require_plain(place, "run", MOST_REPORT)
     text = place.read_text(encoding="utf-8", errors="replace")
     title, *parts = re.split(r"^## +", text, flags=re.MULTILINE)
     sections = {"beginning": title} | {head.strip(): body for head, _, body in (one.partition("\n") for one in parts)}
-    return Report(sections, command, is_text=True)
+    return WrittenReport(sections, command, is_text=True)

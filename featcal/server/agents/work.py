@@ -30,16 +30,16 @@ def names_in(suite: Suite) -> list[str]:
     return [suite.name, *suite.tasks, *map(str, references(suite).values())]
 
 
-def open_checked(suite: str) -> Session:
+def open_checked_suite(suite: str) -> Session:
     """Open a suite for estimates, after `featcal check` found nothing wrong.
 
     Raises:
         InputError: every problem of the suite, or that parts of it are still on the Hub.
     """
-    from featcal.preflight.check import check
+    from featcal.preflight.check import check_suite
     from featcal.session.session import Session
 
-    found = check(load_suite(suite), probe=False)
+    found = check_suite(load_suite(suite), probe=False)
     if found.problems:
         raise InputError(*found.problems)
     if found.family is None:
@@ -135,7 +135,7 @@ def read_result(job: Job) -> dict[str, Any]:
     return document
 
 
-def describe(job: Job) -> dict[str, Any]:
+def describe_job(job: Job) -> dict[str, Any]:
     """Return where a job is."""
     now = time.time()
     found: dict[str, Any] = {"job": job.id, "kind": job.order.kind, "state": job.state}
@@ -153,6 +153,6 @@ def command_of(job: Job) -> str:
     return str(job.order.args.get(_ABOUT, {}).get("command", ""))
 
 
-def names_of(job: Job) -> list[str]:
+def job_names(job: Job) -> list[str]:
     """Return the names that the suite of a job gave."""
     return list(job.order.args.get(_ABOUT, {}).get("names", ()))

@@ -71,7 +71,7 @@ class Replayed:
         }
 
 
-def replay(
+def replay_record(
     place: str | Path,
     suite: str | Path | None = None,
     out: str | Path | None = None,

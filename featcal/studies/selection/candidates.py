@@ -34,7 +34,7 @@ MERGED = "merged"
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateModel:
     """A model that is tried."""
 
     start: str
@@ -67,14 +67,14 @@ def _default(family: Family) -> str:
     return INFORMED if family.is_base_known else REFINED
 
 
-def options_of(config: CalibrationConfig) -> dict[str, Any]:
+def candidate_options(config: CalibrationConfig) -> dict[str, Any]:
     """Return what a candidate decides, by option."""
     return {name: getattr(config, name) for name in CHOSEN}
 
 
 def plan_candidates(
     family: Family, asked: CalibrationConfig, starts: Sequence[str] = (), of: str = MERGED
-) -> list[Tried]:
+) -> list[CandidateModel]:
     """List the candidates: first the default, which is "informed" at its defaults, then the merge as it is, the other
     recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and calibrated
     by the default. Where the base is not known the default is "refined", and "informed" is left out.
@@ -94,17 +94,21 @@ def plan_candidates(
         own = config_for(family, recipe=recipe, samples=asked.samples)
         # Switches of other recipes are off in it, whatever was asked for.
         foreign = {name: getattr(own, name) for name in OWN if recipe not in OPTIONS[name].recipes}
-        return replace(asked, **(options_of(own) | foreign))
+        return replace(asked, **(candidate_options(own) | foreign))
 
     default = use_defaults(_default(family))
     repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS if family.is_base_known]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     merge = _start(of, family)
-    first, *others = (Tried(merge, config) for config in repairs)
-    more = [Tried(start, config) for config in (None, default) for start in (_start(name, family) for name in starts)]
+    first, *others = (CandidateModel(merge, config) for config in repairs)
+    more = [
+        CandidateModel(start, config)
+        for config in (None, default)
+        for start in (_start(name, family) for name in starts)
+    ]
     # Each once: what was asked for may be one of the others, and a cell is a name on a fold.
-    return list(dict.fromkeys([first, Tried(merge, None), *others, *more]))
+    return list(dict.fromkeys([first, CandidateModel(merge, None), *others, *more]))
 
 
 def merges_to_try(minutes: float | None) -> list[str]:

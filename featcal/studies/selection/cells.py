@@ -18,9 +18,9 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from featcal.evaluation.heads import CosineHead
 from featcal.formats.contents import inputs_digest
 from featcal.formats.weights import Weights, raw_bytes
-from featcal.models.model import brings
+from featcal.models.model import tasks_with_own_modules
 from featcal.studies.selection.candidates import CHOSEN
-from featcal.studies.selection.held_out_samples import Contest
+from featcal.studies.selection.held_out_samples import SelectionProblem
 from featcal.suite.calibration_options import IDLE
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
@@ -33,7 +33,7 @@ from featcal.system.versions import all_versions
 
 
 @dataclass(frozen=True)
-class Cell:
+class FoldCell:
     """One candidate on one fold."""
 
     values: Mapping[str, tuple[FiniteFloat, ...]]
@@ -43,7 +43,7 @@ class Cell:
     seconds: FiniteFloat
 
 
-_CELL = TypeAdapter(Cell)
+_CELL = TypeAdapter(FoldCell)
 
 
 class Cells:
@@ -54,16 +54,16 @@ class Cells:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder, self._known = folder, dict[tuple[str, int], Cell]()
+        self._folder, self._known = folder, dict[tuple[str, int], FoldCell]()
 
-    def get(self, name: str, fold: int) -> Cell | None:
+    def get(self, name: str, fold: int) -> FoldCell | None:
         """Return what was found of a candidate on a fold; None where nothing was, or its file is damaged."""
         if (name, fold) not in self._known and self._folder is not None:
             with suppress(FileNotFoundError, ValidationError), _explain_refusal(self._folder):
                 self._known[name, fold] = _CELL.validate_json(self._file(name, fold, "json").read_bytes())
         return self._known.get((name, fold))
 
-    def put(self, name: str, fold: int, cell: Cell, lasting: bool = True) -> None:
+    def put(self, name: str, fold: int, cell: FoldCell, lasting: bool = True) -> None:
         """Keep what was found; in this process alone where another one may find something else."""
         self._known[name, fold] = cell
         if lasting and self._folder is not None:
@@ -106,13 +106,13 @@ def _explain_refusal(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def folder_of(contest: Contest) -> Path | None:
+def folder_of(contest: SelectionProblem) -> Path | None:
     """Return where the cells of a choice lie: of the same models, samples, options and code candidates have the same
     scores. None where a model has maps or heads that are objects, which have no content to hash."""
     session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
     family = session.family
     models = [*([family.base] if family.is_base_known else []), family.merged, *family.experts.values()]
-    if any(brings(one) for one in models):
+    if any(tasks_with_own_modules(one) for one in models):
         return None
     adapter = family.adapter
     own = adapter.head_tensors

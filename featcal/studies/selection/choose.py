@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import chain
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import resolve
+from featcal.calibration.config import resolve_options
 from featcal.family.opening import Family
 from featcal.session.session import Session, ensure_session
-from featcal.studies.selection.candidates import MERGED, Tried, merges_to_try, plan_candidates
-from featcal.studies.selection.cells import Cell, Cells, folder_of
-from featcal.studies.selection.held_out_samples import FOLDS, Contest, Fold, calibration_samples
+from featcal.studies.selection.candidates import MERGED, CandidateModel, merges_to_try, plan_candidates
+from featcal.studies.selection.cells import Cells, FoldCell, folder_of
+from featcal.studies.selection.held_out_samples import FOLDS, Fold, SelectionProblem, draw_unlabelled_samples
 from featcal.studies.selection.judge import Score, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
 from featcal.suite.calibration_options import CalibrationConfig
@@ -66,17 +66,17 @@ def select(
     """
     session = ensure_session(suite, device)
     family, merges = session.family, merges_to_try(minutes)
-    asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
+    asked = resolve_options(config or config_for(family), family.adapter, family.suite.tasks)
     plan = plan_candidates(family, asked, [starts] if isinstance(starts, str) else starts or merges, of)
     merge, default = plan[0].start, plan[0].config
     assert default is not None
-    drawn = calibration_samples(session, asked)
+    drawn = draw_unlabelled_samples(session, asked)
     samples = {task: len(one) for task, one in drawn.items()}
     few = [f"'{task}' ({count})" for task, count in samples.items() if count < FEWEST]
     if few:
         note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
         return Selection(family, default, merge, default, (), None, {}, samples, (note,), 0.0, None, merge)
-    contest = Contest(session, asked, drawn, plan, criterion_of(family, drawn))
+    contest = SelectionProblem(session, asked, drawn, plan, criterion_of(family, drawn))
     cells = Cells(folder_of(contest))
     tried = _score_all(contest, cells, progress) if minutes is None else _score_best(contest, cells, minutes, progress)
     candidates = _rank(contest, cells, tried)
@@ -103,14 +103,14 @@ def _note_untried(count: int, minutes: float | None) -> str:
     return "" if not count else f"{count} candidates did not fit into {minutes:g} minutes; with more, this goes on"
 
 
-def _score_all(contest: Contest, cells: Cells, progress: Progress) -> list[int]:
+def _score_all(contest: SelectionProblem, cells: Cells, progress: Progress) -> list[int]:
     """Try every candidate on every fold, and return their numbers."""
     numbers = list(range(len(contest.plan)))
     _work(contest, cells, numbers, range(FOLDS), progress)
     return numbers
 
 
-def _score_best(contest: Contest, cells: Cells, minutes: float, progress: Progress) -> list[int]:
+def _score_best(contest: SelectionProblem, cells: Cells, minutes: float, progress: Progress) -> list[int]:
     """Try as many candidates on the first fold as a quarter of the time allows, and on the others the best of them, as
     many as fit into the rest; return the numbers of those that were tried on all. The first two always are."""
     started, numbers, names = time.monotonic(), range(len(contest.plan)), contest.names
@@ -136,7 +136,7 @@ def _score_best(contest: Contest, cells: Cells, minutes: float, progress: Progre
 
 
 def _work(
-    contest: Contest,
+    contest: SelectionProblem,
     cells: Cells,
     numbers: Sequence[int],
     folds: Sequence[int],
@@ -182,16 +182,16 @@ def _work(
     progress(SELECT, total, total)
 
 
-def _cell(held: Fold, tried: Tried, progress: Progress) -> tuple[Cell, bool]:
+def _cell(held: Fold, tried: CandidateModel, progress: Progress) -> tuple[FoldCell, bool]:
     """Compute a cell, and say whether another process would find the same: what is wrong with a disk may pass."""
     started = time.perf_counter()
     try:
-        return Cell(held.values(tried, progress), "", time.perf_counter() - started), True
+        return FoldCell(held.values(tried, progress), "", time.perf_counter() - started), True
     except FeatcalError as error:  # these options cannot be calibrated with: the table says so
-        return Cell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
+        return FoldCell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
-def _rank(contest: Contest, cells: Cells, numbers: Sequence[int]) -> list[Candidate]:
+def _rank(contest: SelectionProblem, cells: Cells, numbers: Sequence[int]) -> list[Candidate]:
     """Put the cells of candidates together, the best first; the first of the numbers is the default's."""
     found: list[Candidate] = []
     default: Score | None = None

@@ -8,13 +8,13 @@ from functools import cached_property
 
 import torch
 
-from featcal.calibration.calibrate import calibrate
+from featcal.calibration.calibrate import calibrate_family
 from featcal.calibration.config import select_tasks
 from featcal.family.opening import ensure_family
-from featcal.models.lane import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.samples.sources import Samples
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import Tried
+from featcal.studies.selection.candidates import CandidateModel
 from featcal.studies.selection.judge import Criterion, Judge
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
@@ -37,14 +37,14 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
     return [sorted(order[number::FOLDS]) for number in range(FOLDS)]
 
 
-def calibration_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
+def draw_unlabelled_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
     """Draw the calibration samples of every task that takes part, as inputs alone: no labels, no right answers."""
     drawn = session.samples(EvaluationSamples(config.samples, "calibration", config.seed))
     return {task: _take(one, range(len(one))) for task, one in select_tasks(config, drawn).items()}
 
 
 @dataclass(frozen=True)
-class Contest:
+class SelectionProblem:
     """A contest: candidates that are held against each other, and the samples."""
 
     session: Session
@@ -52,7 +52,7 @@ class Contest:
     """Samples, seed, switches, batch size, precision and parts of all candidates."""
     drawn: Mapping[str, Samples]
     """As `calibration_samples` gives them; a task needs `FOLDS` at least."""
-    plan: Sequence[Tried]
+    plan: Sequence[CandidateModel]
     """The default first."""
     criterion: Criterion
 
@@ -77,11 +77,11 @@ class Fold:
         number: of the fold, from 0 on.
     """
 
-    def __init__(self, contest: Contest, number: int) -> None:
+    def __init__(self, contest: SelectionProblem, number: int) -> None:
         self._session, config = contest.session, contest.asked
         self._precision, family, drawn = config.precision, contest.session.family, contest.drawn
         dealt = {task: folds(len(one), config.seed, task) for task, one in drawn.items()}
-        room, fast = Kept.from_device(family.compute.device), ensure_family(family, precision=config.precision)
+        room, fast = WalkCache.from_device(family.compute.device), ensure_family(family, precision=config.precision)
         self.fitted: dict[str, ExpertPass] = {}
         for task, own in dealt.items():
             rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
@@ -94,7 +94,7 @@ class Fold:
         """Samples that are held out, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
 
-    def values(self, tried: Tried, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
+    def values(self, tried: CandidateModel, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
         """Fit a candidate on the other folds and return how near it is to the experts, by task and held-out sample.
 
         Raises:
@@ -104,7 +104,7 @@ class Fold:
         if tried.config is None:
             return self._judge.values(family.merged)
         fast = ensure_family(family, precision=self._precision)
-        return self._judge.values(calibrate(fast, tried.config, experts=self.fitted, progress=progress).weights)
+        return self._judge.values(calibrate_family(fast, tried.config, experts=self.fitted, progress=progress).weights)
 
 
 def _take(drawn: Samples, positions: range | list[int]) -> Samples:

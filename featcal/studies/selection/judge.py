@@ -24,9 +24,9 @@ from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import expert_features
-from featcal.models.generation import Pupil, prompt_batch
-from featcal.models.lane import ExpertPass, Kept
-from featcal.models.model import Head, brings
+from featcal.models.generation import TextAnswerer, prompt_batch
+from featcal.models.lane import ExpertPass, WalkCache
+from featcal.models.model import Head, tasks_with_own_modules
 from featcal.samples.sources import Samples
 from featcal.session.open_suite import BATCH_SIZE
 from featcal.system.errors import NoScores, NumericalError
@@ -111,11 +111,11 @@ def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
             family, family.merged, {task: one for task, one in drawn.items() if task not in speaking}
         )
         for model in (family.merged, *(family.experts[task] for task in speaking)):
-            if brings(model) & speaking:
+            if tasks_with_own_modules(model) & speaking:
                 raise NoScores(f"{model.label} has maps of its own, with which the library cannot generate")
     except NoScores as error:
         return Criterion(DRIFT, None, f"scored by drift, not by decisions: {error}")
-    shared = not family.adapter.reads_prompts and not brings(family.merged)
+    shared = not family.adapter.reads_prompts and not tasks_with_own_modules(family.merged)
     return Criterion(DECISION, heads if shared else None, "")
 
 
@@ -146,7 +146,7 @@ class Judge:
         speaking = _generative_tasks(family, samples) if criterion.name == DECISION else set()
         self._samples = {task: one for task, one in samples.items() if task not in speaking}
         # Nothing is kept of a walk: every candidate walks these passes with weights of its own.
-        self._passes = {task: family.expert_pass(one, BATCH_SIZE, Kept(0)) for task, one in self._samples.items()}
+        self._passes = {task: family.expert_pass(one, BATCH_SIZE, WalkCache(0)) for task, one in self._samples.items()}
         self._experts = self._features(self._passes)
         self._asked = {task: self._ask(samples[task]) for task in samples if task in speaking}
 
@@ -183,7 +183,7 @@ class Judge:
             return {}
         whole, found = self._family.generator(model), {}
         for task, one in self._asked.items():
-            pupil = Pupil(whole, one.batches, self._longest(task))
+            pupil = TextAnswerer(whole, one.batches, self._longest(task))
             pairs = zip(one.answers, pupil.log_probabilities(one.answers), strict=True)
             found[task] = torch.stack([answer_probability(answer, along, one.ends) for answer, along in pairs]).cpu()
         return found
@@ -192,7 +192,7 @@ class Judge:
         """Let the task's expert answer."""
         family = self._family
         batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
-        teacher = Pupil(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
+        teacher = TextAnswerer(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
         return _Asked(batches, teacher.answers, teacher.ends)
 
     def _longest(self, task: str) -> int:

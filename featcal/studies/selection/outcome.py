@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 
 from featcal.calibration.calibrate import CalibrationResult, config_for
-from featcal.calibration.config import config_of
+from featcal.calibration.config import resolve_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
-from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_of
+from featcal.studies.selection.candidates import CHOSEN, MERGED, CandidateModel, candidate_options
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
 from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
-from featcal.suite.command_lines import calibrate_command, shared_options
+from featcal.suite.command_lines import calibrate_line, shared_options
 from featcal.suite.facts import parts_in_memory
 from featcal.suite.methods import is_baseline, is_merger
 from featcal.suite.name_grammar import model_name, reference_in
@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SelectionVerdict:
     """Comparison of the best start with the best repair."""
 
     start: Candidate
@@ -103,7 +103,7 @@ class Selection(Drawable):
     @property
     def model(self) -> str:
         """Return the name of the model that was chosen."""
-        return Tried(self.start, self.config).name(self.family)
+        return CandidateModel(self.start, self.config).name(self.family)
 
     @property
     def criterion(self) -> str | None:
@@ -117,14 +117,14 @@ class Selection(Drawable):
         return FOLDS * fitted + (self.calibrated is not None)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> SelectionVerdict | None:
         """Compare the best start with the best repair; None where either was not scored."""
         scored = [one for one in self.candidates if one.score is not None]
         start = next((one for one in scored if one.config is None), None)
         repair = next((one for one in scored if one.config is not None), None)
         if start is None or repair is None or start.score is None or repair.score is None:
             return None
-        return Verdict(start, repair, margin(repair.score, start.score))
+        return SelectionVerdict(start, repair, margin(repair.score, start.score))
 
     def command(self, suite: str | None = None, out: str = "calibrated") -> str:
         """Return the command that makes the model that was chosen; of a suite in memory, which no command can name, the
@@ -137,7 +137,7 @@ class Selection(Drawable):
             return self._call(out)
         name = suite or self.family.suite.name
         if self.config is not None:
-            return calibrate_command(name, self.config, config_for(self.family), out, self.start)
+            return calibrate_line(name, self.config, config_for(self.family), out, self.start)
         merged = self.family.suite.merged
         reference = reference_in(self.start)
         if self.start == MERGED and not isinstance(merged, MergeRecipe):
@@ -170,7 +170,7 @@ class Selection(Drawable):
             recipe = reference or recipe_for(family.suite, self.start).model_dump()
             sections["merged"] = recipe
         if self.config is not None:
-            alone = config_of(family.adapter, family.suite.tasks, {"recipe": self.config.recipe})
+            alone = resolve_recipe(family.adapter, family.suite.tasks, {"recipe": self.config.recipe})
             numbers = {name: getattr(self.config, name) for name in ("recipe", *NUMBERS[self.config.recipe])}
             sections["calibration"] = numbers | shared_options(self.config, alone)
         return yaml.safe_dump(sections, sort_keys=False) if sections else None
@@ -180,10 +180,10 @@ class Selection(Drawable):
         verdict = self.verdict
         return {
             "suite": self.family.suite.name,
-            "chosen": None if self.config is None else options_of(self.config),
+            "chosen": None if self.config is None else candidate_options(self.config),
             "of": self.of,
             "start": self.start,
-            "defaults": options_of(self.default),
+            "defaults": candidate_options(self.default),
             "model": self.model,
             "command": self.command(suite),
             "suite_lines": self.suite_lines(),
@@ -206,7 +206,7 @@ def _margin_json(one: Margin | None) -> dict[str, Any] | None:
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    options = dict.fromkeys(CHOSEN) if candidate.config is None else options_of(candidate.config)
+    options = dict.fromkeys(CHOSEN) if candidate.config is None else candidate_options(candidate.config)
     return {
         "model": candidate.model,
         "start": candidate.start,

@@ -14,7 +14,7 @@ from tiny_clip import TASKS
 from featcal import load_suite, open_family
 from featcal.family.opening import Family
 from featcal.studies.selection import choose
-from featcal.studies.selection.candidates import Tried, plan_candidates
+from featcal.studies.selection.candidates import CandidateModel, plan_candidates
 from featcal.studies.selection.held_out_samples import Fold
 
 
@@ -39,7 +39,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates, for choices in which nothing is planted; those of starts stay."""
 
-    def few(*given: Any) -> list[Tried]:
+    def few(*given: Any) -> list[CandidateModel]:
         plan = plan_candidates(*given)
         return [*plan[:SHORT], *(one for one in plan if one.start != "merged")]
 
@@ -47,14 +47,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Values, float], list[Tried]]:
+def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Values, float], list[CandidateModel]]:
     """Let every candidate have scores with a mean of one's own and noise that is the same in every test; what was
     scored is in the list, fold after fold."""
 
-    def plant(value: Values, spread: float) -> list[Tried]:
-        seen: list[Tried] = []
+    def plant(value: Values, spread: float) -> list[CandidateModel]:
+        seen: list[CandidateModel] = []
 
-        def values(fold: Fold, tried: Tried, *_: Any) -> dict[str, tuple[float, ...]]:
+        def values(fold: Fold, tried: CandidateModel, *_: Any) -> dict[str, tuple[float, ...]]:
             seen.append(tried)
             rng = np.random.default_rng(len(seen))
             return {task: tuple(value(tried) + spread * rng.standard_normal(len(fold.held[task]))) for task in TASKS}

@@ -20,8 +20,8 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
 from featcal.studies.selection import choose
-from featcal.studies.selection.candidates import Tried
-from featcal.studies.selection.cells import Cell, Cells, folder_of
+from featcal.studies.selection.candidates import CandidateModel
+from featcal.studies.selection.cells import Cells, FoldCell, folder_of
 from featcal.studies.selection.held_out_samples import FOLDS, Fold
 from featcal.system.errors import InputError
 from featcal.system.resources import cache_folder
@@ -31,10 +31,10 @@ from featcal.system.resources import cache_folder
 def test_a_choice_that_was_ended_goes_on_to_the_same_end(
     many: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short: None
 ) -> None:
-    made: list[Tried] = []
+    made: list[CandidateModel] = []
     real = Fold.values
 
-    def counted(fold: Fold, tried: Tried, *more: Any) -> Any:
+    def counted(fold: Fold, tried: CandidateModel, *more: Any) -> Any:
         if len(made) == 7:
             raise KeyboardInterrupt
         made.append(tried)
@@ -83,10 +83,10 @@ def test_a_choice_whose_process_was_killed_goes_on(
     asked = json.dumps(asdict(ASKED))
     ended = subprocess.run([sys.executable, "-c", KILLED, many_file, asked], check=False)
     assert ended.returncode == -9
-    made: list[Tried] = []
+    made: list[CandidateModel] = []
     real = Fold.values
 
-    def counted(fold: Fold, tried: Tried, *more: Any) -> Any:
+    def counted(fold: Fold, tried: CandidateModel, *more: Any) -> Any:
         made.append(tried)
         return real(fold, tried, *more)
 
@@ -103,7 +103,7 @@ def test_processes_share_the_cells(many: Family, monkeypatch: pytest.MonkeyPatch
     seen = scored(lambda tried: 0.5, 0.05)
     contest = contest_of(many)
     another, name = Cells(folder_of(contest)), contest.names[0]
-    theirs = Cell(dict.fromkeys(TASKS, (0.25,) * 4), "", 1.0)
+    theirs = FoldCell(dict.fromkeys(TASKS, (0.25,) * 4), "", 1.0)
     with another.claim(name, 0) as mine, Cells(folder_of(contest)).claim(name, 0) as also:
         assert (mine, also) == (True, False)
         waited: list[float] = []

@@ -20,13 +20,13 @@ from featcal import calibrate, load_suite, measure_drift, select
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
-from featcal.figures.selection_table import candidates, describe_selection
+from featcal.figures.selection_table import candidate_table, describe_selection
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
 from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out_samples
-from featcal.studies.selection.candidates import Tried, merges_to_try, options_of, plan_candidates
+from featcal.studies.selection.candidates import CandidateModel, candidate_options, merges_to_try, plan_candidates
 from featcal.studies.selection.held_out_samples import FOLDS, Fold
 from featcal.studies.selection.judge import (
     Score,
@@ -40,9 +40,9 @@ from featcal.system.resources import cache_folder
 def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Family) -> None:
     plan = plan_candidates(many, ASKED, ("tsv-m", "ties:scale=1"))
     assert plan[0].config is not None
-    assert options_of(plan[0].config) == DEFAULT
-    assert plan[1] == Tried("merged", None)
-    own = [options_of(one.config) for one in plan if one.start == "merged" and one.config is not None]
+    assert candidate_options(plan[0].config) == DEFAULT
+    assert plan[1] == CandidateModel("merged", None)
+    own = [candidate_options(one.config) for one in plan if one.start == "merged" and one.config is not None]
     assert len(own) == REPAIRS
     assert [one["recipe"] for one in own] == ["informed", "paper", "refined", *["informed"] * 4]
     assert own[1]["lam"], own[2]["lam"] == (0.05, 0.01)
@@ -60,7 +60,7 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     ]
     assert {(one.config.samples, one.config.layernorms) for one in plan if one.config} == {(COUNT, False)}
     another = replace(ASKED, recipe="refined", lam=0.3, beta=0.1)
-    assert Tried("merged", another) in plan_candidates(many, another)
+    assert CandidateModel("merged", another) in plan_candidates(many, another)
     assert len(plan_candidates(many, another)) == len(plan_candidates(many, ASKED)) + 1
     for one in plan:
         if one.start == "merged" and one.config is not None:
@@ -77,7 +77,7 @@ def test_all_is_tried_on_another_merge(many: Family, scored: Any) -> None:
     expected = Session(many).fit.calibrate(f"{own[0].name(many)}@ties").weights
     for name, tensor in expected.read(many.adapter.tower).items():
         assert tensor.equal(found.calibrated.weights.read([name])[name]), name
-    rows, columns = candidates(found.to_json())
+    rows, columns = candidate_table(found.to_json())
     assert [row[columns.index("start")] for row in rows if "default" in row[-1]] == ["ties"]
     assert any("the default stays" in line for line in describe_selection(found.to_json()))
 
@@ -105,7 +105,7 @@ def test_the_default_stays_within_noise(many: Family, scored: Any) -> None:
     scored(lambda tried: 0.5, 0.05)
     found = select(many, ASKED)
     assert found.config is not None
-    assert options_of(found.config) == DEFAULT
+    assert candidate_options(found.config) == DEFAULT
     assert found.candidates[0].model != found.model
     assert found.candidates[0].margin is not None
     assert found.candidates[0].margin.difference > 0
@@ -132,9 +132,9 @@ def test_a_short_time_goes_to_the_default_and_to_what_is_best_on_the_first_fold(
     many: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that only the candidates move, a second each; a cell's own account says two."""
-    clock, seen = [0.0], list[Tried]()
+    clock, seen = [0.0], list[CandidateModel]()
 
-    def values(fold: Fold, tried: Tried, *_: Any) -> dict[str, tuple[float, ...]]:
+    def values(fold: Fold, tried: CandidateModel, *_: Any) -> dict[str, tuple[float, ...]]:
         clock[0] += 1
         seen.append(tried)
         value = 0.9 if tried == best else 0.5 + 0.001 * plan.index(tried)  # those that are always kept are the worst
@@ -143,7 +143,7 @@ def test_a_short_time_goes_to_the_default_and_to_what_is_best_on_the_first_fold(
     monkeypatch.setattr(Fold, "values", values)
     clocks = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: 2 * clock[0])
     monkeypatch.setattr(choose, "time", clocks)
-    plan, best = plan_candidates(many, ASKED, merges_to_try(1)), Tried("ties", None)
+    plan, best = plan_candidates(many, ASKED, merges_to_try(1)), CandidateModel("ties", None)
     first = plan.index(best) + 1
     # A quarter of the time is just enough for the first fold up to the best; half of those fit into the rest.
     found = select(many, ASKED, minutes=FOLDS * first / 60)
@@ -185,7 +185,7 @@ def test_the_start_wins_where_calibration_hurts(many: Family, monkeypatch: pytes
     expert = Model(many.experts["pets"], heads=dict.fromkeys(TASKS, head))
     base = many.base.read(many.adapter.tower)
     fit = SimpleNamespace(weights=Overlay("", expert, base))
-    monkeypatch.setattr(held_out_samples, "calibrate", lambda *_, **__: fit)
+    monkeypatch.setattr(held_out_samples, "calibrate_family", lambda *_, **__: fit)
     found = select(replace(many, merged=expert, experts=dict.fromkeys(TASKS, expert)), ASKED)
     assert found.config is None
     assert (found.model, found.start, found.calibrated) == ("merged", "merged", None)
@@ -257,7 +257,7 @@ def test_only_calibration_samples_are_read_and_no_label(
 def test_a_candidate_that_fails_is_named_and_never_chosen(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = Fold.values, {"informed"}
 
-    def failing(fold: Fold, tried: Tried, *more: Any) -> Any:
+    def failing(fold: Fold, tried: CandidateModel, *more: Any) -> Any:
         if tried.config is None or tried.config.recipe in broken:
             raise NumericalError("block 0: the system is singular")
         return real(fold, tried, *more)

@@ -19,7 +19,7 @@ from featcal import load_suite, open_family, select
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
+from featcal.studies.selection.candidates import CHOSEN, CandidateModel, candidate_options, plan_candidates
 from featcal.studies.selection.held_out_samples import Fold
 from featcal.studies.selection.outcome import Selection
 
@@ -31,7 +31,7 @@ def test_the_command_says_what_to_run_next(
     """The printed line makes the very model that was chosen, from whatever start."""
     real = Fold.values
 
-    def lifted(fold: Fold, tried: Tried, *more: Any) -> Any:
+    def lifted(fold: Fold, tried: CandidateModel, *more: Any) -> Any:
         above = 0.5 * (tried.start != "merged" and tried.config is not None)
         return {task: tuple(value + above for value in own) for task, own in real(fold, tried, *more).items()}
 
@@ -53,7 +53,7 @@ def test_the_command_says_what_to_run_next(
     assert json.loads((tmp_path / "best.json").read_text()) == document
     assert {file.name for file in tmp_path.iterdir()} == {"cache", "best.json"}  # nothing half-written
     found = select(many, ASKED, starts=["ties:scale=1,density=0.5", "tsv-m"])
-    assert document["chosen"] == options_of(found.config or ASKED) == DEFAULT
+    assert document["chosen"] == candidate_options(found.config or ASKED) == DEFAULT
     assert document["start"] == found.start
     assert found.start != "merged"
     assert len(document["candidates"]) == SHORT + 4

@@ -23,8 +23,8 @@ from featcal import calibrate, load_suite, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import Tried
-from featcal.studies.selection.held_out_samples import FOLDS, Fold, calibration_samples, folds
+from featcal.studies.selection.candidates import CandidateModel
+from featcal.studies.selection.held_out_samples import FOLDS, Fold, draw_unlabelled_samples, folds
 from featcal.studies.selection.judge import (
     SURE,
     Judge,
@@ -83,7 +83,7 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
     config = clip_config(recipe=recipe, samples=COUNT, layernorms=False)
     session, fitted = Session(other), calibrate(other, config)
     found = session.measure.features(fitted.weights, EvaluationSamples(None, "validation"))
-    values = Fold(contest_of(many), number).values(Tried("merged", config))
+    values = Fold(contest_of(many), number).values(CandidateModel("merged", config))
     heads = contest_of(many).criterion.heads
     assert heads is not None
     for task in TASKS:
@@ -108,7 +108,7 @@ def test_an_answer_is_as_probable_as_its_tokens_one_by_one(kind: str, tmp_path: 
     """Greedy answers of the experts and their probability under another model, token by token through the library."""
     family = open_family(load_suite(text_suite(tmp_path / "text", kind)), "cpu")
     session, asked = Session(family), clip_config(samples=8)
-    drawn = calibration_samples(session, asked)
+    drawn = draw_unlabelled_samples(session, asked)
     task, one = next(iter(drawn.items()))
     assert one.targets is None  # right answers are not even there
     values = Judge(family, {task: one}, criterion_of(family, {task: one})).values(family.base)[task]
@@ -140,7 +140,7 @@ def test_without_heads_drift_takes_the_place_and_says_so(many: Family) -> None:
     contest = contest_of(replace(many, suite=many.suite.model_copy(update={"tasks": nameless})))
     assert contest.criterion.name == "drift"
     assert "no class names" in contest.criterion.note
-    values = Fold(contest, 0).values(Tried("merged", None))
+    values = Fold(contest, 0).values(CandidateModel("merged", None))
     features = Session(many).measure.features("merged", EvaluationSamples(COUNT, "calibration", ASKED.seed)).tasks
     for task in TASKS:
         rows, own = folds(COUNT, ASKED.seed, task)[0], features[task]
