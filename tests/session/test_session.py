@@ -365,9 +365,8 @@ def test_work_that_is_overtaken_leaves_nothing_half_done(
             ask(disturbed, overtaken)
     calls.clear()
     assert numbers(disturbed) == calm
-    assert {"decompose", "measure_total_drift", "score_model", "measure_sources"} <= {
-        *calls
-    }  # nothing of them was kept
+    # Nothing of them was kept.
+    assert {"decompose", "measure_total_drift", "score_model", "measure_sources"} <= {*calls}
 
 
 def numbers(own: Session) -> dict[str, Any]:
@@ -391,7 +390,7 @@ def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], c
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(ask, range(4))]
     assert all(one == calm for one in found)
-    once = ["calibrate_family", "decompose", "measure_total_drift", "measure_sources", *["score_model"] * len(TASKS)]
+    once = ["calibrate_family", "decompose", "measure_sources", "measure_total_drift", *["score_model"] * len(TASKS)]
     assert sorted(calls) == once
 
 
