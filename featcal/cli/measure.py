@@ -102,7 +102,7 @@ def drift_command(
     measured["output"] = measured["output"] or margins
     documents = [_measure_drift(session, model, more, shown, bar(), **measured) for model in models]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
-    columns += ["share", "contribution"] if measured["attribution"] else []
+    columns += ["share"] if measured["attribution"] else []
     # Tables come after all models were measured, so a failure leaves no half output.
     for one in documents if not as_json else ():
         if len(models) > 1:

@@ -28,27 +28,29 @@ class Record:
     """Residuals by layer, of the sample that was run a second time."""
     final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _carried: dict[int, Contributions] = field(default_factory=dict)
-    _booked: list[tuple[Tensor, ...]] = field(default_factory=list)
+    booked: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """What `Contributions.book` found of every batch."""
 
-    def add(self, crossing: LayerTransition, parts: Parts, on_expert: Tensor, tangents: int | None) -> None:
+    def add(self, crossing: LayerTransition, parts: Parts, on_expert: Tensor) -> None:
         """Add one batch that went through one layer; in the very first layer all drift is mismatch.
 
         Args:
             on_expert: the model's layer on the expert's state.
-            tangents: number of derivatives taken side by side; None for all.
         """
         self.numbers.setdefault(crossing.layer, []).append(_measure(parts))
         position, (expert, model) = crossing.position, crossing.after
         if self.attribution:
             if crossing.run is None or crossing.before is None:
-                self._carried[position] = Contributions.first(expert, model)
+                self._carried[position] = Contributions.begin(expert, model)
             else:
-                after = expert, on_expert, model
-                self._carried[position].step(crossing.run, crossing.before, after, tangents)
+                self._carried[position].step(crossing.run, crossing.before, (expert, on_expert, model))
         if crossing.layer == LAST_LAYER:
             self.final.append(crossing.after)
-            if self.attribution:
-                self._booked.append(tuple(widen(part).cpu() for part in self._carried.pop(position).book()))
+
+    def take_contributions(self) -> list[Contributions]:
+        """Return those of every batch that was added since the last time, in order, and hold them no longer."""
+        carried, self._carried = self._carried, {}
+        return [*carried.values()]
 
     def check(self, crossing: LayerTransition, parts: Parts, second: SecondStates, class_token: bool) -> None:
         """Compare a layer of the first batch with a second computation of one of its samples.
@@ -68,9 +70,21 @@ class Record:
         expert, model = checked_features(task, self.final)
         booked = None
         if self.attribution:
-            inner, norm, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self._booked, strict=True))
-            booked = Attribution(inner, norm, telescoped, quality, widen(model - expert).square().sum(1))
+            inner, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self.booked, strict=True))
+            booked = Attribution(inner, telescoped, quality, widen(model - expert).square().sum(1))
         return TaskDrift(task, tuple(layers), expert, model, indices, booked)
+
+
+def book_contributions(records: Iterable[Record]) -> None:
+    """Book the final drift of every batch that was added since the last time to the layers.
+
+    All batches go back through a layer before the first goes through the one below it, so that a layer's tensors are
+    read once.
+    """
+    ways = [(record, one.book()) for record in records for one in record.take_contributions()]
+    *_, found = zip(*(way for _, way in ways), strict=True)
+    for (record, _), one in zip(ways, found, strict=True):
+        record.booked.append(tuple(widen(part).cpu() for part in one))
 
 
 def _measure(parts: Parts) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from featcal.drift.accumulator import Record, checked_features, concat_batches
+from featcal.drift.accumulator import Record, book_contributions, checked_features, concat_batches
 from featcal.drift.crosscheck import SecondRun
 from featcal.drift.ledger import FeatureDrift, TaskDrift, TaskFeatures
 from featcal.drift.memory import SampleChunks
@@ -46,10 +46,12 @@ def decompose(
                 record, on_expert, (expert, reached) = records[crossing.task], crossing.run_on_expert(), crossing.after
                 first = class_token and run.adapter.class_token_at(crossing.place.stage)
                 parts = split_drift((expert, on_expert, reached), crossing.incoming, first)
-                record.add(crossing, parts, on_expert, room.tangents)
+                record.add(crossing, parts, on_expert)
                 # Samples may be walked through in parts: each part has a first batch, one of them is checked.
                 if crossing.position == 0 and crossing.layer not in record.residuals:
                     record.check(crossing, parts, second.states(crossing), first)
+            if attribution:
+                book_contributions(records.values())
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 

@@ -76,14 +76,13 @@ def map_mismatches(
     shares = {block.name: change_shares(block, before, model) for block in run.adapter.blocks()}
     found: dict[str, list[MapMismatch]] = {task: [] for task in experts}
     with walking(run.adapter):
-        walk = BlockwiseForward(run, "measuring linear maps", experts, {})
+        walk, held = BlockwiseForward(run, "measuring linear maps", experts, {}), BlockTensors(run)
         for stage in run.adapter.stages:
             walk.enter(stage)
             rows = lane_rows(stage, walk.experts, experts, _EveryToken())
             for index, block in walk.blocks(stage):
-                tensors = BlockTensors(run, block)
                 for task, stored in walk.experts_at(block):
-                    _, own = tensors.read(task_weights(model, task))
+                    own = held.placed(block, task_weights(model, task))
                     steps = walk.experts[task].walk(stage, block, stored, tuple(block.linears), tuple(block.linears))
                     norms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in block.linears}
                     for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):

@@ -62,13 +62,12 @@ class Attribution:
 
     inner: Float[Tensor, "layers n"]
     """<c_l, e_L>: layer l's local mismatch, pushed through all later layers, along the final drift."""
-    norm: Float[Tensor, "layers n"]
-    """||c_l||."""
     telescoped: Float[Tensor, "layers n"]
     """Another allocation of the final drift: u_{l-1} - u_l along it, with u_l the output of the model's later layers
     on the expert's state after layer l. It needs no quadrature and equals Prop. 2 for linear layers."""
     quality: Float[Tensor, "steps n"]
-    """||r|| / ||p|| of every layer after the first: the quadrature's error before the secant correction."""
+    """|<r, v>| / (||p|| ||v||) of every layer after the first, v being the final drift taken back to the layer: the
+    quadrature's error, before the secant correction, in what is booked."""
     final_square: Float[Tensor, " n"]
     """||e_L||^2."""
 
@@ -168,7 +167,6 @@ class TaskDrift(TaskFeatures):
             entry["share"] = float(booked.shares[position]) if booked is not None and shared else None
             if booked is not None:
                 entry["telescoped_share"] = float(booked.telescoped_shares[position]) if shared else None
-                entry["contribution"] = float(booked.norm[position].mean())
             if layer.layer in grown:
                 entry |= _growth_json(layer, grown[layer.layer])
             layers.append(entry)

@@ -22,19 +22,18 @@ from featcal.system.progress import SLACK, half_of_available_bytes, rss_bytes
 _HEAD = 64
 """Channels of an attention head, assumed to count scores."""
 _SHARES = 4
-"""Shares of the free bytes: one of four for token states, one for a forward pass, two for carried contributions."""
+"""Shares of the free bytes: one of four for token states, one for a forward pass, two for what batches leave at the
+layers for the way back."""
 
 
 @dataclass(frozen=True)
 class SampleChunks:
-    """The numbers of samples and derivatives that fit into memory; None means no limit."""
+    """The numbers of samples that fit into memory; None means no limit."""
 
     batch: int | None = None
     """Number of samples in one forward pass."""
     together: int | None = None
-    """Number of samples whose contributions are carried through the layers together."""
-    tangents: int | None = None
-    """Number of derivatives taken side by side."""
+    """Number of samples that go through the layers, and back, together."""
 
     @classmethod
     def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> SampleChunks:
@@ -45,17 +44,17 @@ class SampleChunks:
         free = (_SHARES - 1) * limit if limit is not None else half_of_available_bytes()
         batches = [batch for one in experts.values() for batch in one.batches]
         state, work = (max(size(run.adapter, batch) for batch in batches) for size in (_state_bytes, _work_bytes))
-        # Attribution carries the contributions of all layers so far along with the states, and the telescoping ones
-        # beside them.
-        carried = 2 * (layers + 1) * state if attribution else 0
+        # Attribution keeps expert's and model's states and the mismatch at every layer, and carries the telescoping
+        # parts of all layers so far beside them.
+        carried = 4 * (layers + 1) * state if attribution else 0
         largest, samples = max(map(_count, batches)), sum(map(_count, batches))
-        if limit is None and samples * carried + largest * layers * 2 * work < free:
+        passing = 2 * work if attribution else work  # a derivative keeps what the forward pass computes
+        if limit is None and samples * carried + largest * passing < free:
             return cls()
-        passing = 2 * work if attribution else work
         third = free / (_SHARES - 1)
         batch = int(max(1, min(largest, third // passing)))
         together = int(max(batch, 2 * third // carried)) if carried else None
-        return cls(batch, together, int(max(1, third // (batch * passing))))
+        return cls(batch, together)
 
     def parts(self, experts: Mapping[str, ExpertPass]) -> Iterator[dict[str, ExpertPass]]:
         """Yield the samples in parts to walk one after the other, in order, each of at most `together` samples."""

@@ -1,24 +1,22 @@
 """Measure what every layer's local mismatch contributes to the final drift (Prop. 2).
 
-Contributions are carried through the layers together with the states. At layer k the path-averaged operator A_k of Eq.
-(19) is applied to all of them: Gauss-Legendre nodes, Jacobian-vector products, and a rank-one secant correction, so
-that A_k e_{k-1} = p_k holds exactly and the contributions add up to the drift.
+The part of layer l is <c_l, e_L>, with c_l its mismatch m_l pushed through all later layers by the path-averaged
+operators A_k of Eq. (19). It is measured from the other end: the final drift is pulled back, v_L = e_L and
+v_{k-1} = A_k^T v_k, and <c_l, e_L> = <m_l, v_l>, so that one derivative per layer serves all layers before it. A_k is
+formed by Gauss-Legendre nodes, vector-Jacobian products, and a rank-one secant correction, which makes
+A_k e_{k-1} = p_k hold exactly and the parts add up to the drift.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from featcal.drift.output import gauss_legendre
-from featcal.models.attention import plain_attention
 
 Layer = Callable[[Tensor], Tensor]
 """One layer of the model on a batch of states, with the rest of its call held fixed."""
@@ -29,119 +27,95 @@ NODES = 2
 TINY = 1e-30
 
 
+@dataclass(frozen=True)
+class LayerRecord:
+    """A layer of the model that one batch went through, for the way back."""
+
+    layer: Layer
+    before: tuple[Tensor, Tensor]
+    """Expert's and model's states before the layer."""
+    mismatch: Tensor
+    """m_k."""
+
+
 @dataclass
 class Contributions:
-    """The contributions of all layers so far on one batch, and the telescoping allocation beside it."""
+    """What one batch leaves at every layer of the model, for the way back along its final drift."""
 
-    propagated: list[Tensor]
-    """c_l pushed to the current layer, `[batch, ...]` each (Eq. 5)."""
+    first: Tensor
+    """m of the first layer, where all drift is its own mismatch, `[batch, ...]`."""
     replayed: list[Tensor]
     """u_l: output of the model's layers since l on the expert's state after layer l; u_0 is the model's own state."""
-    quality: list[Float[Tensor, " batch"]] = field(default_factory=list)
-    """||r_k|| / ||p_k|| of every layer after the first."""
+    steps: list[LayerRecord] = field(default_factory=list)
 
     @classmethod
-    def first(cls, expert: Tensor, model: Tensor) -> Contributions:
-        """Return the contributions after the first layer, where all drift is its own mismatch."""
-        return cls([model - expert], [model, expert])
+    def begin(cls, expert: Tensor, model: Tensor) -> Contributions:
+        """Return those of a batch after the first layer, given the states there."""
+        return cls(model - expert, [model, expert])
 
-    def step(
-        self,
-        layer: Layer,
-        before: tuple[Tensor, Tensor],
-        after: tuple[Tensor, Tensor, Tensor],
-        tangents: int | None = None,
-    ) -> None:
-        """Carry everything through one layer of the model.
+    def step(self, layer: Layer, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Take the batch through one layer of the model.
 
         Args:
             before: expert's and model's states before the layer.
             after: expert's state after it, the model's layer on the expert's state, the model's own state.
-            tangents: number of derivatives taken side by side; None for all.
         """
-        expert, model = before
         own, on_expert, reached = after
-        carried, quality = propagate(
-            layer, expert, model - expert, reached - on_expert, self.propagated, together=tangents
-        )
-        self.propagated = [*carried, on_expert - own]
-        self.quality.append(quality)
+        self.steps.append(LayerRecord(layer, before, on_expert - own))
         # u_0 is the model's own state and u of the last layer the model on the expert's: both are known
         inner = [layer(state) for state in self.replayed[1:-1]]
         self.replayed = [reached, *inner, on_expert, own]
 
-    def book(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return <c_l, e_L>, ||c_l||, <u_{l-1} - u_l, e_L>, each `[layers, batch]`; quality `[layers - 1, batch]`."""
-        drift = self.replayed[0] - self.replayed[-1]
+    def book(self) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
+        """Go back through the layers, one at every turn, which is let go; yield None after each, and at last <c_l, e_L>
+        and <u_{l-1} - u_l, e_L>, `[layers, batch]`, and the quadrature's error, `[layers - 1, batch]`."""
+        final = self.replayed[0] - self.replayed[-1]
+        along, drift = final, final  # v_k and e_k
+        inner: list[Tensor] = []
+        errors: list[Tensor] = []
+        while self.steps:
+            one = self.steps.pop()
+            inner.append(_inner(one.mismatch, along))
+            expert, model = one.before
+            propagation, drift = drift - one.mismatch, model - expert
+            along, error = pull_back(one.layer, expert, drift, propagation, along)
+            errors.append(error)
+            yield None
         pairs = zip(self.replayed[:-1], self.replayed[1:], strict=True)
-        return (
-            torch.stack([_inner(part, drift) for part in self.propagated]),
-            torch.stack([part.flatten(1).norm(dim=1) for part in self.propagated]),
-            torch.stack([_inner(upper - lower, drift) for upper, lower in pairs]),
-            torch.stack(self.quality),
+        yield (
+            torch.stack([_inner(self.first, along), *reversed(inner)]),
+            torch.stack([_inner(upper - lower, final) for upper, lower in pairs]),
+            torch.stack([*reversed(errors)]),
         )
 
 
-def propagate(
-    layer: Layer,
-    expert: Tensor,
-    drift: Tensor,
-    propagation: Tensor,
-    contributions: list[Tensor],
-    nodes: int = NODES,
-    together: int | None = None,
-) -> tuple[list[Tensor], Float[Tensor, " batch"]]:
-    """Apply the secant-corrected path-averaged operator of one layer to every contribution.
+def pull_back(
+    layer: Layer, expert: Tensor, drift: Tensor, propagation: Tensor, along: Tensor, nodes: int = NODES
+) -> tuple[Tensor, Float[Tensor, " batch"]]:
+    """Apply the transpose of the secant-corrected path-averaged operator of one layer to a direction.
 
     Args:
         layer: the model's layer.
         expert: h_{k-1} of the expert, `[batch, ...]`.
-        drift: e_{k-1}, to which the contributions sum.
+        drift: e_{k-1}.
         propagation: p_k = layer(h + e) - layer(h).
-        contributions: c_l before the layer.
-        together: number of derivatives taken side by side; None for all.
+        along: v_k, a direction after the layer.
 
     Returns:
-        The contributions after the layer, which sum to `propagation`, and ||r|| / ||p|| per sample.
+        v_{k-1}, whose inner product with e_{k-1} is that of v_k with p_k; and by how much the quadrature alone misses
+        this, over ||p_k|| ||v_k||, per sample.
     """
-    averaged = torch.zeros(len(contributions), *propagation.shape, dtype=propagation.dtype, device=propagation.device)
-    moving = [i for i, part in enumerate(contributions) if bool(part.any())]  # a linear map keeps 0 at 0
-    most = together or max(1, len(moving))
-    for some in (moving[start : start + most] for start in range(0, len(moving), most)):
-        tangents = torch.stack([contributions[i] for i in some])
-        averaged[some] = _path_average(layer, expert, drift, tangents, nodes)
-    # By linearity the sum is Q e, so the rest is what the quadrature missed. The correction below hands it to the
-    # contributions by their inner products with e, which makes the sum exact for any number of nodes.
-    missed = propagation - averaged.sum(0)
+    averaged = torch.zeros_like(drift)
+    for t, weight in gauss_legendre(nodes):
+        with torch.enable_grad():
+            point = (expert + t * drift).requires_grad_()
+            (gradient,) = torch.autograd.grad(layer(point), point, along)
+        averaged += weight * gradient
+    # A = Q + r e^T / ||e||^2 with r = p - Q e, which makes A e = p for any number of nodes.
+    missed = _inner(propagation, along) - _inner(drift, averaged)
     square = drift.flatten(1).square().sum(1).clamp_min(TINY)
-    corrected = [
-        part + _column(_inner(drift, tangent) / square, missed) * missed
-        for part, tangent in zip(averaged, contributions, strict=True)
-    ]
-    scale = propagation.flatten(1).norm(dim=1).clamp_min(TINY)
-    return corrected, missed.flatten(1).norm(dim=1) / scale
-
-
-def _path_average(
-    layer: Layer, expert: Tensor, drift: Tensor, tangents: Float[Tensor, "parts *state"], nodes: int
-) -> Float[Tensor, "parts *after"]:
-    """Return the Jacobian-vector products of all tangents, averaged from `expert` to `expert + drift`."""
-    total = torch.zeros(())
-    with _differentiating, plain_attention():  # fused attention has no forward-mode derivative
-        for t, weight in gauss_legendre(nodes):
-            # The derivative at a node is linear, so one linearisation serves all tangents.
-            along = partial(_derivative, layer, expert + t * drift)
-            total = total + weight * vmap(along)(tangents)
-    return total
-
-
-def _derivative(layer: Layer, point: Tensor, tangent: Tensor) -> Tensor:
-    derivative: Tensor = jvp(layer, (point,), (tangent,))[1]
-    return derivative
-
-
-_differentiating = threading.Lock()
-"""Held during derivatives: torch's levels of forward mode belong to the process, so another thread would end ours."""
+    scale = (propagation.flatten(1).norm(dim=1) * along.flatten(1).norm(dim=1)).clamp_min(TINY)
+    return averaged + _column(missed / square, drift) * drift, missed.abs() / scale
 
 
 def _inner(left: Tensor, right: Tensor) -> Float[Tensor, " batch"]:

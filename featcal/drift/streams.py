@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
-from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
+from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage
 from featcal.models.context import Run
 from featcal.models.lane import BlockStep, ExpertPass, run_block
 from featcal.models.model import map_features, task_weights
@@ -63,19 +64,24 @@ class LayerTransition:
 
 
 class BlockTensors:
-    """The tensors of one block, read once for all tasks that share them."""
+    """The tensors of the block that was asked for last, read once for all tasks that share them."""
 
-    def __init__(self, run: Run, block: Block) -> None:
-        self._run, self._block = run, block
-        self._of: Weights | None = None
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._of: tuple[Block, Weights] | None = None
         self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
-    def read(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return a model's tensors of the block, as they are stored and as the forward takes them, by names inside."""
-        if self._of is not weights:
-            stored = self._block.local(weights.read(self._block.names))
-            self._of, self._held = weights, (stored, self._run.compute.place(stored))
+    def read(self, block: Block, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return a model's tensors of a block, as they are stored and as the forward takes them, by names inside."""
+        if self._of is None or self._of[0] is not block or self._of[1] is not weights:
+            self._held = {}, {}  # before the next ones are read
+            stored = block.local(weights.read(block.names))
+            self._of, self._held = (block, weights), (stored, self._run.compute.place(stored))
         return self._held
+
+    def placed(self, block: Block, weights: Weights) -> dict[str, Tensor]:
+        """Return them as the forward takes them."""
+        return self.read(block, weights)[1]
 
 
 def cross(
@@ -89,23 +95,25 @@ def cross(
         sublayers: whether attention and MLP of every block are layers of their own.
     """
     walk = BlockwiseForward(run, "measuring drift", experts, {MODEL: model})
-    names = iter(run.adapter.block_layers())
+    names, held = iter(run.adapter.block_layers()), BlockTensors(run)
     for stage in run.adapter.stages:
         for entering in walk.entering(stage):
             yield _enter_stage(run.adapter, stage, experts[entering.task], entering)
         for _, block in walk.blocks(stage):
-            layer, own_block = next(names), BlockTensors(run, block)
+            layer = next(names)
             for task, stored in walk.experts_at(block):
-                read, tensors = own_block.read(task_weights(model, task))
+                own_weights = task_weights(model, task)
+                read, tensors = held.read(block, own_weights)
                 place, one = LayerPlace(stage, block, (stored, read)), experts[task]
+                again = partial(held.placed, block, own_weights)
                 theirs = run.compute.place(stored) if sublayers else {}
                 lanes = (
                     walk.experts[task].walk(stage, block, stored),
                     walk.lanes[MODEL][task].walk(stage, block, tensors),
                 )
                 for position, (own, step) in enumerate(zip(*lanes, strict=True)):
-                    both = _Both(task, position, layer, own, step, one.batches[position], place)
-                    yield from both.sublayers(theirs, tensors) if sublayers else [both.whole(tensors)]
+                    both = _Both(task, position, layer, own, step, one.batches[position], place, again)
+                    yield from both.sublayers(theirs) if sublayers else [both.whole()]
     yield from _close(run, model, experts, walk)
     walk.finish()
 
@@ -121,24 +129,26 @@ class _Both:
     model: BlockStep
     batch: Batch
     place: LayerPlace
+    tensors: Callable[[], Mapping[str, Tensor]]
+    """Reads the model's tensors of the block, placed: a layer that runs long after the walk holds none."""
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> LayerTransition:
-        """Return the crossing of the whole block by the model, whose tensors are placed."""
-        stage, block, batch = self.place.stage, self._block, self.batch
+    def whole(self) -> LayerTransition:
+        """Return the crossing of the whole block by the model."""
+        # What the layer holds stays in memory as long as it: neither this object nor its place.
+        stage, block, batch, call, tensors = self.place.stage, self._block, self.batch, self.model.call, self.tensors
 
         def layer(state: Tensor) -> Tensor:
-            return stage.state(run_block(stage, block, tensors, stage.with_state(self.model.call, state)), batch)
+            return stage.state(run_block(stage, block, tensors(), stage.with_state(call, state)), batch)
 
         after = stage.state(self.expert.after, batch), stage.state(self.model.after, batch)
         return self._crossing(self.layer, layer, self._states_before, after)
 
-    def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[LayerTransition]:
-        """Yield the crossings of the block's residual parts, with the expert's and the model's tensors."""
-        stage, states = self.place.stage, self._states_before
-        own = stage.sublayers(self._block, theirs)
-        for name, part in stage.sublayers(self._block, tensors).items():
-            of_expert = _layer(own[name], stage, self.expert.call, self.batch)
-            of_model = _layer(part, stage, self.model.call, self.batch)
+    def sublayers(self, theirs: Mapping[str, Tensor]) -> Iterator[LayerTransition]:
+        """Yield the crossings of the block's residual parts, with the expert's tensors and the model's."""
+        stage, block, states = self.place.stage, self._block, self._states_before
+        for name in stage.sublayers(block, theirs):
+            of_expert = _layer(stage, block, name, lambda: theirs, self.expert.call, self.batch)
+            of_model = _layer(stage, block, name, self.tensors, self.model.call, self.batch)
             after = of_expert(states[0]), of_model(states[1])
             yield self._crossing(f"{self.layer} {name}", of_model, states, after)
             states = after
@@ -166,15 +176,17 @@ class _Both:
         return state(self.expert.call, self.batch), state(self.model.call, self.batch)
 
 
-def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
-    """Return a part of a block as a function from state to state, with padding zeroed after it.
+def _layer(
+    stage: Stage, block: Block, name: str, tensors: Callable[[], Mapping[str, Tensor]], call: Call, batch: Batch
+) -> Layer:
+    """Return a residual part of a block as a function from state to state, with padding zeroed after it.
 
     Args:
         call: of the whole block.
     """
 
     def layer(state: Tensor) -> Tensor:
-        return stage.state(part(stage.with_state(call, state)), batch)
+        return stage.state(stage.sublayers(block, tensors())[name](stage.with_state(call, state)), batch)
 
     return layer
 

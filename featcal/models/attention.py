@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,24 +20,6 @@ _SMALL_SCORES = 2**25
 """Bytes of attention scores up to which plain products are used."""
 
 
-class _Thread(threading.local):
-    plain = False
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Compute attention in this thread, inside the `with`, as two products and a softmax, whatever its size."""
-    before = _thread.plain
-    _thread.plain = True  # for forward-mode derivatives, which the fused kernels do not have
-    try:
-        yield
-    finally:
-        _thread.plain = before
-
-
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """Return `scaled_dot_product_attention`, on the CPU as plain products and softmax if its scores are small.
 
@@ -49,7 +28,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         attn_mask, options: passed on to torch.
     """
     # On the CPU the fused kernel, made for long sequences, takes three times as long on few scores.
-    if _thread.plain or _is_small(query, key):
+    if _is_small(query, key):
         return _plain(query, key, value, attn_mask, **options)
     return scaled_dot_product_attention(query, key, value, attn_mask, **options)
 
@@ -142,7 +121,7 @@ def _forward(
         )
     if options.get("softcap") is not None:
         return _capped_attention(module, query, key, value, attention_mask, **options), None
-    if not (_thread.plain or _is_small(query, key)):
+    if not _is_small(query, key):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     with _PlainKernel():
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]

@@ -86,7 +86,11 @@ def be_modest() -> None:
     with suppress(OSError):
         if hasattr(os, "nice"):
             os.nice(NICE)
-    with suppress(OSError):  # Linux may weigh sessions, and not the processes of different ones, against each other
+    # Linux may weigh sessions, and not the processes of different ones, against each other. Ours is the manager's: a
+    # worker that was started in somebody's terminal leaves the other programs there alone.
+    if hasattr(os, "getsid") and os.getsid(0) != os.getppid():
+        return
+    with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
 
 

@@ -199,7 +199,6 @@ def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
         word in out
         for word in (
             "share",
-            "contribution",
             "tightness",
             "coupling",
             "relative_mismatch",

@@ -16,11 +16,13 @@ from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, layer_growth
 from featcal.drift.ledger import LayerDrift, TaskDrift
 from featcal.drift.output import OutputDrift, gauss_legendre, mean_loss_gradient, output_drift
-from featcal.drift.propagation import propagate
+from featcal.drift.propagation import NODES, Layer, pull_back
+from featcal.drift.streams import cross
 from featcal.evaluation.heads import CosineHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
-from featcal.models.lane import WalkCache
+from featcal.models.adapter import walking
+from featcal.models.lane import ExpertPass, WalkCache
 from featcal.session.api import measure_drift
 
 SEEDS = st.integers(0, 2**31)
@@ -29,6 +31,21 @@ SEEDS = st.integers(0, 2**31)
 def attributed(family: Family, batch_size: int = 5) -> dict[str, TaskDrift]:
     passes = {task: family.expert_pass(family.samples(task, "validation", 8, 0), batch_size) for task in TASKS}
     return decompose(family.run(), family.merged, passes, attribution=True)
+
+
+def push(layer: Layer, h: Tensor, e: Tensor, c: Tensor, nodes: int = NODES) -> Tensor:
+    """A_k c by Jacobian-vector products, written down once more: Eq. (19) with the secant correction."""
+    averaged = [
+        weight * torch.stack([torch.func.jvp(layer, (h + t * e,), (one,))[1] for one in (c, e)])
+        for t, weight in gauss_legendre(nodes)
+    ]
+    moved, drift = torch.stack(averaged).sum(0)
+    share = (c * e).flatten(1).sum(1) / e.square().flatten(1).sum(1)
+    return moved + share.reshape(-1, *[1] * (moved.ndim - 1)) * (layer(h + e) - layer(h) - drift)
+
+
+def inner(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).flatten(1).sum(1)
 
 
 def random(seed: int, *shape: int) -> Tensor:
@@ -40,40 +57,72 @@ def smooth_layer(seed: int, width: int = 6) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8])
-def test_corrected_operator_closes_the_sum_for_any_number_of_nodes(nodes: int) -> None:
-    inner, outer = smooth_layer(0)
+def test_what_is_pulled_back_is_the_transpose_of_what_is_pushed_forward(nodes: int) -> None:
+    first, second = smooth_layer(0)
 
     def layer(h: Tensor) -> Tensor:
-        return h + torch.tanh(h @ inner) @ outer
+        return h + torch.tanh(h @ first) @ second
 
-    h, parts = random(2, 3, 4, 6), [random(3 + i, 3, 4, 6) for i in range(3)]
-    e = parts[0] + parts[1] + parts[2]
+    h, e, c, v = (random(2 + i, 3, 4, 6) for i in range(4))
     p = layer(h + e) - layer(h)
-    carried, quality = propagate(layer, h, e, p, parts, nodes)
-    total = carried[0] + carried[1] + carried[2]
-    assert float((total - p).norm() / p.norm()) < 1e-13
-    assert bool((quality > 0).all())
+    pulled, missed = pull_back(layer, h, e, p, v, nodes)
+    torch.testing.assert_close(inner(pulled, c), inner(push(layer, h, e, c, nodes), v), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(inner(pulled, e), inner(p, v), rtol=1e-12, atol=1e-12)  # for any number of nodes
+    assert bool((missed > 0).all())
 
 
 def test_quadrature_converges_to_the_path_average() -> None:
-    inner, outer = smooth_layer(1)
+    first, second = smooth_layer(1)
 
     def layer(h: Tensor) -> Tensor:
-        return torch.tanh(h @ inner) @ outer
+        return torch.tanh(h @ first) @ second
 
-    h, e = random(5, 3, 4, 6), 0.5 * random(6, 3, 4, 6)
+    h, e, v = random(5, 3, 4, 6), 0.5 * random(6, 3, 4, 6), random(7, 3, 4, 6)
     p = layer(h + e) - layer(h)
-    misses = [float(propagate(layer, h, e, p, [e], nodes)[1].max()) for nodes in (1, 2, 4, 8, 16)]
+    misses = [float(pull_back(layer, h, e, p, v, nodes)[1].max()) for nodes in (1, 2, 4, 8, 16)]
     assert misses == sorted(misses, reverse=True)
     assert misses[-1] < 1e-6
 
 
-def test_linear_layers_need_no_quadrature_and_both_allocations_agree() -> None:
-    inner, _ = smooth_layer(2)
-    h, e, other = random(7, 3, 4, 6), random(8, 3, 4, 6), random(9, 3, 4, 6)
-    carried, quality = propagate(lambda x: x @ inner, h, e + other, (e + other) @ inner, [e, other], 1)
-    torch.testing.assert_close(carried[0], e @ inner, rtol=1e-10, atol=1e-10)
-    assert float(quality.max()) < 1e-13
+def test_linear_layers_need_no_quadrature() -> None:
+    matrix, _ = smooth_layer(2)
+    h, e, v = random(7, 3, 4, 6), random(8, 3, 4, 6), random(9, 3, 4, 6)
+    pulled, missed = pull_back(lambda x: x @ matrix, h, e, e @ matrix, v, 1)
+    torch.testing.assert_close(pulled, v @ matrix.mT, rtol=1e-10, atol=1e-10)
+    assert float(missed.max()) < 1e-13
+
+
+def test_drift_that_vanishes_or_has_no_weight_is_booked_to_nobody() -> None:
+    first, _ = smooth_layer(3)
+    h, e = random(7, 2, 4, 6), random(8, 2, 4, 6) * torch.tensor([0.0, 1.0], dtype=torch.float64)[:, None, None]
+    p = torch.tanh((h + e) @ first) - torch.tanh(h @ first)
+    pulled, missed = pull_back(lambda x: torch.tanh(x @ first), h, e, p, 0 * e)
+    assert not bool(pulled.any())
+    assert missed.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("sublayers", [False, True])
+def test_contributions_are_mismatches_pushed_through_all_later_layers(tiny64: Family, sublayers: bool) -> None:
+    """Forward, one layer after the other, as Prop. 2 is written."""
+    task, family = TASKS[0], tiny64
+
+    def experts() -> dict[str, ExpertPass]:
+        return {task: family.expert_pass(family.samples(task, "validation", 4, 0), 4)}
+
+    found = decompose(family.run(), family.merged, experts(), attribution=True, sublayers=sublayers)[task]
+    parts: list[Tensor] = []
+    with walking(family.adapter):
+        for one in cross(family.run(), family.merged, experts(), sublayers):
+            (expert, model), on_expert = one.after, one.run_on_expert()
+            if one.run is not None and one.before is not None:
+                h, e = one.before[0], one.before[1] - one.before[0]
+                parts = [push(one.run, h, e, c) for c in parts]
+                parts.append(on_expert - expert)
+            else:
+                parts.append(model - expert)
+    assert found.attribution is not None
+    booked = torch.stack([inner(c, model - expert) for c in parts])
+    torch.testing.assert_close(found.attribution.inner, booked, rtol=1e-9, atol=1e-12)
 
 
 def test_contributions_of_a_real_model_add_up(tiny64: Family) -> None:
@@ -87,8 +136,7 @@ def test_contributions_of_a_real_model_add_up(tiny64: Family) -> None:
         assert float(booked.telescoped_shares.sum()) == pytest.approx(1.0, abs=1e-8)
         assert booked.inner.shape == (BLOCKS + 2, 8)
         assert booked.quality.shape == (BLOCKS + 1, 8)
-        cosine = booked.inner / (booked.norm * e.norm(dim=1))
-        assert float(cosine.abs().max()) <= 1 + 1e-12
+        assert 0 < float(booked.quality.max()) < 0.2
 
 
 def test_attribution_does_not_depend_on_batches(tiny64: Family) -> None:

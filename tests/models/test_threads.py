@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ from featcal import load_suite, open_family
 from featcal.calibration.calibrate import calibrate_family, expert_passes
 from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import TaskDrift
-from featcal.drift.propagation import propagate
+from featcal.drift.propagation import pull_back
 from featcal.drift.streams import cross
 from featcal.family.opening import Family
 from featcal.models.activations import ActivationStore
-from featcal.models.attention import attention, plain_attention
+from featcal.models.attention import attention
 from featcal.models.compute import _takes_onednn, computing
 from featcal.models.lane import StageEntrance, WalkCache
 from featcal.system.progress import Progress, silent
@@ -106,12 +105,11 @@ def overtaken_after(steps: int) -> Progress:
     return progress
 
 
-@pytest.mark.parametrize("setting", [lambda: computing, plain_attention], ids=["computing", "plain_attention"])
-def test_the_thread_that_entered_first_may_leave_first(setting: Callable[[], AbstractContextManager[Any]]) -> None:
+def test_the_thread_that_entered_first_may_leave_first() -> None:
     inside = threading.Barrier(2)
 
     def run(patience: threading.Event | None, done: threading.Event) -> None:
-        with setting():
+        with computing:
             inside.wait(5)
             assert patience is None or patience.wait(5)
         done.set()
@@ -153,25 +151,24 @@ def test_float32_products_are_left_to_mkl_on_intel(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_threads_differentiate_through_attention_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward-mode derivatives live in levels of the whole process; attention must have one wherever it is asked."""
-    monkeypatch.setattr("featcal.models.attention._SMALL_SCORES", 0)  # else it is plain whoever asks
+    """By the fused kernel, as where scores are many."""
+    monkeypatch.setattr("featcal.models.attention._SMALL_SCORES", 0)
     generator = torch.Generator().manual_seed(0)
-    state, drift, part = (torch.randn(4, 6, 8, generator=generator) for _ in range(3))
+    state, drift, along = (torch.randn(4, 6, 8, generator=generator) for _ in range(3))
 
     def layer(hidden: Tensor) -> Tensor:
         time.sleep(0.001)  # lets the other thread in
         heads = hidden.unflatten(-1, (2, 4)).transpose(1, 2)
         return attention(heads.sin(), heads, heads).transpose(1, 2).flatten(2)
 
-    alone = propagate(layer, state, drift, layer(state + drift) - layer(state), [part, drift - part])
+    def pull() -> tuple[Tensor, Tensor]:
+        return pull_back(layer, state, drift, layer(state + drift) - layer(state), along)
 
-    def again() -> Any:
-        return propagate(layer, state, drift, layer(state + drift) - layer(state), [part, drift - part])
-
+    alone = pull()
     for _ in range(3):
-        for found, quality in together(*[again] * 4):
-            assert torch.equal(torch.stack(found), torch.stack(alone[0]))
-            assert torch.equal(quality, alone[1])
+        for pulled, missed in together(*[pull] * 4):
+            assert torch.equal(pulled, alone[0])
+            assert torch.equal(missed, alone[1])
 
 
 def test_attribution_is_the_same_beside_another_suite(families: dict[str, Family]) -> None:
@@ -306,7 +303,6 @@ def test_plain_attention_is_torchs_own_to_the_bit(dtype: torch.dtype, options: d
     mask = torch.zeros(5, 5, dtype=dtype).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     given = mask if own.pop("mask", False) else None
     wanted = torch.ops.aten._scaled_dot_product_attention_math(query, key, value, given, **own)[0]
-    with plain_attention():
-        found = attention(query, key, value, given, **own)
+    found = attention(query, key, value, given, **own)
     assert torch.equal(found, wanted)
     assert found.stride() == wanted.stride()
