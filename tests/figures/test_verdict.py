@@ -232,6 +232,14 @@ def test_nothing_is_said_of_what_is_not_measured() -> None:
     )  # fmt: skip
 
 
+def test_a_folder_is_called_by_its_name_and_not_by_its_path(tiny_session: Session) -> None:
+    folder = tiny_session.family.suite.root / "experts" / tiny_session.tasks[0]
+    found = next(examine(tiny_session, str(folder), EvaluationSamples(2), unscored="not asked"))
+    assert (found.model, next(examine(tiny_session, "ties", EvaluationSamples(2), unscored="not asked")).model) == (
+        folder.name, "ties"
+    )  # fmt: skip
+
+
 def test_what_is_booked_adds_up_where_a_task_does_not_drift(tiny_session: Session) -> None:
     """An expert on its own task: nothing there has a share of nothing."""
     task = tiny_session.tasks[0]

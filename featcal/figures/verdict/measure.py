@@ -9,6 +9,7 @@ from typing import Any
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import ledger_tables, tables
+from featcal.figures.names import short_model
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.sentences import Verdict, judge_numbers
 from featcal.session.model_names import holds_calibration
@@ -65,7 +66,8 @@ def examine(
         unscored: why no model is to be scored; "" to score them.
     """
     one = session.resolve(model)
-    named = "The merge" if one.kind == "merged" else one.label
+    shown = short_model(one.name) if one.kind == REFERENCE else one.label  # a folder by its name, not its path
+    named = "The merge" if one.kind == "merged" else shown
     found = Findings(named, no_scores=unscored, repairable=is_repairable(one), whole=False)
     if not unscored:
         found = _score(session, one, on, found, progress)
