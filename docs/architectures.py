@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from featcal.models.families.decoder_facts import FACTS, with_classifier
 from featcal.models.families.encoder_facts import ENCODERS
-from featcal.models.families.registry import architecture_for
+from featcal.models.families.registry import architecture_for, supported_types
 from featcal.models.families.vision_language_facts import VISION_LANGUAGE
 from featcal.system.errors import InputError
 
@@ -38,6 +38,7 @@ OTHERS = {
     "llava": "LlavaForConditionalGeneration",
 }  # fmt: skip
 """Main vision, encoder, encoder-decoder and vision-language classes by `model_type`."""
+_FEW = {"num_hidden_layers": 2}
 CLASSIFIERS = {facts.model_type for facts in FACTS if with_classifier(facts)}
 
 
@@ -57,11 +58,15 @@ def tables() -> str:
 
 def verdict(kind: str) -> str:
     """What featcal says to a model of a type with its default configuration."""
+    # Two blocks show what all do, and are built at once.
+    config = default_config(kind) | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)]}
     try:
-        architecture_for(default_config(kind), "base")
+        found: Any = architecture_for(config if kind in supported_types() else config | _FEW, "base")
     except InputError as error:
-        said = str(error).removeprefix("base: ").partition(";")[0]
+        said = str(error).removeprefix("base: ").partition("; featcal reads")[0]
         return f"refused: {said}"
+    if kind not in supported_types():
+        return f"read [without a row](../architectures.md#language-models-without-a-row) ({found.facts.blocks})"
     if kind in {facts.model_type for facts in FACTS}:
         heads = ", with a classifier per task too (tests/models/test_decoder_heads.py)" if kind in CLASSIFIERS else ""
         return f"**accepted**; tests/models/test_decoders.py{heads}"
