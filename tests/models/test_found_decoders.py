@@ -32,8 +32,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 5, "use_bias": False}),
     "stablelm": ("StableLmForCausalLM", {}),
     "helium": ("HeliumForCausalLM", {"head_dim": 4}),
+    "mpt": ("MptForCausalLM", {"d_model": 16, "n_heads": 4, "n_layers": 4, "max_seq_len": 64}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}),
 }
+"""MPT has more blocks than a state has dimensions, each of which it returns in a tuple."""
 QUICK = ("gpt_neox",)
 
 
@@ -125,8 +127,8 @@ def test_what_cannot_be_run_without_a_row_is_refused_by_name(monkeypatch: pytest
         (Twice, "its scores are not those of '"),
     ):
         monkeypatch.setattr(transformers, "GPTNeoXForCausalLM", changed)
-        front = "base: architecture 'gpt_neox' is not supported: no row of facts describes it, and without one "
-        assert refusal(config).startswith(front + said)
+        front = "base: architecture 'gpt_neox' is not supported: no row of facts describes it, and "
+        assert refusal(config).startswith(f"{front}it is not read without one: {said}")
     small = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 2, "n_positions": 64}
     gptj = transformers.GPTJConfig(**small).to_dict() | {"architectures": ["GPTJForCausalLM"]}
     assert "its head 'lm_head' is more than a linear map without a bias" in refusal(gptj)

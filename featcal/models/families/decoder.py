@@ -67,9 +67,8 @@ class DecoderStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        call = capture_calls(self._stack, self.blocks, own, input_ids=ids, attention_mask=mask, use_cache=False)
-        return require_no_cache(call)
+        given = {"input_ids": inputs["input_ids"], "attention_mask": inputs.get("attention_mask"), "use_cache": False}
+        return require_no_cache(capture_calls(self._stack, self.blocks, own, self._facts.in_tuple, **given))
 
     def weighting(self, index: int, module: str) -> str:
         return "tokens"

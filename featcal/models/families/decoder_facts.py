@@ -114,6 +114,8 @@ class DecoderFacts:
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
     """Options of a calibration; by default the paper's for Llama."""
+    in_tuple: bool = False
+    """True if blocks return the next state as the first entry of a tuple, False if they return it by itself."""
     is_found: bool = False
     """True if no person wrote the row: it was found by running the class (`found_decoder`), and names no parts."""
 

@@ -78,7 +78,7 @@ def _describe(model: Any) -> DecoderFacts:
     stack, _, blocks = listed.rpartition(".")
     if type(scorer) is not nn.Linear or getattr(scorer, "bias", None) is not None:
         raise InputError(f"its head '{head}' is more than a linear map without a bias")
-    norm = _find_norm(model, listed, head)
+    norm, in_tuple = _find_norm(model, listed, head)
     if not (embedding.startswith(f"{stack}.") and norm.startswith(f"{stack}.")):
         raise InputError(f"'{embedding}' or '{norm}' is not beside its blocks '{listed}'")
     options = {*model.config.to_dict()} - {*transformers.PreTrainedConfig().to_dict()}
@@ -98,6 +98,7 @@ def _describe(model: Any) -> DecoderFacts:
         stored_head=_find_stored_head(model, head),
         settings=tuple(name for name in sorted(options) if not any(part in name for part in _IDLE)),
         dropped=(*DecoderFacts.dropped, *(model._keys_to_ignore_on_load_unexpected or ())),
+        in_tuple=in_tuple,
         is_found=True,
     )
 
@@ -162,8 +163,9 @@ def _imitate_block(block: Block, call: Call) -> Any:
     return returned
 
 
-def _find_norm(model: Any, listed: str, head: str) -> str:
-    """Return the name of the one module with parameters between the last block and the head.
+def _find_norm(model: Any, listed: str, head: str) -> tuple[str, bool]:
+    """Return the name of the one module with parameters between the last block and the head, and whether blocks return
+    their state in a tuple.
 
     Raises:
         InputError: blocks that are not called once each with a state `[batch, tokens, width]`, another module in front
@@ -205,4 +207,4 @@ def _find_norm(model: Any, listed: str, head: str) -> str:
     expected = nn.functional.linear(normed, weight)
     if not entering.equal(last) or (logits - expected).norm() > _SAME * expected.norm():
         raise InputError(f"its scores are not those of '{head}' on what '{name}' gives for the last state")
-    return name
+    return name, isinstance(given, tuple)

@@ -102,7 +102,7 @@ def _find_facts(config: Mapping[str, Any]) -> tuple[DecoderFacts | None, list[st
     ) as error:
         # The library's own code, on models that nobody tried.
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None, [f"no row of facts describes it, and without one {why}"]
+    return None, [f"no row of facts describes it, and it is not read without one: {why}"]
 
 
 def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
