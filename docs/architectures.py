@@ -58,8 +58,9 @@ def tables() -> str:
 
 def verdict(kind: str) -> str:
     """What featcal says to a model of a type with its default configuration."""
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     try:
-        architecture_for(default_config(kind) | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)]}, "base")
+        architecture_for(default_config(kind) | {"architectures": [named]}, "base")
     except InputError as error:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
