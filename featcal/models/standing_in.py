@@ -37,7 +37,7 @@ def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list
 
 
 def capture_calls(
-    model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], in_tuple: bool = False, **inputs: Any
+    model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], in_tuple: bool = False, /, **inputs: Any
 ) -> Call:
     """Return the calls by which `model`'s own forward calls its blocks: that of the first one and, in `Call.apart`,
     those of blocks that get other objects beside their state, such as the mask of a window.
