@@ -33,7 +33,9 @@ from featcal.calibration.calibrate import calibrate_family, config_for
 from featcal.family.opening import open_family
 from featcal.suite.calibration_options import PRECISIONS, RECIPES
 from featcal.suite.schema import load_suite
-from featcal.testing.pretended_device import PretendedDevice
+
+sys.path.insert(0, str(measure.BENCHMARKS.parent / "tests" / "fixtures"))
+from pretended_device import PretendedDevice
 
 LIMIT = 8 * 60
 TASKS, SAMPLES, GOALS = 8, (256, 32), {"exact": 3.0, "fast": 1.5}

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from featcal.models.families.decoder_facts import FACTS, with_classifier
 from featcal.models.families.encoder_facts import ENCODERS
-from featcal.models.families.registry import architecture_for
+from featcal.models.families.registry import architecture_for, supported_types
 from featcal.models.families.vision_language_facts import VISION_LANGUAGE
 from featcal.system.errors import InputError
 
@@ -38,6 +38,7 @@ OTHERS = {
     "llava": "LlavaForConditionalGeneration",
 }  # fmt: skip
 """Main vision, encoder, encoder-decoder and vision-language classes by `model_type`."""
+FOUND = Path(__file__).parents[1] / "tests" / "models" / "test_found_decoders.py"
 CLASSIFIERS = {facts.model_type for facts in FACTS if with_classifier(facts)}
 
 
@@ -57,11 +58,15 @@ def tables() -> str:
 
 def verdict(kind: str) -> str:
     """What featcal says to a model of a type with its default configuration."""
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     try:
-        architecture_for(default_config(kind), "base")
+        architecture_for(default_config(kind) | {"architectures": [named]}, "base")
     except InputError as error:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
+    if kind not in supported_types():
+        tested = "; tests/models/test_found_decoders.py" if f'"{kind}": (' in FOUND.read_text(encoding="utf-8") else ""
+        return f"read [without a row](../architectures.md#language-models-without-a-row){tested}"
     if kind in {facts.model_type for facts in FACTS}:
         heads = ", with a classifier per task too (tests/models/test_decoder_heads.py)" if kind in CLASSIFIERS else ""
         return f"**accepted**; tests/models/test_decoders.py{heads}"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers follow it, `_re
     from featcal.family.opening import open_family as open_family
     from featcal.mergers.common.merger import MatrixMerger as MatrixMerger
     from featcal.mergers.common.merger import Merger as Merger
+    from featcal.mergers.common.merger import merger as merger
     from featcal.models.families.decoder_facts import DecoderFacts as DecoderFacts
     from featcal.models.families.decoder_facts import DecoderPart as DecoderPart
     from featcal.models.families.decoder_facts import ExpertFacts as ExpertFacts

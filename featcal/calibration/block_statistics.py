@@ -352,9 +352,10 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
     for name, given in ((name, stage.arrange_tokens(given)) for name, given in inputs.items()):
         of_heads = given.ndim == 4 and stage.head_axis is not None and name not in block.linears
         if given.ndim != 3 and not of_heads:
+            remedy = ", give --no-layernorms" if name in block.layernorms else ""
             raise InputError(
                 f"{block.name}.{name}: its input has shape {list(given.shape)}, not [batch, tokens, width]; featcal "
-                "cannot calibrate this module"
+                f"cannot calibrate this module{remedy}"
             )
 
 

@@ -107,6 +107,8 @@ def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> Ca
     # What is on by default means nothing to many architectures, and was not asked for.
     given = {name: value for name, value in asdict(config).items() if value != getattr(CalibrationConfig, name)}
     _refuse_idle(adapter, [name for name, value in given.items() if value])
+    if adapter.limits and config.recipe != PAPER:
+        raise InputError(f"recipe '{config.recipe}': {adapter.limits}")
     if config.is_quantized:
         _check_grid(config, adapter)
     return replace(_fill_numbers(config, adapter), **dict[str, Any](_find_parts(config, adapter, tasks)))

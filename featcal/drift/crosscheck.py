@@ -126,7 +126,9 @@ class SecondRun:
 
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in front of a stage in float64, except rows of embeddings, which float32 holds exactly."""
-        looked_up = {name: tensor for name, tensor in tensors.items() if name in self._adapter.vocabulary}
+        # Nothing says of a class without a row that it adds more to these rows before it norms them (BLOOM does not).
+        kept = () if self._adapter.limits else self._adapter.vocabulary
+        looked_up = {name: tensor for name, tensor in tensors.items() if name in kept}
         rest = {name: tensor for name, tensor in tensors.items() if name not in looked_up}
         as_read = {n: t.to(self._compute.device, torch.promote_types(t.dtype, torch.float32))
                    for n, t in looked_up.items()}  # fmt: skip

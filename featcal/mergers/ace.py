@@ -25,15 +25,13 @@ averaged. In the paper eps is 1e-5, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.merger import merger
 from featcal.mergers.common.singular import largest_singular
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 UNLIKE = 0.3
@@ -43,42 +41,43 @@ STRONGEST = 0.3
 _LINALG: Any = torch.linalg
 
 
-@register_method(
+@merger(
     "ace",
     "ACE-Merging: the closed form of RegMean with covariances of inputs that are estimated from the task matrices",
     paper="2603.02945",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class Ace(MatrixMerger):
-    scale: float = option(1.0, "factor of the merged task matrix")
-    eps: float = option(1e-5, "ridge strength, in the unit of the weights squared", above=0)
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        moved = [change for change in changes if bool(change.any())]
-        if not moved:
-            return torch.zeros_like(changes[0])
-        apart, d = unlike(moved), moved[0].shape[1]
-        covariances, answers, pulled = moved[0].new_zeros(d, d), torch.zeros_like(moved[0]), torch.zeros_like(moved[0])
-        ridge = moved[0].new_zeros(())
-        for change in moved:
-            covariance, share = _covariance(change, apart)
-            covariances += covariance
-            # Eq. 14 with tau_t and not C_t: without a prior (Eq. 3) the experts' weights stand here.
-            answers += change @ covariance
-            ridge += self.eps * share
-            pulled += self.eps * share * change
-        # Beside a larger trace the ridge would be rounded away, and the system would be singular unnoticed.
-        if not bool(ridge > d * torch.finfo(ridge.dtype).eps * covariances.trace()):
-            raise _LINALG.LinAlgError(f"eps of {self.eps:g} is lost in rounding beside the covariances; raise it")
-        prior = covariances.mean(0) / (_squares(moved).mean() if apart else 1)  # c: a row of P
-        covariances.diagonal().add_(ridge)  # sum R_t from here on
-        # Not Cholesky: P = 1 c^T makes the matrix unsymmetric (Eqs. 11, 14).
-        merged: Tensor = torch.linalg.solve(covariances + prior, answers + pulled, left=False)
-        if apart:
-            # Eq. 17: `answers` is sum tau_t S~_t, and the mean of R_t times the sum of tau_t is taken from it.
-            total = sum(moved[1:], moved[0])
-            merged += strongest(merged + answers - total @ covariances / len(moved))
-        return merged
+def ace(
+    changes: Sequence[Tensor],
+    *,
+    scale: float = option(1.0, "factor of the merged task matrix"),
+    eps: float = option(1e-5, "ridge strength, in the unit of the weights squared", above=0),
+) -> Tensor:
+    moved = [change for change in changes if bool(change.any())]
+    if not moved:
+        return torch.zeros_like(changes[0])
+    apart, d = unlike(moved), moved[0].shape[1]
+    covariances, answers, pulled = moved[0].new_zeros(d, d), torch.zeros_like(moved[0]), torch.zeros_like(moved[0])
+    ridge = moved[0].new_zeros(())
+    for change in moved:
+        covariance, share = _covariance(change, apart)
+        covariances += covariance
+        # Eq. 14 with tau_t and not C_t: without a prior (Eq. 3) the experts' weights stand here.
+        answers += change @ covariance
+        ridge += eps * share
+        pulled += eps * share * change
+    # Beside a larger trace the ridge would be rounded away, and the system would be singular unnoticed.
+    if not bool(ridge > d * torch.finfo(ridge.dtype).eps * covariances.trace()):
+        raise _LINALG.LinAlgError(f"eps of {eps:g} is lost in rounding beside the covariances; raise it")
+    prior = covariances.mean(0) / (_squares(moved).mean() if apart else 1)  # c: a row of P
+    covariances.diagonal().add_(ridge)  # sum R_t from here on
+    # Not Cholesky: P = 1 c^T makes the matrix unsymmetric (Eqs. 11, 14).
+    merged: Tensor = torch.linalg.solve(covariances + prior, answers + pulled, left=False)
+    if apart:
+        # Eq. 17: `answers` is sum tau_t S~_t, and the mean of R_t times the sum of tau_t is taken from it.
+        total = sum(moved[1:], moved[0])
+        merged += strongest(merged + answers - total @ covariances / len(moved))
+    return scale * merged
 
 
 def unlike(changes: Sequence[Tensor]) -> bool:

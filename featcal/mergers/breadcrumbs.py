@@ -7,40 +7,34 @@ tuned in the paper; here it is Task Arithmetic's where none is given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import Merger, Tensors, add_up
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import Tensors, add_up, merger
 from featcal.suite.options import option
 from featcal.system.errors import InputError
 
 
-@register_method(
+def _require_order(beta: float, gamma: float) -> None:
+    if beta >= gamma:
+        raise InputError(f"nothing lies between 'beta' ({beta:g}) and 'gamma' ({gamma:g}); beta must be the smaller")
+
+
+@merger(
     "breadcrumbs",
     "Model Breadcrumbs: the smallest and the largest entries of every tensor masked, then Task Arithmetic",
     paper="2312.06795",
+    check=_require_order,
 )
-@dataclass(frozen=True)
-class Breadcrumbs(Merger):
-    scale: float = option(0.3, "factor (alpha) of the sum of masked task vectors")
-    beta: float = option(0.9, "share of a tensor's entries, the smallest, that is masked", least=0, most=1)
-    gamma: float = option(0.99, "share of a tensor's entries above which the largest are masked", least=0, most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta >= self.gamma:
-            raise InputError(
-                f"nothing lies between 'beta' ({self.beta:g}) and 'gamma' ({self.gamma:g}); beta must be the smaller"
-            )
-
-    def merge(self, given: Tensors) -> Tensor:
-        masked = (
-            torch.cat([mask(part, self.beta, self.gamma) for part in given.split(vector)]) for vector in given.vectors()
-        )
-        return given.base + self.scale * add_up(given.base, masked)
+def breadcrumbs(
+    given: Tensors,
+    *,
+    scale: float = option(0.3, "factor (alpha) of the sum of masked task vectors"),
+    beta: float = option(0.9, "share of a tensor's entries, the smallest, that is masked", least=0, most=1),
+    gamma: float = option(0.99, "share of a tensor's entries above which the largest are masked", least=0, most=1),
+) -> Tensor:
+    masked = (torch.cat([mask(part, beta, gamma) for part in given.split(vector)]) for vector in given.vectors())
+    return given.base + scale * add_up(given.base, masked)
 
 
 def mask(part: Tensor, beta: float, gamma: float) -> Tensor:

@@ -8,30 +8,28 @@ expectation is the task vector. Seed, task and tensor name alone decide what is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import Merger, Tensors, add_up
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import Tensors, add_up, merger
 from featcal.suite.options import option
 from featcal.system.fingerprints import seed_from_text
 
 
-@register_method(
+@merger(
     "dare",
     "DARE: a share of every task vector's entries dropped at random, the rest rescaled, then Task Arithmetic",
     paper="2311.03099",
 )
-@dataclass(frozen=True)
-class Dare(Merger):
-    scale: float = option(0.3, "factor of the summed task vectors")
-    drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1)
-    seed: int = option(42, "of what is dropped", least=0)
-
-    def merge(self, given: Tensors) -> Tensor:
-        return given.base + self.scale * add_up(given.base, thin_vectors(given, self.drop, self.seed))
+def dare(
+    given: Tensors,
+    *,
+    scale: float = option(0.3, "factor of the summed task vectors"),
+    drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1),
+    seed: int = option(42, "of what is dropped", least=0),
+) -> Tensor:
+    return given.base + scale * add_up(given.base, thin_vectors(given, drop, seed))
 
 
 def thin_vectors(given: Tensors, drop: float, seed: int) -> Iterator[Tensor]:

@@ -9,25 +9,24 @@ rounding adds to the strength of the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.merger import merger
 from featcal.mergers.common.singular import largest_singular
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 
-@register_method(
-    "iso-c", "Isotropic merging: all singular values of the summed task matrices equal", paper="2502.04959"
+@merger(
+    "iso-c",
+    "Isotropic merging: all singular values of the summed task matrices equal",
+    paper="2502.04959",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class IsoC(MatrixMerger):
-    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Return mean(S) U V^T of sum_i tau_i = U S V^T."""
-        u, s, vh = largest_singular(sum(changes[1:], changes[0]))
-        # The sum of nothing is 0: of matrices that no expert changed there is no direction.
-        return s.sum() / max(1, len(s)) * (u @ vh)
+def iso_c(
+    changes: Sequence[Tensor], *, scale: float = option(1.0, "factor (alpha) of the merged task matrix")
+) -> Tensor:
+    """Return mean(S) U V^T of sum_i tau_i = U S V^T, times the scale."""
+    u, s, vh = largest_singular(sum(changes[1:], changes[0]))
+    # The sum of nothing is 0: of matrices that no expert changed there is no direction.
+    return scale * (s.sum() / max(1, len(s)) * (u @ vh))

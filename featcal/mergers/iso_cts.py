@@ -9,37 +9,38 @@ averaged. Scale and experts as in Iso-C.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.merger import merger
 from featcal.mergers.common.singular import largest_singular, orthonormal
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 
-@register_method(
-    "iso-cts", "Iso-C with directions of single tasks in place of the weakest common ones", paper="2502.04959"
+@merger(
+    "iso-cts",
+    "Iso-C with directions of single tasks in place of the weakest common ones",
+    paper="2502.04959",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class IsoCts(MatrixMerger):
-    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
-    common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1)
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Round `common` so that all tasks get equally many of the other directions."""
-        shared, each = _directions(min(changes[0].shape), len(changes), self.common)
-        u, s, vh = (list(one) for one in zip(largest_singular(sum(changes[1:], changes[0]), shared), strict=True))
-        for change in changes:
-            # The common space is projected out first, so a task adds only what it has outside of it.
-            own = largest_singular(change - u[0] @ (u[0].T @ change), each)
-            for held, found in zip((u, s, vh), own, strict=True):
-                held.append(found)
-        values = torch.cat(s)
-        # Directions of different tasks still overlap: orthonormal only after all stand side by side.
-        return values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh)))
+def iso_cts(
+    changes: Sequence[Tensor],
+    *,
+    scale: float = option(1.0, "factor (alpha) of the merged task matrix"),
+    common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1),
+) -> Tensor:
+    """Round `common` so that all tasks get equally many of the other directions."""
+    shared, each = _directions(min(changes[0].shape), len(changes), common)
+    u, s, vh = (list(one) for one in zip(largest_singular(sum(changes[1:], changes[0]), shared), strict=True))
+    for change in changes:
+        # The common space is projected out first, so a task adds only what it has outside of it.
+        own = largest_singular(change - u[0] @ (u[0].T @ change), each)
+        for held, found in zip((u, s, vh), own, strict=True):
+            held.append(found)
+    values = torch.cat(s)
+    # Directions of different tasks still overlap: orthonormal only after all stand side by side.
+    return scale * (values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh))))
 
 
 def _directions(rank: int, tasks: int, common: float) -> tuple[int, int]:

@@ -8,40 +8,35 @@ cosine below 0 counts as 0 here, which gives the base. The cosine with an expert
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import Merger, Tensors
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import Tensors, merger
 
 
-@register_method(
+@merger(
     "model-stock",
     "Model Stock: between base and average, by the angle of the task vectors of every tensor",
     paper="2403.19522",
 )
-@dataclass(frozen=True)
-class ModelStock(Merger):
-    def merge(self, given: Tensors) -> Tensor:
-        """Return w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors:
-        ||sum_i u_i||^2 = N + N (N - 1) cos."""
-        total, units = (torch.zeros_like(given.base) for _ in range(2))
-        moved, count = [0] * len(given.parts), len(given.tasks)
-        for change in given.vectors():
-            total += change
-            for i, (part, unit) in enumerate(zip(given.split(change), given.split(units), strict=True)):
-                norm = part.norm()
-                if norm > 0:
-                    # Unit vectors are summed, not compared in pairs, so that one expert at a time is in memory.
-                    unit += part / norm
-                    moved[i] += 1
-        merged = given.base.clone()
-        parts = zip(given.split(merged), given.split(total), given.split(units), moved, strict=True)
-        for target, summed, unit, those in parts:
-            target += ratio(_mean_cosine(unit, those, count), count) * summed / count
-        return merged
+def model_stock(given: Tensors) -> Tensor:
+    """Return w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors:
+    ||sum_i u_i||^2 = N + N (N - 1) cos."""
+    total, units = (torch.zeros_like(given.base) for _ in range(2))
+    moved, count = [0] * len(given.parts), len(given.tasks)
+    for change in given.vectors():
+        total += change
+        for i, (part, unit) in enumerate(zip(given.split(change), given.split(units), strict=True)):
+            norm = part.norm()
+            if norm > 0:
+                # Unit vectors are summed, not compared in pairs, so that one expert at a time is in memory.
+                unit += part / norm
+                moved[i] += 1
+    merged = given.base.clone()
+    parts = zip(given.split(merged), given.split(total), given.split(units), moved, strict=True)
+    for target, summed, unit, those in parts:
+        target += ratio(_mean_cosine(unit, those, count), count) * summed / count
+    return merged
 
 
 def ratio(cosine: float, count: int) -> float:

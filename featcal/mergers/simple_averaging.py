@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from featcal.mergers.common.merger import Merger, Tensors, weighted_sum
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import Tensors, merger, weighted_sum
 
 
-@register_method("simple-averaging", "mean of the experts (model soups)", paper="2203.05482")
-@dataclass(frozen=True)
-class SimpleAveraging(Merger):
-    def merge(self, given: Tensors) -> Tensor:
-        return weighted_sum(given.base, given.experts, given.values_per_expert(1.0), normalize=True)
+@merger("simple-averaging", "mean of the experts (model soups)", paper="2203.05482")
+def simple_averaging(given: Tensors) -> Tensor:
+    return weighted_sum(given.base, given.experts, given.values_per_expert(1.0), normalize=True)

@@ -9,33 +9,28 @@ hardly leave t_0. Other tensors are averaged. There is no scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.merger import merger
 from featcal.mergers.wudi import normal_equations
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 
-@register_method(
+@merger(
     "swudi",
     "the way from the sum of the task matrices to the one that interferes least with them, in closed form and not to "
     "its end (after SWUDI)",
     paper="2606.07289",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class Swudi(MatrixMerger):
-    time: float = option(256.0, "how long the gradient flow runs, in the unit of 1 / eigenvalues", least=0)
-    share: float = option(1.0, "share of the eigenvectors, the strongest, that are followed", least=0, most=1)
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        return follow_flow(changes, self.time, self.share)
-
-
-def follow_flow(changes: Sequence[Tensor], time: float, share: float) -> Tensor:
+def swudi(
+    changes: Sequence[Tensor],
+    *,
+    time: float = option(256.0, "how long the gradient flow runs, in the unit of 1 / eigenvalues", least=0),
+    share: float = option(1.0, "share of the eigenvectors, the strongest, that are followed", least=0, most=1),
+) -> Tensor:
     """Return t `[m, d]` at a time of the gradient flow from the sum of the task matrices, in the strongest directions.
 
     With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the

@@ -6,28 +6,26 @@ With scale 0 it is the base, with 1/N Simple Averaging, with one expert and scal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.common.merger import Merger, Tensors, require_divisor, weighted_sum
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import Tensors, merger, require_divisor, weighted_sum
 from featcal.suite.options import option
 
 
-@register_method(
-    "task-arithmetic", "base plus scale times the sum of task vectors", paper="2212.04089", mergekit="task_arithmetic"
+@merger(
+    "task-arithmetic",
+    "base plus scale times the sum of task vectors",
+    paper="2212.04089",
+    mergekit="task_arithmetic",
+    check=require_divisor,
 )
-@dataclass(frozen=True)
-class TaskArithmetic(Merger):
-    scale: float = option(0.3, "factor of the summed task vectors")
-    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True)
-    normalize: bool = option(False, "divide by the sum of the weights")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_divisor(self.weights, self.normalize)
-
-    def merge(self, given: Tensors) -> Tensor:
-        total = weighted_sum(given.base, given.vectors(), given.values_per_expert(self.weights), self.normalize)
-        return given.base + self.scale * total
+def task_arithmetic(
+    given: Tensors,
+    *,
+    scale: float = option(0.3, "factor of the summed task vectors"),
+    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True),
+    normalize: bool = option(False, "divide by the sum of the weights"),
+) -> Tensor:
+    total = weighted_sum(given.base, given.vectors(), given.values_per_expert(weights), normalize)
+    return given.base + scale * total

@@ -9,49 +9,44 @@ in papers' tables come from whole-vector trimming, and are not to be compared wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from featcal.mergers.common.election import votes
-from featcal.mergers.common.merger import Merger, Tensors
+from featcal.mergers.common.merger import Tensors, merger
 from featcal.mergers.ties import kept_count
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 _SMALLEST_MASS = 1e-8
 """Sum of weights below which, since their signs cancel, nothing is divided."""
 
 
-@register_method(
-    "ties-per-tensor",
-    "mergekit's `ties`: trimmed tensor by tensor, with weights",
-    paper="2306.01708",
-    mergekit="ties",
+@merger(
+    "ties-per-tensor", "mergekit's `ties`: trimmed tensor by tensor, with weights", paper="2306.01708", mergekit="ties"
 )
-@dataclass(frozen=True)
-class TiesPerTensor(Merger):
-    scale: float = option(1.0, "factor of the elected task vector")
-    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True)
+def ties_per_tensor(
+    given: Tensors,
+    *,
+    scale: float = option(1.0, "factor of the elected task vector"),
+    weights: Mapping[str, float] | None = option(None, "weight of every task's vector", by_task=True),
     density: float | Mapping[str, float] = option(
         0.2, "share of a tensor's entries that is kept", above=0, most=1, by_task=True
-    )
-    normalize: bool = option(True, "divide every entry by the weights of the experts that agree there")
-
-    def merge(self, given: Tensors) -> Tensor:
-        """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus
-        where the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
-        sizes, densities = list(given.parts.values()), given.values_per_expert(self.density)
-        trimmed = (trim_tensor(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
-        plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(self.weights))
-        # mergekit elects plus where the sum is 0; the published TIES leaves such an entry the base's.
-        elected = plus + minus >= 0
-        merged = torch.where(elected, plus, minus)
-        if self.normalize:
-            mass = torch.where(elected, plus_mass, minus_mass)
-            merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
-        return given.base + self.scale * merged
+    ),
+    normalize: bool = option(True, "divide every entry by the weights of the experts that agree there"),
+) -> Tensor:
+    """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus where
+    the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
+    sizes, densities = list(given.parts.values()), given.values_per_expert(density)
+    trimmed = (trim_tensor(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
+    plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(weights))
+    # mergekit elects plus where the sum is 0; the published TIES leaves such an entry the base's.
+    elected = plus + minus >= 0
+    merged = torch.where(elected, plus, minus)
+    if normalize:
+        mass = torch.where(elected, plus_mass, minus_mass)
+        merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
+    return given.base + scale * merged
 
 
 def trim_tensor(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:

@@ -9,27 +9,26 @@ alpha is 1 in the paper.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
+from featcal.mergers.common.merger import merger
 from featcal.mergers.common.singular import largest_singular, orthonormal
-from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 
-@register_method(
-    "tsv-m", "TSV-Merge: the strongest singular components of every task matrix, made orthogonal", paper="2412.00081"
+@merger(
+    "tsv-m",
+    "TSV-Merge: the strongest singular components of every task matrix, made orthogonal",
+    paper="2412.00081",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class TsvM(MatrixMerger):
-    scale: float = option(1.0, "factor (alpha) of the merged task matrix")
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular
-        values are those that were kept."""
-        kept = max(1, min(changes[0].shape) // len(changes))
-        u, s, vh = zip(*(largest_singular(change, kept) for change in changes), strict=True)
-        return orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh))
+def tsv_m(
+    changes: Sequence[Tensor], *, scale: float = option(1.0, "factor (alpha) of the merged task matrix")
+) -> Tensor:
+    """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular values
+    are those that were kept, times the scale."""
+    kept = max(1, min(changes[0].shape) // len(changes))
+    u, s, vh = zip(*(largest_singular(change, kept) for change in changes), strict=True)
+    return scale * (orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh)))

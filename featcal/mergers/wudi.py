@@ -17,39 +17,35 @@ MLP, as in the base. There is no scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
-from featcal.suite.methods import TRAINING, register_method
+from featcal.mergers.common.merger import merger
+from featcal.suite.methods import TRAINING
 from featcal.suite.options import option
 
 RATE = 1e-5
 
 
-@register_method(
+@merger(
     "wudi",
     "WUDI as published, for reference: steps of Adam from the summed task matrices to the one that interferes least",
     paper="2503.08099",
     needs=(TRAINING,),
+    matrices=True,
 )
-@dataclass(frozen=True)
-class Wudi(MatrixMerger):
-    steps: int = option(300, "steps of Adam", least=0)
-
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Return t after the steps at rate 1e-5 from the sum of the task matrices."""
-        a, b = normal_equations(changes)
-        # Of a single expert the sum is its own tensor, which Adam would change in place.
-        t = sum(changes[1:], changes[0].clone())
-        adam = torch.optim.Adam([t], lr=RATE)
-        for _ in range(self.steps):
-            # The gradient in closed form: nothing has to be differentiated.
-            t.grad = 2 * (t @ a - b)
-            adam.step()
-        return t
+def wudi(changes: Sequence[Tensor], *, steps: int = option(300, "steps of Adam", least=0)) -> Tensor:
+    """Return t after the steps at rate 1e-5 from the sum of the task matrices."""
+    a, b = normal_equations(changes)
+    # Of a single expert the sum is its own tensor, which Adam would change in place.
+    t = sum(changes[1:], changes[0].clone())
+    adam = torch.optim.Adam([t], lr=RATE)
+    for _ in range(steps):
+        # The gradient in closed form: nothing has to be differentiated.
+        t.grad = 2 * (t @ a - b)
+        adam.step()
+    return t
 
 
 def normal_equations(changes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.mergers.common.merger import MatrixMerger
-from featcal.mergers.swudi import follow_flow
-from featcal.suite.methods import register_method
+from featcal.mergers.common.merger import merger
+from featcal.mergers.swudi import swudi
 
 
-@register_method(
+@merger(
     "wudi-optimum",
     "the minimiser of WUDI's loss in closed form: where the way of `swudi` ends, and another merge than `wudi`",
+    matrices=True,
 )
-@dataclass(frozen=True)
-class WudiOptimum(MatrixMerger):
-    def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        return minimise(changes)
-
-
-def minimise(changes: Sequence[Tensor]) -> Tensor:
+def wudi_optimum(changes: Sequence[Tensor]) -> Tensor:
     """Return the minimiser of WUDI's loss that is nearest to the sum of the task matrices, `[m, d]`."""
-    return follow_flow(changes, math.inf, 1.0)
+    return swudi(changes, time=math.inf, share=1.0)

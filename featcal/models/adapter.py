@@ -326,6 +326,8 @@ class Adapter(ABC):
     """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
     """Options that change the forward without changing a shape; all models of a suite must agree on them."""
+    limits = ""
+    """Limits of an architecture that no row of facts describes, in words; empty for all others."""
 
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:

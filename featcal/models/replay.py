@@ -73,7 +73,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
                 )
         if stage is not adapter.stages[-1]:  # not after the last one, whose last block may give states of another form
             upstream = stage.advance(
-                carried, _imitate_output(stage.blocks[-1], carried.block_call(stage.blocks[-1].name), device)
+                carried, imitate_output(stage.blocks[-1], carried.block_call(stage.blocks[-1].name), device)
             )
 
 
@@ -83,7 +83,7 @@ def _library_calls(
     """Return the stage's first call, one forward's calls of every block, and what the first block returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
-    output = _imitate_output(first, call, device)
+    output = imitate_output(first, call, device)
     if not rest:
         return call, [call], output
     to_the_last = copy(stage)  # its first call is that of its first block, before which the others stand in
@@ -93,7 +93,7 @@ def _library_calls(
     return call, [*seen, last], output
 
 
-def _imitate_output(block: Block, call: Call, device: torch.device) -> Any:
+def imitate_output(block: Block, call: Call, device: torch.device) -> Any:
     """Return constants in the form of what a block returns, found without computing the block."""
 
     def to_meta(leaf: Any) -> Any:

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten
 
 from featcal.models.adapter import Block, Call, capture_call
 
-NOTHING = object()
+NOTHING, FIRST = object(), object()
+"""Outputs of stand-ins that are the state that they were given: by itself, or in a tuple."""
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         seen.append(Call(args, kwargs))
-        return args[0] if output is NOTHING else output
+        return args[0] if output is NOTHING else args[:1] if output is FIRST else output
 
     forward: Callable[..., Any] = stand_in
     for block in blocks:
@@ -35,7 +36,9 @@ def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list
             del block.module.forward
 
 
-def capture_calls(model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], **inputs: Any) -> Call:
+def capture_calls(
+    model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], in_tuple: bool = False, /, **inputs: Any
+) -> Call:
     """Return the calls by which `model`'s own forward calls its blocks: that of the first one and, in `Call.apart`,
     those of blocks that get other objects beside their state, such as the mask of a window.
 
@@ -43,9 +46,10 @@ def capture_calls(model: nn.Module, blocks: Sequence[Block], tensors: Mapping[st
 
     Args:
         model, tensors, inputs: as for `capture_call`.
+        in_tuple: whether blocks return the state as the first entry of a tuple.
     """
     *before, last = blocks
-    with standing_in(before) as seen:
+    with standing_in(before, FIRST if in_tuple else NOTHING) as seen:
         call = capture_call(model, last.module, tensors, **inputs)
     calls = [*seen, call]
     apart = {

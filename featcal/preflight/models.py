@@ -118,7 +118,8 @@ def add_notes(suite: Suite, opened: Opened) -> None:
     if suite.base is None:
         opened.reports[suite.origin_role].notes.append(WITHOUT_BASE)
     if opened.adapter is not None:
-        opened.reports[suite.origin_role].notes += _note_uncalibrated(
+        limits = [f"{suite.origin_role}: {opened.adapter.limits}"] if opened.adapter.limits else []
+        opened.reports[suite.origin_role].notes += limits + _note_uncalibrated(
             opened.adapter, suite.calibration.explicit_options().get("routers", False)
         )
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}

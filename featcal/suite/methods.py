@@ -1,8 +1,9 @@
-"""Find the methods that make a model of a suite's experts; each is one class.
+"""Find the methods that make a model of a suite's experts; each is one class or function.
 
-A method is a frozen dataclass whose fields are its options, under `register_method`. featcal's own are files: the one
+A method is a frozen dataclass whose fields are its options, under `register_method`, or, of tensors alone, a function
+whose keyword parameters are its options, under `mergers.common.merger.merger`. featcal's own are files: the one
 called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Packages bring
-others by entry points of the group `featcal.methods`, called as the method is, that lead to its class. So names are
+others by entry points of the group `featcal.methods`, called as the method is, that lead to it. So names are
 known from names of files and entry points, and a method's code is imported when the method is used.
 """
 
@@ -182,11 +183,11 @@ def baseline_names() -> tuple[str, ...]:
 def _load(name: str, brought: EntryPoint) -> None:
     whose = f"method '{name}' of the package {brought.dist.name if brought.dist else brought.value}"
     try:
-        found = brought.load()
+        brought.load()
     except Exception as error:  # code of others, which may fail in any way
         raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
-    if _REGISTERED.get(name) is not found:
-        raise InputError(f"{whose}: {brought.value} is not a class that register_method calls '{name}'")
+    if name not in _REGISTERED:
+        raise InputError(f"{whose}: {brought.value} registers no method '{name}'")
 
 
 def _place_of(name: str) -> str | None:

@@ -109,7 +109,7 @@ def refine(
             elif isinstance(module, nn.Linear | Conv1D) or name in options.routers:
                 if options.weigh_tokens:
                     features = weigh_features(name, names, (student, models["base"], experts), (deployed, own))
-                new |= linear(name, features, models, experts, options, gaps)
+                new |= solve_linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
         for name, tensor in new.items():
@@ -207,7 +207,7 @@ def action_weights(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -
     return root / mean(root)
 
 
-def linear(
+def solve_linear(
     name: str,
     features: Mapping[str, tuple[Rows, Rows]],
     models: Any,

@@ -24,7 +24,7 @@ from featcal.calibration.config import resolve_options
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
-from featcal.mergers.wudi_optimum import minimise
+from featcal.mergers.wudi_optimum import wudi_optimum
 from featcal.models.compute import computing
 from featcal.models.lane import WalkCache
 from featcal.suite.calibration_options import RECIPES
@@ -105,7 +105,7 @@ def test_without_samples_it_is_wudi() -> None:
     prior = prior_of(taus, 6, inputs)
     left, right = prior.gram.full(torch.float64), prior.target(base, 1.0)
     solved = closed_form.linear_weight(left, right, base, 1e-12, 0.0)
-    torch.testing.assert_close(solved - base, minimise(taus), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(solved - base, wudi_optimum(taus), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("outputs", [3, 9])

@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "architectures" / "every-class.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_script() -> None:
     version = re.search(r"^transformers (\S+):", PAGE, re.MULTILINE)
     assert version is not None

@@ -11,12 +11,13 @@ from merging import merge, merge_matrix
 from torch import Tensor
 
 from featcal.formats.weights import InMemory
-from featcal.mergers import ace, breadcrumbs, dare, iso_c, ties
+from featcal.mergers import ace, breadcrumbs, dare, ties
 from featcal.mergers.common import engine
 from featcal.mergers.common.engine import RecipeWeights
-from featcal.mergers.swudi import follow_flow
+from featcal.mergers.swudi import swudi
 from featcal.mergers.wudi import normal_equations
-from featcal.mergers.wudi_optimum import minimise
+from featcal.mergers.wudi_optimum import wudi_optimum
+from featcal.suite.methods import method
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import NumericalError
 
@@ -327,7 +328,7 @@ def gradient(t: Tensor, tasks: list[Tensor]) -> Tensor:
 
 def test_wudis_minimiser_has_no_gradient() -> None:
     for tasks in (matrices(3), matrices(2, 3, 12), apart([3, 2])):  # the last two leave directions free
-        best = minimise(tasks)
+        best = wudi_optimum(tasks)
         close(gradient(best, tasks), torch.zeros_like(best), 1e-11)
         start = sum(tasks[1:], tasks[0])
         assert float(gradient(start + 0.1 * tasks[0], tasks).abs().max()) > 1e-2
@@ -352,7 +353,7 @@ def test_wudi_goes_from_the_sum_towards_the_minimiser() -> None:
     tasks = [1e-3 * one for one in matrices(3)]
     way = [float(loss(merge_matrix("wudi", tasks, steps=steps), tasks)) for steps in (0, 100, 300, 3000)]
     assert way == sorted(way, reverse=True)
-    best = float(loss(minimise(tasks), tasks))
+    best = float(loss(wudi_optimum(tasks), tasks))
     assert best < way[2] < 0.9 * way[0]
     assert way[3] == pytest.approx(best, rel=1e-3)
     close(merge_matrix("wudi", tasks, steps=0), tasks[0] + tasks[1] + tasks[2])
@@ -361,10 +362,10 @@ def test_wudi_goes_from_the_sum_towards_the_minimiser() -> None:
 def test_wudi_of_tasks_that_read_different_directions_is_their_sum() -> None:
     tasks = apart([3, 2, 3])
     total = tasks[0] + tasks[1] + tasks[2]
-    close(minimise(tasks), total)
+    close(wudi_optimum(tasks), total)
     close(merge_matrix("wudi", tasks, steps=20), total, 1e-4)  # Adam normalises even a gradient of rounding errors
     nothing = torch.zeros_like(total)
-    close(minimise([nothing, nothing]), nothing)
+    close(wudi_optimum([nothing, nothing]), nothing)
 
 
 def test_the_filter_of_swudi_is_the_flow_of_the_gradient() -> None:
@@ -375,30 +376,30 @@ def test_the_filter_of_swudi_is_the_flow_of_the_gradient() -> None:
         start = sum(tasks[1:], tasks[0])
         end = torch.linalg.lstsq(a.T, (b - start @ a).T, driver="gelsd").solution.T + start
         for time in (0.0, 0.3, 5.0, 60.0):
-            close(follow_flow(tasks, time, 1.0), end + (start - end) @ torch.matrix_exp(-time * a), 1e-9)
-        close(follow_flow(tasks, 0.0, 1.0), start)
-        close(follow_flow(tasks, 1e12, 1.0), minimise(tasks), 1e-9)
-        close(minimise(tasks), end, 1e-9)
+            close(swudi(tasks, time=time, share=1.0), end + (start - end) @ torch.matrix_exp(-time * a), 1e-9)
+        close(swudi(tasks, time=0.0, share=1.0), start)
+        close(swudi(tasks, time=1e12, share=1.0), wudi_optimum(tasks), 1e-9)
+        close(wudi_optimum(tasks), end, 1e-9)
         t, rate = start.clone(), 1e-4
         for _ in range(2000):
             t -= rate * gradient(t, tasks)
-        close(follow_flow(tasks, 2 * rate * 2000, 1.0), t, 1e-3)
+        close(swudi(tasks, time=2 * rate * 2000, share=1.0), t, 1e-3)
 
 
 def test_swudi_goes_down_and_follows_the_strongest_directions() -> None:
     tasks = matrices(3)
     start = tasks[0] + tasks[1] + tasks[2]
-    way = [float(loss(follow_flow(tasks, time, 1.0), tasks)) for time in (0, 1, 10, 100, 1000)]
+    way = [float(loss(swudi(tasks, time=time, share=1.0), tasks)) for time in (0, 1, 10, 100, 1000)]
     assert way == sorted(way, reverse=True)
     assert way[-1] < 0.5 * way[0]
     strongest = torch.linalg.eigh(normal_equations(tasks)[0]).eigenvectors[:, -3:]  # of 9
-    moved = follow_flow(tasks, 7.0, 1 / 3) - start
+    moved = swudi(tasks, time=7.0, share=1 / 3) - start
     close(moved, moved @ strongest @ strongest.T)
-    close(moved, (follow_flow(tasks, 7.0, 1.0) - start) @ strongest @ strongest.T)
-    close(follow_flow(tasks, 7.0, 0.0), start)
-    close(follow_flow([100 * one for one in tasks], 7.0, 1.0), 100 * follow_flow(tasks, 7.0, 1.0), 1e-9)
+    close(moved, (swudi(tasks, time=7.0, share=1.0) - start) @ strongest @ strongest.T)
+    close(swudi(tasks, time=7.0, share=0.0), start)
+    close(swudi([100 * one for one in tasks], time=7.0, share=1.0), 100 * swudi(tasks, time=7.0, share=1.0), 1e-9)
     nothing = torch.zeros_like(start)
-    close(follow_flow([nothing, nothing], 256.0, 1.0), nothing)
+    close(swudi([nothing, nothing], time=256.0, share=1.0), nothing)
 
 
 LIKE, UNLIKE = [0.5, 0.6, 0.7], [0.1, 1.0, 20.0]
@@ -510,11 +511,11 @@ def test_ace_says_that_eps_is_too_small() -> None:
 
 
 def test_what_is_no_matrix_is_averaged() -> None:
-    for method in ("tsv-m", "iso-c", "iso-cts", "ace"):
-        found = merged(method, EXPERTS, scale=0.7)
-        for name in ("b", "c"):
-            changes = [expert.tensors[name] - BASE.tensors[name] for expert in EXPERTS.values()]
-            close(found[name], BASE.tensors[name] + 0.7 * (changes[0] + changes[1] + changes[2]) / 3)
+    for name in ("tsv-m", "iso-c", "iso-cts", "ace"):
+        found = merged(name, EXPERTS, scale=0.7)
+        for tensor in ("b", "c"):
+            changes = [expert.tensors[tensor] - BASE.tensors[tensor] for expert in EXPERTS.values()]
+            close(found[tensor], BASE.tensors[tensor] + 0.7 * (changes[0] + changes[1] + changes[2]) / 3)
     asked = RecipeWeights(MergeRecipe(method="iso-c"), BASE, EXPERTS, list(SHAPES), tables=["a"])
     read = asked.read(["a", "d"])
     close(read["a"], sum((expert.tensors["a"] for expert in EXPERTS.values()), torch.zeros(6, 8).double()) / 3)
@@ -524,7 +525,7 @@ def test_what_is_no_matrix_is_averaged() -> None:
 
 def test_matrices_are_merged_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(iso_c.IsoC, "merge_matrix", lambda _, changes: calls.append(1) or changes[0])
+    monkeypatch.setattr(method("iso-c"), "merge_matrix", lambda _, changes: calls.append(1) or changes[0])
     weights = RecipeWeights(MergeRecipe(method="iso-c"), BASE, EXPERTS, list(SHAPES))
     first, again = weights.read(["a", "b"]), weights.read(["d", "b", "a"])
     assert list(again) == ["d", "b", "a"]

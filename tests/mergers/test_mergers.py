@@ -204,10 +204,9 @@ def expected(method: str, held: list[InMemory], name: str) -> Tensor:
             options[option] = [options[option][task] for task in TASKS]
     if is_of_matrices(method):
         changed = [expert - base for expert in experts]
-        factor = options.pop("scale", 1.0)
         if base.dim() != 2:
-            return base + factor * torch.stack(changed).mean(0)
-        return base + factor * merge_matrix(method, changed, **options)
+            return base + options.get("scale", 1.0) * torch.stack(changed).mean(0)
+        return base + merge_matrix(method, changed, **options)
     if method not in ("dare", "ties", "dare-ties"):
         return merge(method, base, experts, **options)
     changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}

@@ -8,6 +8,7 @@ from threading import current_thread, main_thread
 
 import pytest
 import torch
+from pretended_device import PretendedDevice
 from tiny_clip import TASKS
 from tiny_text import write_text_suite
 
@@ -20,7 +21,6 @@ from featcal.models.adapter import Block, Call
 from featcal.models.lane import ModelStream, WalkCache, _bytes
 from featcal.models.walk import BlockwiseForward
 from featcal.system.progress import SLACK, Timing, rss_bytes
-from featcal.testing.pretended_device import PretendedDevice
 
 
 def call(seed: int) -> Call:

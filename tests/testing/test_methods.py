@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from command_line import Run, document
 from lanes import rows
 from tiny_decoders import tiny_decoder
 
-from featcal import InputError, Merger, open_session, option, register_method
+from featcal import InputError, Merger, merger, open_session, option, register_method
 from featcal.models.families.decoder_facts import FACTS
 from featcal.studies.method_lists import everything
 from featcal.studies.requirements import needs
@@ -32,12 +33,13 @@ from featcal.testing import check_method
 DOCS = Path(__file__).parents[2] / "docs"
 DEAR = ("ties", "dare-ties", "wudi")
 """Mergers whose checks take more than a second."""
-(EXAMPLE,) = re.findall(r"```python\n([^`]*class Halfway.*?)```", (DOCS / "methods.md").read_text("utf-8"), re.DOTALL)
+(EXAMPLE,) = re.findall(r"```python\n([^`]*def halfway.*?)```", (DOCS / "methods.md").read_text("utf-8"), re.DOTALL)
 OWN = f'''
 """A merger, as the page of methods has it, and a baseline of one's own."""
 
 {EXAMPLE}
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from featcal.baselines.common.baseline import Sampled
@@ -186,6 +188,9 @@ def test_names_that_no_method_can_have(name: str) -> None:
 
 
 def test_what_no_method_is_made_of() -> None:
+    def bare(given: Any, *, way: float = 0.5) -> Any:
+        return given.base
+
     class Bare(Merger):
         way: float = option(0.5, "share of the way")
 
@@ -198,6 +203,8 @@ def test_what_no_method_is_made_of() -> None:
         register: Any = register_method("bare", "nothing")
         with pytest.raises(InputError, match=said):
             register(kind)
+    with pytest.raises(InputError, match=r"method 'bare': write way=option\(0.5, HELP\), not way=0.5"):
+        merger("bare", "nothing")(bare)
     assert not is_method("bare")
     with pytest.raises(InputError, match="ties: density is 'a'; give a number"):
         method("ties")(density="a")
@@ -211,9 +218,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that brings a method which works, one that does not, one of another name and one that featcal has."""
     (tmp_path / "bringing.py").write_text(BROUGHT)
     places = {
-        "brought": "bringing:Halfway",
+        "brought": "bringing:halfway",
         "torn": "bringing_none:X",
-        "else": "bringing:Halfway",
+        "else": "bringing:halfway",
         "iso-c": "bringing:X",
     }
     points = EntryPoints(EntryPoint(name, place, methods.GROUP) for name, place in places.items())
@@ -233,9 +240,12 @@ def test_an_installed_package_brings_methods() -> None:
     assert "bringing" not in sys.modules  # names are known without the code
     assert MergeRecipe.model_validate({"method": "brought", "way": 0.25}).options().name == "brought:way=0.25"
     assert method("brought").__module__ == "bringing"
+    # The function stays one: options that are left out have their defaults.
+    given = SimpleNamespace(base=torch.tensor([1.0]), vectors=lambda: [torch.tensor([4.0])], tasks=["one"])
+    assert (sys.modules["bringing"].halfway(given), sys.modules["bringing"].halfway(given, way=1)) == (3.0, 5.0)
     for name, said in {
         "torn": r"method 'torn' of the package bringing_none:X cannot be imported \(ModuleNotFoundError",
-        "else": "bringing:Halfway is not a class that register_method calls 'else'",
+        "else": "bringing:halfway registers no method 'else'",
         "iso-c": "more than one method is called 'iso-c': remove the package that brings bringing:X",
     }.items():
         with pytest.raises(InputError, match=said):

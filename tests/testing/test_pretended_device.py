@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretended_device import PretendedDevice
 from tiny_text import text_suite
 
 from featcal.calibration.calibrate import calibrate_family, config_for
@@ -16,7 +17,6 @@ from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
-from featcal.testing.pretended_device import PretendedDevice
 
 NO_FLOAT64 = (torch.float64,)
 

@@ -143,16 +143,15 @@ class RecipeWeights:
         return merged
 
     def _merge_matrix(self, changes: Sequence[Tensor], name: str) -> Tensor:
-        """Return the merged task matrix of a tensor, its factor included.
+        """Return the merged task matrix of a tensor.
 
         Raises:
             NumericalError: a decomposition does not converge.
         """
-        merger = cast(MatrixMerger, self.merger)
         try:
-            return merger.factor * merger.merge_matrix(changes)
+            return cast(MatrixMerger, self.merger).merge_matrix(changes)
         except _LINALG.LinAlgError as error:
-            raise NumericalError(f"{merger.kind}: no decomposition of tensor '{name}' ({error})") from error
+            raise NumericalError(f"{self.merger.kind}: no decomposition of tensor '{name}' ({error})") from error
 
     def _read_together(self, names: Sequence[str]) -> dict[str, Tensor]:
         base = self.base.read(names)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import Field, dataclass, make_dataclass
+from inspect import signature
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from featcal.suite.methods import MERGER, Method
+from featcal.suite.methods import MERGER, Method, register_method
 from featcal.system.errors import InputError
 
 Option = float | Mapping[str, float]
@@ -83,17 +84,54 @@ class MatrixMerger(Merger):
     """
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Return the merged task matrix `[m, d]` of task matrices theta_i - theta_0 of that shape."""
+        """Return the merged task matrix `[m, d]` of task matrices theta_i - theta_0 of that shape, times `scale` where
+        the merger has such an option."""
         raise NotImplementedError
 
     def merge(self, given: Tensors) -> Tensor:
-        return given.base + self.factor / len(given.tasks) * add_up(given.base, given.vectors())
+        return given.base + getattr(self, "scale", 1.0) / len(given.tasks) * add_up(given.base, given.vectors())
 
-    @property
-    def factor(self) -> float:
-        """Return the factor of the merged task matrix, and of the mean change of other tensors."""
-        scale: float = getattr(self, "scale", 1.0)
-        return scale
+
+Made = TypeVar("Made", bound=Callable[..., Tensor])
+
+
+def merger(
+    name: str, summary: str, *, matrices: bool = False, check: Callable[..., None] | None = None, **about: Any
+) -> Callable[[Made], Made]:
+    """Return the decorator that makes a merger of one function, whose keyword parameters are its options.
+
+    The function is called with `Tensors`, as `Merger.merge` is, or, where it merges `matrices`, as
+    `MatrixMerger.merge_matrix` is. It stays a function, with the options' defaults.
+
+    Args:
+        name, summary, about: as `register_method` takes them.
+        check: called with those options that it has parameters for; raises InputError if they contradict each other.
+
+    Raises:
+        InputError: the default of a keyword parameter is no `option`, or the name is not possible.
+    """
+    of, called = (MatrixMerger, "merge_matrix") if matrices else (Merger, "merge")
+
+    def register(function: Any) -> Any:
+        options: Mapping[str, Any] = function.__kwdefaults__ or {}
+        for one, default in options.items():
+            if not isinstance(default, Field):
+                raise InputError(f"method '{name}': write {one}=option({default!r}, HELP), not {one}={default!r}")
+
+        def require(self: Merger) -> None:
+            of.__post_init__(self)
+            if check is not None:
+                check(**{one: getattr(self, one) for one in signature(check).parameters})
+
+        fields = [(one, Any, default) for one, default in options.items()]
+        body = {called: lambda self, given: function(given, **vars(self)), "__post_init__": require}
+        kind: Any = make_dataclass(function.__name__, fields, bases=(of,), namespace=body, frozen=True)
+        kind.__module__ = function.__module__
+        register_method(name, summary, **about)(kind)
+        function.__kwdefaults__ = {one: default.default for one, default in options.items()}
+        return function
+
+    return register
 
 
 def add_up(like: Tensor, vectors: Iterable[Tensor]) -> Tensor:

@@ -37,6 +37,8 @@ from featcal.models.families.sublayers import PartedStage
 from featcal.models.generation import Generator
 from featcal.models.standing_in import capture_calls
 
+_LENGTHS = ("max_position_embeddings", "max_seq_len")
+"""Options of a configuration that state how long a text may be."""
 _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
@@ -65,9 +67,8 @@ class DecoderStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        call = capture_calls(self._stack, self.blocks, own, input_ids=ids, attention_mask=mask, use_cache=False)
-        return require_no_cache(call)
+        given = {"input_ids": inputs["input_ids"], "attention_mask": inputs.get("attention_mask"), "use_cache": False}
+        return require_no_cache(capture_calls(self._stack, self.blocks, own, self._facts.in_tuple, **given))
 
     def weighting(self, index: int, module: str) -> str:
         return "tokens"
@@ -115,10 +116,17 @@ class Decoder(LanguageModel):
         facts = self.facts
         self._config = self.config_class(**config)
         self._device, self._tied = device, bool(self._config.tie_word_embeddings)
-        self._head, self._embedding = f"{facts.head}.weight", f"{facts.stack}.{facts.embedding}.weight"
-        self.model = self.fresh()
-        choose_attention(self.model)
+        self._head = stored_name(facts, f"{facts.head}.weight")
+        self._embedding = f"{facts.stack}.{facts.embedding}.weight"
+        if facts.is_found and not self.model_class._supports_attention_backend:
+            # A class that computes attention in its own way; its plainest one has all derivatives.
+            self._config._attn_implementation = "eager"
+            self.model = self.fresh()
+        else:
+            self.model = self.fresh()
+            choose_attention(self.model)
         check_buffers(self.model)
+        self.limits = limits_of(facts)
         self.settings = forward_settings(self._config, facts.settings)
         self.stages = (DecoderStage(self.model, facts),)
         self.tower = tuple(self.shapes())
@@ -180,7 +188,10 @@ class Decoder(LanguageModel):
 
     @property
     def _positions(self) -> int | None:
-        """Return the number of rows of the table of positions; None without one."""
+        """Return the number of rows of the table of positions; None without one. Of a row that was found it is what the
+        configuration states, since nothing says whether there is a table."""
+        if self.facts.is_found:
+            return next((own for name in _LENGTHS if (own := getattr(self._config, name, None))), None)
         table = f"{self.facts.stack}.{self.facts.positions}.weight"
         return self.shapes()[table][0] if self.facts.positions else None
 
@@ -285,6 +296,17 @@ class DecoderClassifier(Decoder):
         return named_class(config)
 
 
+def limits_of(facts: DecoderFacts) -> str:
+    """Return the limits of a row that was found, in words; "" for one that a person wrote."""
+    if not facts.is_found:
+        return ""
+    return (
+        f"no row of facts describes '{facts.model_type}': its blocks were found by running "
+        f"{getattr(facts.model, '__name__', facts.model)}; replay checked, options limited to the recipe 'paper', "
+        "without sublayers"
+    )
+
+
 def adapter_of(facts: DecoderFacts) -> type[Decoder]:
     """Return the adapter of one row of facts.
 
@@ -307,6 +329,8 @@ def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
 
 def stored_name(facts: DecoderFacts, name: str) -> str:
     """Return the name in files of a tensor of the library's class."""
+    if facts.stored_head and name == f"{facts.head}.weight":
+        return f"{facts.stored_head}.weight"
     prefix = f"{facts.stack}.{facts.blocks}."
     number, dot, inside = name.removeprefix(prefix).partition(".")
     if not (name.startswith(prefix) and number.isdigit()):

@@ -96,6 +96,8 @@ class DecoderFacts:
     """Modules inside a block and their names in files, if these differ from those in the class."""
     head: str = "lm_head"
     """The head of the whole model, without a bias, tied to the embedding or not."""
+    stored_head: str = ""
+    """Name of the head in files, if it differs from that in the class."""
     classifier: str = ""
     """The linear map of `model` in the place of the head that scores classes by the last token of a text
     (`with_classifier`); empty for a language model."""
@@ -112,6 +114,10 @@ class DecoderFacts:
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
     """Options of a calibration; by default the paper's for Llama."""
+    in_tuple: bool = False
+    """True if blocks return the next state as the first entry of a tuple, False if they return it by itself."""
+    is_found: bool = False
+    """True if no person wrote the row: it was found by running the class (`found_decoder`), and names no parts."""
 
 
 def with_classifier(facts: DecoderFacts) -> DecoderFacts | None:

@@ -70,10 +70,39 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
     if kind in _FACTS:
         return _require_adapter(_classifying(_FACTS[kind], label) if classifies else _FACTS[kind], label)
     if kind is not None:
-        what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
+        reasons = _why_not(config)
+        if not reasons and not classifies:
+            found, reasons = _find_facts(config)
+            if found is not None:
+                return _require_adapter(found, label)
+        what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in reasons)}"
     else:
         what = "its config.json names no model_type, so it is not a model of transformers"
     raise InputError(f"{label}: {what}; featcal reads {', '.join(supported_types())}")
+
+
+def _find_facts(config: Mapping[str, Any]) -> tuple[DecoderFacts | None, list[str]]:
+    """Return the facts of a language model without a row, or why it cannot be run without one."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    from featcal.models.families.found_decoder import find_decoder
+
+    try:
+        return find_decoder(config), []
+    except InputError as error:
+        why = str(error)
+    except (
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        StrictDataclassError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # The library's own code, on models that nobody tried.
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None, [f"no row of facts describes it, and it is not read without one: {why}"]
 
 
 def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:

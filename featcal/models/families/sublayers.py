@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from featcal.models.adapter import Block, Call, Stage, Sublayer
 from featcal.models.families.decoder_facts import DecoderPart
+from featcal.system.errors import InputError
 
 
 class PartedStage(Stage):
@@ -32,6 +33,8 @@ class PartedStage(Stage):
         return [*found, *((name,) for name in linears if name not in together)]
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        if not self.parts:
+            raise InputError(f"{block.name}: no row of facts names attention and MLP inside it; leave sublayers out")
         return {part.name: partial(_run_part, block, tensors, part) for part in self.parts}
 
 
