@@ -201,10 +201,11 @@ def configuration(root: Path, method: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 with tokenizer and two experts near it."""
+    """A tiny Qwen3 and two experts near it, each with the tokenizer, which mergekit takes from the first model."""
     facts = ROWS["qwen3"]
     trial = write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp("qwen3"))
-    tiny_tokenizer("qwen3").save_pretrained(trial.root / "base")
+    for folder in ("base", "experts/left", "experts/right"):
+        tiny_tokenizer("qwen3").save_pretrained(trial.root / folder)
     return trial.root
 
 
