@@ -153,7 +153,7 @@ def test_a_merge_that_is_to_be_put_right_is_not_calibrated(parents: Path, run: R
 
 FEATCALS = ("linear", "task_arithmetic", "ties")
 """Methods of mergekit that featcal merges itself."""
-FIRST_IS_BASE = {"slerp": {"t": 0.4}, "nearswap": {"t": 0.01}, "arcee_fusion": {}}
+FIRST_IS_BASE = {"slerp": {"t": 0.4}, "nearswap": {"t": 0.2}, "arcee_fusion": {}}
 """Methods of two models, of which the first is called the base, and their parameters."""
 WITHOUT_BASE: dict[str, tuple[int, dict[str, float], dict[str, Any]]] = {
     "linear": (2, {"weight": 0.5}, {}),
