@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featcal.authoring.from_merge import Origins
     from featcal.authoring.from_paths import SuiteParts
     from featcal.figures.verdict.merge import Recipe
+    from featcal.figures.verdict.sentences import Verdict
     from featcal.preflight.check import Preflight
     from featcal.session.session import Session
     from featcal.suite.views import EvaluationSamples
@@ -29,6 +30,7 @@ class DiagnosisOrder:
     Args:
         models: shown beside it in the report.
         out: the report; None for none.
+        suite: the suite file where it is written without a report too; None for beside the report.
     """
 
     model: str
@@ -37,11 +39,12 @@ class DiagnosisOrder:
     data: Mapping[str, str]
     models: Sequence[str]
     out: Path | None
+    suite: Path | None = None
 
     @property
     def file(self) -> Path:
-        """Return the suite file: beside the report, or where one would be."""
-        return (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
+        """Return the suite file: its own, or the one beside the report, or where that would be."""
+        return self.suite or (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
 
     @property
     def command(self) -> str:
@@ -50,12 +53,61 @@ class DiagnosisOrder:
         named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
         named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
         words = ["featcal", "diagnose", self.model, *named, "--out", str(self.file.with_suffix(".html"))]
-        return shlex.join(words) if self.out is None else ""
+        return shlex.join(words) if self.out is None and self.suite is None else ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A merged model that was looked at.
+
+    Args:
+        text: of the suite file about it.
+        document: that of `featcal diagnose --json`, without a report.
+        judged: its session and the verdict; None where base, experts or samples are not in order.
+        failure: why its features could not be measured; "" where they were.
+    """
+
+    text: str
+    document: dict[str, Any]
+    judged: tuple[Session, Verdict] | None = None
+    failure: str = ""
 
 
 def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> int:
     """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
-    from featcal.authoring.from_form import read_draft, write_draft
+    if asked.out is not None:
+        require_packages("plotly", "jinja2")
+        from featcal.figures.report.write import free
+
+        free(asked.out, asked.file)
+    found = examine_own(asked, on, device, as_json)
+    document = found.document
+    if found.judged is None:
+        if as_json:
+            print_json(document)
+        return 1
+    session, verdict = found.judged
+    if asked.out is not None and found.failure:
+        print_message(f"nothing is written to {asked.out}: there are no features to report", err=True)
+    elif asked.out is not None:
+        from featcal.authoring.from_form import write_draft
+
+        report = _write(asked, asked.out, session, verdict.lines, on)
+        write_draft(found.text, asked.file)
+        document |= {"suite": str(asked.file), "report": report}
+    if as_json:
+        print_json(document)
+        return 0
+    for line in verdict.lines:
+        print_message(line)
+    if "report" in document:
+        print_message(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
+    return 0
+
+
+def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> Diagnosis:
+    """Look at a merged model and what it was made of; say on stderr what stands in the way."""
+    from featcal.authoring.from_form import read_draft
     from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
@@ -63,11 +115,6 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
     from featcal.preflight.own_merge import check_parents, open_merge
     from featcal.session.session import Session
 
-    if asked.out is not None:
-        require_packages("plotly", "jinja2")
-        from featcal.figures.report.write import free
-
-        free(asked.out, asked.file)
     origins = _find_origins(asked)
     begun = write_suite_text(_parts(asked, origins, on), asked.file)
     suite = read_draft(begun.text, asked.file)
@@ -81,9 +128,7 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
     }
     if begun.missing or checked.problems:
         _say_problems(checked, begun.missing)
-        if as_json:
-            print_json(document)
-        return 1
+        return Diagnosis(begun.text, document)
     for line in begun.assumed if asked.data and not as_json else ():
         print_message(f"taken for granted: {line}", err=True)
     keep_memory()
@@ -96,20 +141,7 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
     document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
     document |= {"drift": ledger and ledger.to_json(), **verdict.to_json()}
-    if asked.out is not None and found.failure:
-        print_message(f"nothing is written to {asked.out}: there are no features to report", err=True)
-    elif asked.out is not None:
-        report = _write(asked, asked.out, session, verdict.lines, on)
-        write_draft(begun.text, asked.file)
-        document |= {"suite": str(asked.file), "report": report}
-    if as_json:
-        print_json(document)
-        return 0
-    for line in verdict.lines:
-        print_message(line)
-    if "report" in document:
-        print_message(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
-    return 0
+    return Diagnosis(begun.text, document, (session, verdict), found.failure)
 
 
 def _write(

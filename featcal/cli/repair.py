@@ -116,13 +116,13 @@ def calibrate_command(
             document = error.document  # its warnings say what was not checked
     if not document:  # of several processes rank 0 alone prints
         return
-    _list_checkpoint(session, config, model, out)
-    _show_drift(document, as_json)
-    if _is_doubtful(document, require_canary):
+    list_checkpoint(session, config, model, out)
+    show_drift(document, as_json)
+    if is_doubtful(document, require_canary):
         raise SystemExit(1)
 
 
-def _list_checkpoint(session: Session, config: CalibrationConfig, model: str, out: Path) -> None:
+def list_checkpoint(session: Session, config: CalibrationConfig, model: str, out: Path) -> None:
     """Put the folder on the list of checkpoints that the app shows."""
     from featcal.studies.checkpoints import Checkpoints
     from featcal.studies.recording import run_of
@@ -133,7 +133,7 @@ def _list_checkpoint(session: Session, config: CalibrationConfig, model: str, ou
     say_problems(known)
 
 
-def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
+def show_drift(document: Mapping[str, Any], as_json: bool) -> None:
     """Print warnings and notes on stderr, and the document, or its drift after every block and where it lies."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
@@ -142,7 +142,7 @@ def _show_drift(document: Mapping[str, Any], as_json: bool) -> None:
         _say_written(document)
 
 
-def _is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
+def is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
     """Say whether something of a written model could not be checked, or generation is not known to be sound where that
     is required."""
     # A missing canary is a failure too: generation could not be checked.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featcal.suite.views import EvaluationSamples
 
 
-def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     """Return task → value of every `TASK=VALUE`; raise BadParameter for another form or a task given twice."""
     found: dict[str, str] = {}
     for one in given:
@@ -46,13 +46,13 @@ def _models_and_samples(required: bool = True) -> Option:
             "experts",
             multiple=True,
             required=required,
-            callback=_parse_tasks,
+            callback=parse_tasks,
             help=f"TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.{alone}",
         ),
         click.option(
             "--data",
             multiple=True,
-            callback=_parse_tasks,
+            callback=parse_tasks,
             help="TASK=SAMPLES, once per task: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or "
             "beside each other; a Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: "
             f'"{{question}}"}}\'.  [{without}]',

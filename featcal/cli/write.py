@@ -10,10 +10,13 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.completion import complete_model, complete_suite
+from featcal.cli.foreign_recipe import RecipeOrder, calibrate_by_recipe, is_recipe, merge_by_recipe
 from featcal.cli.hand_over import export_folder, say_where_to, target_options
-from featcal.cli.options import JSON, OUT, SUITE, NewPath, Size, note_folders
+from featcal.cli.options import JSON, OUT, NewPath, Size, note_folders
+from featcal.cli.start import parse_tasks
 from featcal.cli.terminal import bar, print_document, print_message, print_table, require_new, say_notes
 from featcal.suite import methods
+from featcal.suite.calibration_options import PAPER, RECIPES
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
 from featcal.system.formatting import percent, readable
@@ -28,7 +31,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 
 
 @click.command()
-@SUITE
+@click.argument("suite", metavar="SUITE|RECIPE", shell_complete=complete_suite)
 @click.option(
     "--method",
     callback=note_folders,
@@ -43,57 +46,119 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 @click.option(
     "--max-memory", type=Size(), help="Verify the model block by block if it is larger than this.  [no limit]"
 )
+@click.option(
+    "--calibrate",
+    metavar="[" + "|".join(RECIPES) + "]",
+    type=click.Choice(RECIPES),
+    is_flag=False,
+    flag_value=PAPER,
+    help=f"With RECIPE: look at the merge and calibrate it too; {PAPER} without a word behind it.  [merge alone]",
+)
+@click.option(
+    "--merged", help="With RECIPE and --calibrate: folder or Hub id of what mergekit made of it.  [featcal merges]"
+)
+@click.option(
+    "--base", help="With RECIPE: folder or Hub id of the model that the experts were fine-tuned from.  [the recipe's]"
+)
+@click.option(
+    "--data",
+    multiple=True,
+    callback=parse_tasks,
+    help="With RECIPE and --calibrate: TASK=SAMPLES, once per task, as diagnose takes them.  [texts that experts "
+    "write]",
+)
 @OUT
 @click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
 @JSON
-def merge_command(
-    suite: str,
-    method: str | None,
-    scale: float | None,
-    task: str | None,
-    max_memory: int | None,
-    out: Path,
-    device: str | None,
-    as_json: bool,
-) -> None:
+def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **options: Any) -> int:
     """Merge the experts of a suite into a checkpoint.
 
     --method polished:steps=30@MODEL brings a model's final features closer to the experts' by a few steps of gradient
     descent, without labels; the loss before and after is printed. With `react`, whose maps per task are multiplied
     into heads, the folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
+
+    RECIPE is a YAML file of mergekit in the place of a suite. With --calibrate the folder holds what `featcal diagnose`
+    says (diagnosis.json), the suite (suite.yaml), and the models `merged` and `calibrated`. Of a method that featcal
+    has not, run mergekit and name its folder with --merged. If the merge is to be put right first, nothing is
+    calibrated and the exit status is 1.
     """
+    given = {name: value for name, value in options.items() if value not in (None, {})}
+    from_recipe = [f"--{name}" for name in ("calibrate", "merged", "base", "data") if name in given]
+    if is_recipe(suite):
+        return _merge_recipe(suite, out, device, as_json, given)
+    if from_recipe:
+        raise click.UsageError(f"{', '.join(from_recipe)}: for a recipe of mergekit, and '{suite}' is none")
+    _merge_suite(suite, out, device, as_json, options)
+    return 0
+
+
+def _merge_recipe(recipe: str, out: Path, device: str | None, as_json: bool, given: Mapping[str, Any]) -> int:
+    """Merge by a recipe of mergekit, and calibrate if that is asked for; return the exit status.
+
+    Args:
+        given: options of the command that were given, by name.
+    """
+    from featcal.system.paths import expand_home
+
+    if idle := [f"--{name}" for name in ("method", "scale", "task") if name in given]:
+        raise click.UsageError(f"{', '.join(idle)}: for a suite; '{recipe}' is a recipe of mergekit, which says it")
+    asked = RecipeOrder(expand_home(recipe), given.get("merged"), given.get("base"), given.get("data", {}), out)
+    if "calibrate" in given:
+        if "max_memory" in given:
+            raise click.UsageError("--max-memory: for a merge alone; leave it out, or calibrate by featcal calibrate")
+        return calibrate_by_recipe(asked, given["calibrate"], device or "auto", as_json)
+    if idle := [f"--{name}" for name in ("merged", "data") if name in given]:
+        raise click.UsageError(f"{', '.join(idle)}: with --calibrate alone")
+    document = merge_by_recipe(asked, out, given.get("max_memory"), _merging_device(device))
+    say_notes(document)
+    print_document(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+    return 0
+
+
+def _merging_device(device: str | None) -> str:
+    # Sums on a GPU come in another order, so its bits differ: it is used where it is asked for.
+    return "cpu" if device in (None, "auto") else str(device)
+
+
+def _merge_suite(suite: str, out: Path, device: str | None, as_json: bool, options: Mapping[str, Any]) -> None:
+    """Merge the experts of a suite by a method, or fit a baseline."""
     from featcal.baselines.common.fold_heads import locate_expert
     from featcal.export.merge import merge_to_folder
 
+    method, scale, task = options["method"], options["scale"], options["task"]
     if method is not None and is_baseline(model_name(method).kind):
         if scale is not None:
             raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
         if task is not None and MODULES not in methods.method(model_name(method).kind).about.needs:
             raise click.UsageError(_ONE_FOR_ALL)
-        if max_memory is not None:
+        if options["max_memory"] is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         require_new(out)
         session = opening.open_suite_session(suite, device or "auto")
         if task is not None:  # as far as it can be known before the fit
             locate_expert(session.family, task)
-        document = session.fit.baseline(method, bar()).save(out, task)
-        say_notes(document)
-        if "loss_before" in document and not as_json:
-            print_table([("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
-            print_message(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
-            return
-        if "leave_one_out_r2" in document and not as_json:
-            step = "taken" if document["taken"] else "not taken"
-            print_table([(f"{document['leave_one_out_r2']:.3f}", step)], ("leave-one-out R2", "step"))
-        print_document(document, as_json, [(document["out"], document["model"])], ("written", "model"))
+        _show_baseline(session.fit.baseline(method, bar()).save(out, task), as_json)
         return
     if task is not None:
         raise click.UsageError(_ONE_FOR_ALL)
-    # Sums on a GPU come in another order, so its bits differ: it is used where it is asked for.
-    on = "cpu" if device in (None, "auto") else str(device)
-    document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory, device=on)
+    document = merge_to_folder(
+        opening.load(suite), method, scale, out, max_memory=options["max_memory"], device=_merging_device(device)
+    )
     say_notes(document)
     print_document(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+
+
+def _show_baseline(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print what fitting a baseline gave, and where it was written."""
+    say_notes(document)
+    if "loss_before" in document and not as_json:
+        print_table([("before", document["loss_before"]), ("after", document["loss"])], ("", "loss"))
+        print_message(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
+        return
+    if "leave_one_out_r2" in document and not as_json:
+        step = "taken" if document["taken"] else "not taken"
+        print_table([(f"{document['leave_one_out_r2']:.3f}", step)], ("leave-one-out R2", "step"))
+    print_document(document, as_json, [(document["out"], document["model"])], ("written", "model"))
 
 
 @click.command()

@@ -17,7 +17,7 @@ MOST = 45
 """Packages that the core brings beside torch and what torch brings itself."""
 PARTS = {"markupsafe": "jinja2", "choreographer": "kaleido"}
 """Packages that come with one of an extra, and are imported beside it alone."""
-GUESTS = {"gguf", "IPython"}
+GUESTS = {"gguf", "IPython", "fusion_bench", "omegaconf"}
 """Packages of no extra, used where somebody has them."""
 GUARDS = ("require_packages", "is_installed", "find_spec")
 """Functions that say whether a package is there, called before it is imported."""

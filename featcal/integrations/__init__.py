@@ -1,0 +1,1 @@
+"""Doors for programs that call featcal from inside themselves; each stands on the public names alone."""

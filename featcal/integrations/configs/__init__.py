@@ -1,0 +1,1 @@
+"""Configurations for Hydra, which finds them by `pkg://featcal.integrations.configs`."""
