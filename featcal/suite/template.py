@@ -1,7 +1,7 @@
 """Fill text templates such as `Given the sentence '{sentence}', ...` from the fields of a row.
 
-A field is a plain name, optionally with a number format such as `{label:.1f}`; `{{` and `}}` are braces that
-stand for themselves. Attributes, indices and conversions are refused: a suite file names data, never code.
+A field is a plain name, optionally with a number format such as `{label:.1f}`; `{{` and `}}` are literal braces.
+Attributes, indices and conversions are refused: a suite file names data, never code.
 """
 
 from __future__ import annotations
