@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DiagnosisOrder:
-    """Order to diagnose a merged model; None and {} stand for what its folder is to say.
+    """Request to diagnose a merged model; with None and {} the files of its folder decide.
 
     Args:
-        models: shown beside it in the report.
+        models: further models of the report.
         out: the report; None for none.
     """
 
@@ -45,7 +45,7 @@ class DiagnosisOrder:
 
     @property
     def command(self) -> str:
-        """Return the command line that writes report and suite; "" where this one does."""
+        """Return the command line that writes report and suite; "" if this run does."""
         named = [] if self.base is None else ["--base", self.base]
         named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
         named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
@@ -54,7 +54,7 @@ class DiagnosisOrder:
 
 
 def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> int:
-    """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
+    """Print the verdict on a merged model, write its report if requested, and return the exit status."""
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge
@@ -115,7 +115,7 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
 def _write(
     asked: DiagnosisOrder, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples
 ) -> dict[str, Any]:
-    """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
+    """Write the report and return its document; the suite file is written last, so that a failure leaves none."""
     require_packages("plotly", "jinja2")
     from featcal.figures.report.write import write_report
 
@@ -148,7 +148,7 @@ def _find_origins(asked: DiagnosisOrder) -> Origins:
 
 
 def _parts(asked: DiagnosisOrder, origins: Origins, on: EvaluationSamples) -> SuiteParts:
-    """Return models and samples of the suite; experts write texts where no samples are given."""
+    """Return models and samples of the suite; without samples experts write texts."""
     from featcal.authoring.from_merge import sample_source
     from featcal.authoring.from_paths import SuiteParts
 

@@ -72,8 +72,8 @@ def app_command(
 ) -> int:
     """Start the app in a browser, on 127.0.0.1.
 
-    Further options go to streamlit. A shared server has no accounts: put a server that asks for passwords in front of
-    it (docs/serving.md).
+    Further options go to streamlit. A shared server has no accounts: put it behind a server that asks for passwords
+    (docs/serving.md).
     """
     from featcal.server.launch import start_app
     from featcal.system.sandbox import ServerRules
@@ -121,8 +121,8 @@ def mcp_command(
     """Serve ten tools to an agent, over MCP on stdin and stdout.
 
     A client of the Model Context Protocol starts this command itself (docs/serving.md has its configuration). Agents
-    check, diagnose, choose and compare within the folders of --root; what takes long is a job with an estimate first.
-    Needs the package mcp: pip install 'featcal[mcp]'.
+    check, diagnose, choose and compare within the folders of --root; long work is a job with an estimate first. Needs
+    the package mcp: pip install 'featcal[mcp]'.
     """
     from featcal.server.agents.access import Access
     from featcal.server.agents.serve import queue_name, serve
