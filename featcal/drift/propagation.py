@@ -1,4 +1,4 @@
-"""Measure what every layer's local mismatch contributes to the final drift (Prop. 2).
+"""Measure the contribution of every layer's local mismatch to the final drift (Prop. 2).
 
 Contributions are carried through the layers together with the states. At layer k the path-averaged operator A_k of Eq.
 (19) is applied to all of them: Gauss-Legendre nodes, Jacobian-vector products, and a rank-one secant correction, so
@@ -31,7 +31,7 @@ TINY = 1e-30
 
 @dataclass
 class Contributions:
-    """The contributions of all layers so far on one batch, and the telescoping allocation beside it."""
+    """The contributions of all layers so far on one batch, and the telescoping allocation."""
 
     propagated: list[Tensor]
     """c_l pushed to the current layer, `[batch, ...]` each (Eq. 5)."""
@@ -42,7 +42,7 @@ class Contributions:
 
     @classmethod
     def first(cls, expert: Tensor, model: Tensor) -> Contributions:
-        """Return the contributions after the first layer, where all drift is its own mismatch."""
+        """Return the contributions after the first layer, where all drift is the layer's own mismatch."""
         return cls([model - expert], [model, expert])
 
     def step(
@@ -52,7 +52,7 @@ class Contributions:
         after: tuple[Tensor, Tensor, Tensor],
         tangents: int | None = None,
     ) -> None:
-        """Carry everything through one layer of the model.
+        """Propagate all contributions through one layer of the model.
 
         Args:
             before: expert's and model's states before the layer.
@@ -141,7 +141,7 @@ def _derivative(layer: Layer, point: Tensor, tangent: Tensor) -> Tensor:
 
 
 _differentiating = threading.Lock()
-"""Held during derivatives: torch's levels of forward mode belong to the process, so another thread would end ours."""
+"""Lock for derivatives: the levels of torch's forward mode belong to the process, so another thread would end ours."""
 
 
 def _inner(left: Tensor, right: Tensor) -> Float[Tensor, " batch"]:

@@ -1,4 +1,4 @@
-"""Take expert and model side by side through every layer: embeddings, every block, final norm and projection."""
+"""Walk expert and model side by side through every layer: embeddings, every block, final norm and projection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featcal.models.model import map_features, task_weights
 from featcal.models.walk import BlockwiseForward, StageInputs
 
 MODEL = "model"
-"""Name of the lanes of the model beside the experts."""
+"""Name of the model's streams next to the experts'."""
 
 
 States = tuple[Tensor, Tensor]
@@ -29,9 +29,9 @@ class LayerPlace:
 
     stage: Stage
     block: Block | None
-    """The layer's block; None in front of a stage and after the last one."""
+    """The layer's block; None for the layer before a stage and the one after the last block."""
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-    """The layer's tensors as they are stored, the expert's and the model's; of a block by names inside it."""
+    """The layer's tensors as they are stored, the expert's and the model's; names inside the block for a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class LayerTransition:
     after: States
     """Their states after it; after the last layer the final features."""
     skip: bool
-    """Whether the layer has a skip connection around all of it."""
+    """True if the layer has a skip connection around all of it."""
     place: LayerPlace
 
     @property
@@ -71,7 +71,8 @@ class BlockTensors:
         self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
     def read(self, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return a model's tensors of the block, as they are stored and as the forward takes them, by names inside."""
+        """Return a model's tensors of the block, as they are stored and in the form of the forward pass, by names
+        inside."""
         if self._of is not weights:
             stored = self._block.local(weights.read(self._block.names))
             self._of, self._held = weights, (stored, self._run.compute.place(stored))
@@ -81,9 +82,9 @@ class BlockTensors:
 def cross(
     run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False
 ) -> Iterator[LayerTransition]:
-    """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
+    """Yield every batch of every task at every layer, in forward order of the layers; use it inside `walking`.
 
-    Sublayers of a block come together, batch by batch.
+    For every batch, the sublayers of a block follow each other.
 
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
@@ -123,7 +124,7 @@ class _Both:
     place: LayerPlace
 
     def whole(self, tensors: Mapping[str, Tensor]) -> LayerTransition:
-        """Return the crossing of the whole block by the model, whose tensors are placed."""
+        """Return the transition of the model through the whole block; its tensors are on the device."""
         stage, block, batch = self.place.stage, self._block, self.batch
 
         def layer(state: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ class _Both:
         return self._crossing(self.layer, layer, self._states_before, after)
 
     def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[LayerTransition]:
-        """Yield the crossings of the block's residual parts, with the expert's and the model's tensors."""
+        """Yield the transitions through the block's residual parts, with the expert's and the model's tensors."""
         stage, states = self.place.stage, self._states_before
         own = stage.sublayers(self._block, theirs)
         for name, part in stage.sublayers(self._block, tensors).items():
@@ -180,7 +181,7 @@ def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
 
 
 def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: StageInputs) -> LayerTransition:
-    """Return the crossing in front of a stage: embeddings, and for a later stage what leads over to it.
+    """Return the transition into a stage: embeddings, and for a later stage the connection from the stage before.
 
     Args:
         one: the task's samples.
@@ -210,7 +211,8 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Stag
 def _close(
     run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: BlockwiseForward
 ) -> Iterator[LayerTransition]:
-    """Yield the crossings of the last layer: final norm, projection and the model's map for the task, if it has one."""
+    """Yield the transitions through the last layer: final norm, projection and the model's map for the task, if it has
+    one."""
     adapter, place_on = run.adapter, run.compute.place
     stage, read = adapter.stages[-1], model.read(adapter.closing)
     closing = place_on(read) | dict(run.head)
