@@ -102,7 +102,7 @@ def write_pool(generator: Generator, source: SelfGenerated, spec: Task, preparat
 
 
 def _continue_prompts(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
-    """Return what a model draws after every prompt; equal on one kind of device, whatever was drawn before."""
+    """Return the model's continuation of every prompt; equal on one kind of device, whatever was drawn before."""
     device = generator.model.device
     found: list[list[int]] = []
     # transformers draws from torch's global generators, which must be left as the host had them.

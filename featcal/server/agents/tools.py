@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from featcal.session.session import Session
 
 MOST_SAMPLES = 64
-"""Samples per task that a diagnosis may measure on."""
+"""Most samples per task of a diagnosis."""
 MOST_WAIT = 50.0
-"""Seconds that a call of `job` may wait: clients give up after a minute."""
+"""Most seconds that a call of `job` may wait: clients give up after a minute."""
 MOST_WORDS = 1500
-"""Characters of a refusal."""
+"""Most characters of a refusal."""
 SEED = 42
 Option = str | int | float | bool | list[str]
 
@@ -39,14 +39,14 @@ class Tools:
 
     access: Access
     names: list[str] = field(default_factory=list)
-    """Names that the files of the running call gave to something."""
+    """Names from the files of the running call."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer of a tool; one is called at a time.
+        """Call a tool and return its answer; only one runs at a time.
 
         Raises:
-            InputError: the refusal, which names no place of the server and quotes odd names.
+            InputError: the refusal, which names no path of the server and quotes odd names.
         """
         own = replace(self, names=[])
         # Whoever waits for a job keeps nobody from another tool.
@@ -269,7 +269,7 @@ class Tools:
         return answer({**found.show(section), "quotes": QUOTES}, found.command, found.names)
 
     def _load(self, suite: str) -> Suite:
-        """Read a suite and remember its names for the answer."""
+        """Load a suite and remember its names for the answer."""
         suite_file(suite)  # whose refusals quote nothing
         try:
             loaded = load_suite(suite)
@@ -279,7 +279,7 @@ class Tools:
         return loaded
 
     def _open(self, suite: str, *models: str) -> Session:
-        """Open a suite for estimates, and check the models that are named of it."""
+        """Open a suite for estimates, and check the models that the caller names."""
         for model in models:
             self.access.require_model(model)
         self._load(suite)
@@ -306,7 +306,7 @@ class Tools:
 
 
 def _find_innermost(model: ModelRef) -> ModelRef:
-    """Return the model that others are made of."""
+    """Return the model at the start of a chain of models."""
     return model if model.of is None else _find_innermost(model.of)
 
 
