@@ -1,4 +1,4 @@
-"""Fit ProbSurgery: modules of Representation Surgery, trained with noise that they learn the size of; see `surgery`."""
+"""Fit ProbSurgery: modules of Representation Surgery, trained with noise of a learned size; see `surgery`."""
 
 from __future__ import annotations
 

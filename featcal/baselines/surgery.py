@@ -69,7 +69,7 @@ class Surgery(Sampled):
 
     @property
     def noise(self) -> float | None:
-        """Return the weight of the KL divergence of the noise in training; None where no noise is drawn."""
+        """Return the weight of the KL divergence of the noise in training; None without noise."""
         return None
 
 
@@ -102,8 +102,8 @@ def with_modules(
     experts before and after.
 
     Args:
-        kind: of the model, for messages and progress.
-        fit: gives the maps by task from the model's final features and the experts'.
+        kind: name of the model for messages and progress.
+        fit: returns the maps by task from the model's final features and the experts'.
 
     Raises:
         InputError: a model that has maps or heads of its own already, or one whose answers are text.
@@ -136,7 +136,7 @@ def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) ->
 def _train_all(
     features: Mapping[str, Float[Tensor, "n k"]], targets: Mapping[str, Float[Tensor, "n k"]], options: Surgery
 ) -> dict[str, FeatureMap]:
-    """Train every task's module, those of tasks with as many samples side by side.
+    """Train every task's module, those of tasks with equally many samples side by side.
 
     They see the same rows and the same noise at every step, since one seed decides them for all tasks, and nothing of
     a task enters another's module: a step costs as many calls for eight tasks as for one.
