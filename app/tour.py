@@ -1,4 +1,4 @@
-"""Show a first visit of five steps through the suite that the app opens on; whoever comes by a link is spared it."""
+"""Show a tour of five steps through the first suite; visitors who come by a link do not see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP, _SUITE = "step of the tour", "suite of the tour"
 
 @dataclass(frozen=True)
 class TourStep:
-    """A step of the tour: a page, and what to look at on it."""
+    """A step of the tour: a page, and a hint for it."""
 
     page: str
     text: str
@@ -55,11 +55,11 @@ STEPS = (
 
 
 def box(page: str, opened_at: str) -> None:
-    """Draw the step of the tour that is due on this page, with buttons for the next one and to leave.
+    """Draw the current step of the tour on this page, with buttons for the next one and to leave.
 
     Args:
-        page: the name of the page that is drawn.
-        opened_at: the name of the page that the app opens on.
+        page: name of the current page.
+        opened_at: name of the app's first page.
     """
     if _STEP not in st.session_state:
         st.session_state[_STEP] = None if st.query_params.to_dict() or page != opened_at else 0
