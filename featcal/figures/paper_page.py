@@ -1,4 +1,4 @@
-"""Show what was measured of a suite beside what the paper printed of it: a table, and a page of Markdown."""
+"""Show a suite's measurements next to the paper's printed ones: a table, and a page of Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READING = (
 
 
 def cell_rows(cells: Iterable[TableCell]) -> list[list[str]]:
-    """Return one row of text per score, as `HEADER` names the columns."""
+    """Return one row of text per score, with the columns of `HEADER`."""
     return [[one.method, one.task, *_numbers(one)] for one in cells]
 
 

@@ -1,4 +1,4 @@
-"""Draw the drift of single tokens: patches over their picture, and the tokens of texts where they stand."""
+"""Draw the drift of single tokens: patches over their picture, and the tokens of texts in place."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, apply_theme, colour, dash
 
 _HEAT = tuple(int(COLOUR["merged"][place : place + 2], 16) for place in (1, 3, 5))
-"""The colour of much drift, red, green and blue; little drift lets through what lies under it."""
+"""The colour of much drift, red, green and blue; with little drift the picture below shows through."""
 _MOST = {"picture": 0.8, "text": 0.6}
-"""Opacity of the largest drift; on text less, so that words are read in both themes."""
+"""Opacity of the largest drift; lower on text, so that words are legible in both themes."""
 _PICTURE = 225
-"""Grey, of 255, that stands for the picture under the patches."""
+"""Grey level, of 255, for patches without a picture."""
 _NUMBERED = 8
-"""Largest number of columns of patches that have their number written on them."""
+"""Largest number of columns of patches with numbers written on them."""
 
 
 def patch_grid(count: int, height: int, width: int) -> tuple[int, int] | None:
