@@ -80,7 +80,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
 
 
 def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Figure:
-    """Draw drift by place, one line per model, for tokens that are neither text nor lie over a picture as a grid."""
+    """Draw drift by position, one line per model, for tokens that are neither text nor a grid over a picture."""
     figure = go.Figure()
     for model, frame in frames.items():
         figure.add_scatter(
@@ -97,14 +97,14 @@ def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Fig
 
 
 def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str:
-    """Return HTML of a text's tokens in their order, each behind the colour of its drift, which the pointer reads.
+    """Return HTML of a text's tokens in order, each on the colour of its drift, with its value as hover text.
 
     Words are escaped: they are data.
 
     Args:
         frame: rows of `layer_tables.token_table` of one model and one part.
-        column: of the frame that is drawn.
-        top: the drift that has the full colour.
+        column: the column to draw.
+        top: the drift with the full colour.
         digits: of the number under the pointer.
     """
     spans = []
@@ -118,7 +118,7 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
 
 
 def _describe_share(share: float) -> str:
-    """Say how much of the layer's squared drift a token has; nothing where there is no drift to share."""
+    """Describe the token's share of the layer's squared drift; "" if there is no drift to share."""
     return "" if share != share else f", {share:.1%} of the layer's squared drift"
 
 
@@ -127,6 +127,6 @@ def _shade(opacity: float) -> str:
 
 
 def _mix_with_picture(opacity: float) -> str:
-    """Return what the colour of much drift looks like over a picture."""
+    """Return the colour of much drift over a picture."""
     mixed = (round(opacity * one + (1 - opacity) * _PICTURE) for one in _HEAT)
     return f"rgb({', '.join(map(str, mixed))})"
