@@ -168,7 +168,7 @@ def _say_origin(
     fewer = {task: one["samples"] for task, one in record["tasks"].items() if one["samples"] < config.samples}
     if fewer:
         counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
-        st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
+        st.caption(f"Fewer calibration samples than the {config.samples} requested: {counts}.")
     if worse := tables.raised_tasks(before, after):
         st.warning(
             f"These options raise the final drift of {', '.join(map(plain, worse))}. Try another λ or ρ, or more "

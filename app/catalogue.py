@@ -110,8 +110,8 @@ def expectations(found: Preflight) -> None:
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
                 f"Right first answers in %, {how_many(found.diagonal.counts.values())} samples per task, split "
-                f"{found.diagonal.split_words}; experts in rows, tasks in columns. An "
-                "expert that does another's task better than its own stands at the wrong place."
+                f"{found.diagonal.split_words}; experts in rows, tasks in columns. An expert that does another's task "
+                "better than its own is probably listed under the wrong task."
             )
 
 
@@ -136,7 +136,7 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     for task in guessing(frame, counts):
         score = frame.set_index("task").loc[task, "expert, %"]
         st.warning(
-            f"The expert of {plain(task)} is right in {score:.1f} %: that is what guessing gives. Is its file the "
+            f"The expert of {plain(task)} is right in {score:.1f} %: as good as guessing. Is its file the "
             "right one, and are the classes in the order that it was trained with?",
             icon=":material/casino:",
         )
@@ -218,7 +218,7 @@ def examples(session: Session) -> None:
     elif any(one.images is not None for one in samples.values()):
         _show_pictures(samples)
     else:
-        st.caption("The samples of this suite are tensors: there is nothing to show of them.")
+        st.caption("The samples of this suite are tensors: they cannot be shown.")
 
 
 def _label_names(one: Samples) -> list[str]:

@@ -32,7 +32,7 @@ def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
     view.show_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
     if not kept:
         st.info(
-            "No checkpoint yet. Whatever is written on the page Calibrate or by `featcal calibrate` is listed here.",
+            "No checkpoint yet. Checkpoints that the page Calibrate or `featcal calibrate` writes are listed here.",
             icon=":material/save:",
         )
         return

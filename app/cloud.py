@@ -397,7 +397,7 @@ def _say_which_map(job: Job, axes: str, forget: Callable[[], None]) -> None:
 def _offer_again(job: Job, forget: Callable[[], None], key: str) -> None:
     """Draw a button that computes a failed UMAP again."""
     if job.done() and job.exception() is not None:
-        st.button("Make the UMAP again", key, on_click=forget, icon=":material/refresh:")
+        st.button("Compute the UMAP again", key, on_click=forget, icon=":material/refresh:")
 
 
 def _say_how_far(shown: ComparedFeatures, made: tuple[str, maps.Points, maps.Points]) -> None:

@@ -52,7 +52,7 @@ def _write(session: Session, model: ModelRef, folder: Path) -> None:
         FeatcalError: it cannot be written, or the written model differs.
     """
     if any(Path(one.folder) == folder for one in _find_written(session, model)):
-        st.info("This checkpoint is written already; nothing was written anew.", icon=":material/info:")
+        st.info("This checkpoint exists already; nothing was written.", icon=":material/info:")
         return
     on = EvaluationSamples(state.selection().n)
     how, (_, of) = state.page_score_kind(session, on), model.require_calibration()
@@ -174,7 +174,7 @@ def show_card(folder: Path, session: Session | None, model: ModelRef | None = No
         return
     text = without_places(str(card))
     if NOT_MEASURED in text:
-        st.caption("What was not measured is called that in the card.")
+        st.caption("The card marks values that were not measured.")
     st.code(text, language="markdown", wrap_lines=True)
     st.caption("From a command line to the Hub: without --yes, files and card are shown and nothing is sent.")
     known = licence_of(card.data.to_dict()) is not None

@@ -61,11 +61,11 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
     for line in selection_table.describe_selection(document):
         st.caption(plain(line))
     if document["chosen"] is None:
-        st.info("The merge is best left as it is: there is nothing to take over.", icon=":material/info:")
+        st.info("The merge is best left as it is: there is nothing to adopt.", icon=":material/info:")
         return
     chosen = chosen_options(config, document["chosen"])
     st.button(
-        "Take these options over" if chosen != config else "These options are taken over",
+        "Use these options" if chosen != config else "These options are in use",
         type="primary",
         icon=":material/check:",
         disabled=chosen == config,

@@ -126,7 +126,7 @@ def _ask(wanted: JobOrder, seconds: float, again: bool) -> bool:
     """Draw the button that starts an order, and say whether it was pressed; then it disappears."""
     place = st.empty()
     label = "Start again" if again else "Start"
-    note = "Runs as a background job: pages stay free meanwhile, and it goes on when you close this one."
+    note = "Runs as a background job: other pages stay usable, and it continues when you close this one."
     with place.container():
         st.markdown(f"**{job_title(wanted)}** takes about {duration(seconds)} on this machine.")
         pressed = st.button(
@@ -313,7 +313,9 @@ def _show_end(job: Job) -> None:
     """Show the end of a job without a result, in the library's own words, with its log."""
     words = plain_lines(job.message)
     if job.state == CANCELLED:
-        kept = "what was finished is kept, and it goes on there" if job.order.kind in PIECEWISE else "nothing is kept"
+        kept = "nothing is kept"
+        if job.order.kind in PIECEWISE:
+            kept = "finished parts are kept, and a new start continues there"
         st.info(f"This was cancelled; {kept}.", icon=ICONS[CANCELLED])
     elif job.state == DIED:
         st.warning(f"This died: {words}", icon=ICONS[DIED])
@@ -357,7 +359,9 @@ def _badge(busy: bool) -> None:
     opened = st.popover(label, icon=icon, key="jobs", on_change="rerun", type="tertiary", width="content")
     if opened.open:
         with opened:
-            st.caption("Long computations run as background jobs, one at a time; they go on when this page is closed.")
+            st.caption(
+                "Long computations run as background jobs, one at a time; they continue when this page is closed."
+            )
             _listing(busy)
     elif busy and not jobs:
         st.rerun()  # nothing will change any more: no drawing every second

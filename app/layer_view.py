@@ -110,7 +110,7 @@ def _choose_sample(task: str, found: Mapping[str, DepthDecisions]) -> str:
     def words(number: str) -> str:
         return f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in decisions.items())}"
 
-    label = f"Sample of {plain(task)}, and what is decided in the end"
+    label = f"Sample of {plain(task)}, and the final decisions"
     state.control(st.selectbox, "sample", chosen, None, label, numbers, format_func=words)
     return chosen
 
@@ -147,7 +147,7 @@ def block_maps(
             alt = f"Share of every linear map of {layer} in what calibration changed: {summary}"
             view.picture(figure, "changed", alt, download_name("changed", origin))
         else:
-            st.caption("What calibration changed stands here when one of the two models is calibrated.")
+            st.caption("The changes by calibration appear here when one of the two models is calibrated.")
     rows = tables.stack_models(frames)
     view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), text.MAPS)
 
@@ -220,7 +220,7 @@ def _draw_patches(
     summaries = {name: tables.describe_ranges({name: one[column]}, digits) for name, one in own.items()}
     grid = token_charts.patch_grid(count, *pixels.shape[1:]) if pixels.ndim == 3 else None
     if grid is None:
-        st.caption("These patches are no grid of square cells over the picture: they stand in the model's own order.")
+        st.caption("These patches form no grid of square cells over the picture, so they are in the model's own order.")
         alt = f"Drift of every patch, {column}: {'; '.join(summaries.values())}"
         view.picture(token_charts.places(own, column, form), "tokens", alt, numbers.name)
         return

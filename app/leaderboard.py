@@ -28,7 +28,7 @@ MOST_TASKS = 6
 """Most tasks whose pictures are shown."""
 _LONG = (
     "Every method at its defaults with three calibration seeds, as a background job: minutes for a small suite, "
-    "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
+    "hours for a large one. It continues when you close this page, and finished rows are kept if it is cancelled."
 )
 SUBJECT, BESIDE = "the merge under repair", "compared with the merge"
 _ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"
@@ -212,7 +212,10 @@ def _measure(before: Sequence[Study]) -> None:
             st.markdown(" ".join([_LONG, *(_took(study) for study in before[:1] if study.kind == TABLE)]))
             wanted = st.button("Start", type="primary", icon=":material/play_arrow:", key="measure-every-method")
         with st.popover("Command", icon=":material/terminal:"):
-            st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
+            st.caption(
+                "The command continues where it stopped, and this page shows its result. "
+                "You can name methods instead of all."
+            )
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
     if wanted or jobs.has_job("compare", args):

@@ -179,7 +179,7 @@ def _recommend(session: Session) -> None:
         icon=":material/recommend:",
         type="tertiary",
         help=f"On five of six suites that were measured, {INFORMED} gave the best average; on the sixth the experts "
-        f"are hardly better than the base. What a calibration begins with is {PAPER}, the method as published.",
+        f"are hardly better than the base. The default recipe is {PAPER}, the method as published.",
     )
 
 

@@ -25,7 +25,7 @@ def warn_if_stopped() -> Iterator[None]:
     with place.container(key="stopped"):
         st.html(_UNLESS_STOPPED)
         st.warning(
-            "This page was stopped before it was whole: parts below may be missing or come from an earlier run.",
+            "This page was stopped before it was complete: parts below may be missing or come from an earlier run.",
             icon=":material/front_hand:",
         )
         st.button("Run the page again", key="run-again", icon=":material/refresh:")

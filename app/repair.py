@@ -70,7 +70,7 @@ def preview(session: Session, on: EvaluationSamples, chart: DeltaGenerator, word
     before, now = _mean(held.reached), _mean(found.drift)
     place = cockpit.preview_chart(chart, on, last, layer, now)
     caption = words.caption(
-        f"{plain(layer)}: relative drift {before:.4f} → {now:.4f}. The other blocks are on their way."
+        f"{plain(layer)}: relative drift {before:.4f} → {now:.4f}. The other blocks are being computed."
     )
     return Previewed(layer, place, caption)
 

@@ -86,7 +86,7 @@ def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = F
             )
         with st.container(horizontal=True, vertical_alignment="center"):
             _thumbnails(data, ids)
-    title = "What every model says of the selected samples"
+    title = "Every model's answers to the selected samples"
     # Folded, it costs nothing: what is in it is made when it is opened.
     fold = st.expander(title, details, key="selected-details", icon=":material/table:", on_change="rerun")
     if fold.open:
@@ -210,7 +210,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
                 session.measure.scores(model, on, report)
         st.rerun()
     if not _answers_are_whole(session, models, on):
-        st.caption("Right and wrong are those of the answer's first token.")
+        st.caption("Right and wrong refer to the answer's first token.")
 
 
 def _answers_are_whole(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
@@ -233,7 +233,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
             st.caption(f"sample {plain(words)}")
             st.text(data.texts[i])
     else:
-        st.caption("This suite's samples are tensors: there is nothing to show of them.")
+        st.caption("This suite's samples are tensors: they cannot be shown.")
         return
     if len(shown) < len(ids):
         st.caption(f"The first {len(shown)} of {len(ids)} are shown; the table has all.")

@@ -166,7 +166,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PageSelection, list[str]]:
             chosen[name] = 0 if zero else read(query[name])
         except ValueError:
             problems.append(
-                f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a value of it; left out."
+                f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a valid value; left out."
             )
     return HOME.change(**chosen), problems
 

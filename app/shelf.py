@@ -73,8 +73,8 @@ def _draw_loaded() -> None:
 def _draw_own() -> None:
     """Draw fields or an uploaded file, checked while they are filled in, that become a suite file."""
     st.caption(
-        "A suite names a base, a merge or how to merge, one expert per task and where samples lie. What is made here "
-        "is a file that the command line takes as well."
+        "A suite names a base, a merge or how to merge, one expert per task and the places of samples. This page "
+        "makes a suite file, which the command line takes as well."
     )
     started, uploaded = st.tabs(["Fill in", "Upload a file"])
     with started:

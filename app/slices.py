@@ -38,7 +38,7 @@ def draw_slices(session: Session, models: Mapping[str, ModelRef], task: str, on:
         mask &= _choose("slice_answers", "Answers", by_answers)
         mask &= _choose("slice_margin", f"Margin of {plain(last)}", by_margin)
         if not samples.are_measured(session, models, on):
-            st.caption("Answers and margins are known once the models have been taken through these samples.")
+            st.caption("Answers and margins are known after the models have run on these samples.")
             if st.button("Measure answers and margins", icon=":material/straighten:"):
                 samples.measure_samples(session, models, on)
                 st.rerun()

@@ -26,24 +26,25 @@ class TourStep:
 STEPS = (
     TourStep(
         "verdict",
-        "Eight experts were merged into one model. The cards say what a repair brings, the lines what was measured, "
-        "each with the way to its chart. In the first chart every bar is what a layer caused of the final drift, and "
-        "the bars add up to it; the second shows what each layer adds by itself and what it inherits.",
+        "Eight experts were merged into one model. The cards show the gain of a repair; the lines give the "
+        "measurements, each with a link to its chart. In the first chart every bar is a layer's part of the final "
+        "drift, and the bars add up to it; the second shows each layer's own drift and the drift that it inherits.",
     ),
     TourStep(
         "drift",
-        "Drift is how far the model's features are from the expert's: the lines, of the merge and of its repair. The "
-        "layer that causes most is chosen, and the tabs below look at it; click another. Bars are its own mismatch and "
-        "what earlier layers sent on; they do not add up to the line, since they can point in different directions.",
+        "The lines show the drift of the merge and of its repair: the distance of their features from the expert's. "
+        "The layer that causes most is selected, and the tabs below show it; click another. Bars show its own "
+        "mismatch and the drift from earlier layers; they do not add up to the line, because they can point in "
+        "different directions.",
     ),
     TourStep(
         "calibrate",
-        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as near "
-        "to those of the experts as one model can. No training: move a slider and the model is computed again.",
+        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as "
+        "close to the experts' as one model allows. There is no training: move a slider and the model is recomputed.",
     ),
     TourStep(
         "features",
-        "One point is the final feature of one sample. Where calibration works, its points lie nearer to the expert's.",
+        "One point is the final feature of one sample. Where calibration works, its points lie closer to the expert's.",
         {"layer": "head"},
     ),
     TourStep(

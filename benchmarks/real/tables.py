@@ -276,7 +276,7 @@ def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
 
 
 def answer(document: Path) -> list[str]:
-    """Make the table that a page of results opens with: experts, merged models and recipes, 64 samples, mean over seeds.
+    """Make the table that a page of results opens with: experts, merged models and recipes, means over seeds.
 
     Beside the models of `OVERVIEW` it has the best merger that needs no samples.
     """

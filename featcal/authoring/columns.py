@@ -88,7 +88,7 @@ def columns_of_hub(
     except Exception as error:  # of the client, its transport and the format of the data: each has kinds of its own
         reason = shorten(" ".join(str(error).split()), 200)
         raise InputError(
-            f"data set '{repo}' cannot be looked at ({type(error).__name__}: {reason}); say it out: "
+            f"data set '{repo}' cannot be read ({type(error).__name__}: {reason}); write it out: "
             f'\'{{hub: {repo}, split: train, input: "{{question}}", target: "{{answer}}"}}\', or fetch it to a folder'
         ) from error
     features = opened[splits[0]].features or {}

@@ -68,7 +68,7 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
     lines = [one for one in tasks if one.task]
     twice = {one.task for one in lines if [other.task for other in lines].count(one.task) > 1}
     if twice:
-        raise InputError(f"two lines have the task {some(sorted(twice))}; give every task a name of its own")
+        raise InputError(f"two lines have the task {some(sorted(twice))}; give every task its own name")
     filled = {one.task: one.content() for one in lines}
     return format_suite({"name": name, "base": base, "merged": merged, "tasks": filled})
 

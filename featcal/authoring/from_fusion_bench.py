@@ -71,7 +71,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
     if text and (plain := [name for name, task in tasks.items() if set(DATA) & set(task)]):
         missing.append(f"text of {', '.join(plain)}: 'input' and 'target' of each source, templates over its columns")
     if merged is None:
-        notes.append("a pool says nothing of merging: merged is Task Arithmetic with scale 0.3; change it if it is not")
+        notes.append("a pool has no merge recipe: merged is Task Arithmetic with scale 0.3; change it if necessary")
     suite: dict[str, Any] = {"name": file.stem, "description": f"Imported from {file.name} (FusionBench, {pool})."}
     suite |= {"base": models[BASE]} if BASE in models else {}
     suite["merged"] = model_reference(merged, None, file.parent) if merged else {**_MERGE}
@@ -88,7 +88,7 @@ def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
             for one in groups
             for group, choice in (one if isinstance(one, dict) else {"defaults": one}).items()
         ]
-        yield f"'defaults' stand for other files ({'; '.join(named)}); {write_out}"
+        yield f"'defaults' refer to other files ({'; '.join(named)}); {write_out}"
     open_places = [f"{place} is {value!r}" for place, value in _strings(content) if "${" in value or value == "???"]
     if open_places:
         yield f"values are still to be filled in ({'; '.join(open_places)}); {write_out}"
@@ -127,7 +127,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
     if model is None:
         known = ", ".join(ARGUMENTS)
-        raise InputError(f"{where}: '{target}' is never called, and featcal has an equal of its own only for {known}")
+        raise InputError(f"{where}: '{target}' is never called, and featcal has a replacement only for {known}")
     used = {model, adapter, *(["revision", "subfolder"] if adapter is None else []), *_SAME_WEIGHTS}
     unknown = [f"'{name}'" for name in arguments if name not in used]
     if unknown:

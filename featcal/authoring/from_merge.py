@@ -108,7 +108,8 @@ def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], ask
     found = _read_files(folder, strict=True)
     if found is None and not experts:
         raise InputError(
-            f"{folder} does not say what it was merged of: it has no {RECIPE_FILE}, and its {CARD_FILE} names no base "
+            f"{folder} does not name the models that it was merged from: it has no {RECIPE_FILE}, and its {CARD_FILE} "
+            "names no base "
             "models of a merge; give --base REFERENCE, and --expert NAME=REFERENCE once per expert"
         )
     found = found or Origins(None, {})

@@ -132,7 +132,7 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
     refuse_other_files(path)
     raise InputError(
         f"samples: the name of {path} does not tell what kind it is ({', '.join(ENDINGS)}, or a folder of pictures); "
-        "say it out: '{tensors: FILE, key: NAME}', for example"
+        "write it out: '{tensors: FILE, key: NAME}', for example"
     )
 
 

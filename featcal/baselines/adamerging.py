@@ -42,7 +42,8 @@ START = 0.3
 
 @register_method(
     "adamerging",
-    "AdaMerging, layer-wise: coefficients trained on the entropy of predictions for calibration inputs",
+    "AdaMerging, layer-wise: coefficients trained for a low entropy of predictions on calibration inputs; slow, since "
+    "every step needs all layers",
     paper="2310.02575",
     needs=(
         SAMPLES,

@@ -44,8 +44,8 @@ from featcal.system.formatting import some
 
 @register_method(
     "adapters",
-    "a small adapter per task over one model, in closed form: of every map's way to the expert's what a low rank "
-    "allows; a LoRA file per task",
+    "a small adapter per task over one model, in closed form: the best low-rank step of every map towards the "
+    "expert's; nearly the experts' scores, in a LoRA file per task",
     needs=(SAMPLES, MODULES, TASK),
     compared=tuple(f"adapters@{one}" for one in ("merged", *PROPOSED)),
 )

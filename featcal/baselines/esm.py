@@ -54,8 +54,8 @@ Directions: TypeAlias = tuple[Tensor, Tensor]
 
 @register_method(
     "esm",
-    "Essential Subspace Merging: of every task vector the directions in which it moves its own features most, made "
-    "orthogonal",
+    "Essential Subspace Merging: of every task vector the directions with the largest effect on its own features, "
+    "made orthogonal",
     paper="2602.20208",
     needs=(SAMPLES,),
 )

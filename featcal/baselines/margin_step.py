@@ -66,8 +66,8 @@ exactly."""
 
 @register_method(
     "margin-step",
-    "one closed Gauss-Newton step that brings the margins of all linear maps together to the experts'; taken where a "
-    "leave-one-out error says that other samples gain, which `featcal merge` prints",
+    "one closed Gauss-Newton step of all linear maps together that moves the margins to the experts'; taken only if a "
+    "leave-one-out error predicts a gain on other samples, which `featcal merge` prints",
     needs=(SAMPLES,),
     compared=(f"margin-step@{PROPOSED[-1]}",),
 )

@@ -40,7 +40,7 @@ class SampleWithFeatures(Sample):
 
 @register_method(
     "polished",
-    "some steps of Adam that bring a model's final features closer to the experts'; `featcal merge` prints the loss "
+    "some steps of Adam that move a model's final features closer to the experts'; `featcal merge` prints the loss "
     "before and after",
     needs=(
         SAMPLES,

@@ -47,7 +47,8 @@ encoders of text as well."""
 
 @register_method(
     "regmean",
-    "RegMean: the linear maps that are nearest to every expert's on its own features. `reduce` left out is 0.95 for "
+    "RegMean: the linear maps that are nearest to every expert's on its own features. The default of `reduce` is 0.95 "
+    "for "
     "pictures, 0.1 for T5 and encoders of text, 0.6 for decoders, as in their code (on t5-mini 0.9 is ten points "
     "better than 0.1)",
     paper="2212.09849",
@@ -185,6 +186,6 @@ def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tens
     # Share of an input that earlier ones do not determine: rounding alone lets Cholesky succeed.
     alone = factor.diagonal().square() / (gram_sum.diagonal() + unused)
     if int(info) != 0 or bool((alone < len(factor) * torch.finfo(factor.dtype).eps).any()):
-        raise SolveError("the sum of the Gram matrices is singular: there are inputs that others determine")
+        raise SolveError("the sum of the Gram matrices is singular: input features are linearly dependent")
     # The change from the average is solved for: where the right side is 0 the average stays exactly.
     return average + torch.cholesky_solve((answer_sum - average @ gram_sum).mT, factor).mT

@@ -45,8 +45,8 @@ class LowRank:
 
 @register_method(
     "surgery",
-    "Representation Surgery: a low-rank module per task after the final features; classification only, and no "
-    "checkpoint holds them",
+    "Representation Surgery: a low-rank module per task after the final features; for classification only, and no "
+    "checkpoint can hold them",
     paper="2402.02705",
     needs=(
         SAMPLES,

@@ -115,7 +115,7 @@ def _refuse_idle(adapter: Adapter, asked: Sequence[str]) -> None:
     """Raise InputError if given options have no effect for an architecture; names them."""
     idle = sorted({*asked} & idle_options(adapter)) if asked else []
     if idle:
-        raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
+        raise InputError(f"{', '.join(idle)}: a {adapter.family} model is not affected by this option; leave it out")
 
 
 def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:

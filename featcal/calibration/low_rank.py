@@ -37,7 +37,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.rank is None and self.energy is None:
-            raise InputError("say how large the adapter is to be: rank, or the energy that it keeps, or both")
+            raise InputError("give the size of the adapter: a rank, or the energy that it keeps, or both")
         if self.rank is not None and self.rank < 1:
             raise InputError(f"rank is at least 1, not {self.rank}")
         if self.energy is not None and not 0 < self.energy <= 1:
@@ -84,7 +84,7 @@ def truncate(change: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], limits:
     # `_ex` reports failure as a number, so that the error can say what to do.
     root, info = torch.linalg.cholesky_ex(metric)
     if int(info) != 0 or not bool(torch.isfinite(root.diagonal().sum() + change.sum())):
-        raise NumericalError("its inputs have no positive definite second moments; calibrate with a larger lam")
+        raise NumericalError("the second moments of its inputs are not positive definite; calibrate with a larger lam")
     left: Tensor
     left, values, _ = torch.linalg.svd(change @ root, full_matrices=False)
     energies = values.square()

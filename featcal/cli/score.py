@@ -119,7 +119,7 @@ def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> 
     history = History()
     found = score_into_card(session, folder, on, history, progress=bar())
     _say_looks(session, on, history)
-    print_message(f"the scores stand in {folder / CARD_FILE}", err=True)
+    print_message(f"the scores are in {folder / CARD_FILE}", err=True)
     return {scores.model: scores for scores in found}
 
 
@@ -195,7 +195,8 @@ def compare_command(suite: str, models: tuple[str, ...], table: bool, **options:
         return
     if "samples" in given:
         raise click.UsageError(
-            "--samples are the calibration samples of a table; add --table, or say --eval-samples for what is scored"
+            "--samples are the calibration samples of a table; add --table, or give --eval-samples for the scored "
+            "samples"
         )
     _compare_two(
         suite, models, **{name: options[name] for name in ("split", "eval_samples", "seed", "device", "as_json")}

@@ -64,7 +64,7 @@ def report_command(
     "[none]",
 )
 @click.option(
-    "--max-memory", type=Size(), help="With --shared: memory that suites may need together.  [half of what is free]"
+    "--max-memory", type=Size(), help="With --shared: most memory of all suites together.  [half of the free memory]"
 )
 @click.pass_context
 def app_command(
@@ -102,13 +102,13 @@ def app_command(
 @click.option(
     "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
 )
-@click.option("--max-memory", type=Size(), help="Memory that a job may need, by the estimate.  [half of what is free]")
+@click.option("--max-memory", type=Size(), help="Most estimated memory of a job.  [half of the free memory]")
 @click.option(
     "--max-minutes",
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Minutes that a job may take, by the estimate.",
+    help="Most estimated minutes of a job.",
 )
 def mcp_command(
     roots: tuple[str, ...],

@@ -75,8 +75,8 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
     """
     if answers_apart(model, drawn.task):
         raise InputError(
-            f"task '{drawn.task}': {model.label} has a map or a head of its own for it, with which the library cannot "
-            "generate answers; score it by classes (ClassificationHead)"
+            f"task '{drawn.task}': {model.label} has a map or a head of its own for it, which the library's "
+            "generate() would ignore; score it by classes (ClassificationHead)"
         )
     tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
     source = family.suite.task(drawn.task).source(drawn.split)

@@ -222,5 +222,5 @@ def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
     if found.places != tuple(range(len(found.places))):
         raise InputError(
             f"{task}: labels count {some(classes.names)}, the head scores {some(scored)}: the same classes in another "
-            "order; bring 'classes' and the rows of the head into one"
+            "order; give 'classes' and the rows of the head the same order"
         )

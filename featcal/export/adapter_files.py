@@ -86,7 +86,9 @@ class ModuleLayout:
         path = self._path(weight).removesuffix(".weight")
         module = self._modules.get_submodule(path) if path != self._path(weight) else None
         if not isinstance(module, KINDS):
-            raise InputError(f"{self.named}: '{weight}' is no linear map of its own there, so peft cannot adapt it")
+            raise InputError(
+                f"{self.named}: '{weight}' does not belong to a separate linear map there, so peft cannot adapt it"
+            )
         return path, module
 
     def owners(self, names: Collection[str], adapted: Collection[str]) -> list[str]:

@@ -140,7 +140,7 @@ def describe_licence(licences: Licences, licence: str | None = None) -> str:
     """
     whose, base = main_licence(licences)
     if licence is not None:
-        line = f"{escape_markdown(licence)}, as whoever published this folder says."
+        line = f"{escape_markdown(licence)}, as the publisher of this folder states."
     elif base is not None:
         line = f"{escape_markdown(base)}, which is {whose}'s."
     else:

@@ -71,7 +71,9 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
     squashes = resizes and edges.get("height") == edges.get("width") == side
     shortens = resizes and crop and edges.get("shortest_edge") == side
     if not (squashes or shortens):
-        notes.append(f"the source does not bring pictures to {side} pixels as open_clip can; 'shortest' is used")
+        notes.append(
+            f"the source resizes pictures to {side} pixels in a way that open_clip does not have; 'shortest' is used"
+        )
     settings["resize_mode"] = "squash" if squashes else "shortest"
     return settings, notes
 

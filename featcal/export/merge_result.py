@@ -65,7 +65,7 @@ def merge(
         raise InputError(f"merge: give a suite, or {', '.join(objects)}, not both")
     if suite is None:
         if not {"base", "experts"} <= objects.keys():
-            raise InputError("merge: what is merged? Give a suite, or base= and experts=")
+            raise InputError("merge: nothing to merge; give a suite, or base= and experts=")
         if method is not None and "merged" in objects:
             raise InputError("merge: both merged and method say how the experts are merged; leave one out")
         suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))

@@ -206,7 +206,8 @@ def _require_described_head(container: Located) -> None:
     """Raise InputError for an adapter with a classifier of its own that the base's configuration does not describe."""
     if container.trained_for == TEXT_CLASSES and not is_classifier(container.config):
         raise InputError(
-            f"{container.label}: the adapter brings a classifier, which the base's {container.config_source} does not "
+            f"{container.label}: the adapter contains a classifier, which the base's {container.config_source} does "
+            "not "
             "describe; merge the adapter in the program that trained it, and export what that writes"
         )
 

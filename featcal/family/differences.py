@@ -50,7 +50,8 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
     problems = [f"{label}: {sentence}" for sentence in sentences]
     if head:
         problems.append(
-            f"{label}: its head is tied to its embedding, and the base has '{head}' apart; save it with a head of its "
+            f"{label}: its head is tied to its embedding, but the base has a separate '{head}'; save it with a head "
+            "of its "
             f"own:\n    {UNTIE}"
         )
     missing = [name for name in missing if name not in renamed.values()]

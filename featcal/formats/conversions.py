@@ -72,7 +72,8 @@ def untie_base(aliases: Mapping[str, str]) -> str:
     if len(aliases) != 1:
         return ""
     return (
-        "embedding and head were trained apart, and the base ties them. Save the base with a head of its own, and give "
+        "embedding and head were trained separately, but the base ties them. Save the base with a head of its own, "
+        "and give "
         "UNTIED as the base of the suite and in front of every '+'; save experts that tie theirs in the same way:\n"
         f"    {UNTIE}"
     )

@@ -96,7 +96,7 @@ def _read_status(status: int, error: BaseException) -> Trouble | None:
             "limits how often it is asked (429)", f"start again {after}, with HF_TOKEN for a higher limit", True, wait
         )
     if status == 408 or status >= 500:
-        return Trouble(f"has trouble of its own with{file or ' the request'} ({status})", _AGAIN, True)
+        return Trouble(f"fails with{file or ' the request'} ({status})", _AGAIN, True)
     return None
 
 

@@ -122,7 +122,7 @@ class AdapterConfig(BaseModel):
     @classmethod
     def _goes_with_a_list(cls, value: Any, info: ValidationInfo) -> Any:
         if value not in (None, []) and isinstance(info.data.get("target_modules"), str):
-            raise ValueError("it goes with a list of target_modules, and peft refuses it beside a pattern; drop it")
+            raise ValueError("it needs target_modules as a list; peft refuses it with a pattern; drop it")
         return value
 
     def rank(self, module: str) -> int:

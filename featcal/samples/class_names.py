@@ -140,7 +140,7 @@ def _problem(ours: ClassList, theirs: ClassList, why: str) -> Matching:
     # Of numbers that lack 0 nobody knows whether '1' is the first class or the second.
     from_zero = "; numbers may be written LABEL_1, which count from 0" if _are_numbers(ours.names) else ""
     both = f"{ours.whose} has {first} and {theirs.whose} {second}"
-    return Matching(problem=f"{both}: {why}, and nobody can tell which belongs to which; {remedy}{from_zero}")
+    return Matching(problem=f"{both}: {why}, and which belongs to which is ambiguous; {remedy}{from_zero}")
 
 
 def _pairs(ours: ClassList, theirs: ClassList, places: Sequence[int]) -> str:

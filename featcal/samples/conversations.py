@@ -39,7 +39,7 @@ def read_example(row: Mapping[str, Any], columns: Sequence[str], place: str) -> 
         ValueError: there are no turns, or one is empty, of an unknown role, or not text alone.
     """
     if row.get("tools"):
-        raise ValueError("the conversation has tools, which are not read; leave the row out")
+        raise ValueError("the conversation uses tools, which featcal does not read; leave the row out")
     turns: list[Turn] = []
     for column in columns:
         value = row.get(column)
@@ -58,7 +58,7 @@ def read_example(row: Mapping[str, Any], columns: Sequence[str], place: str) -> 
     answered = last["role"] == "assistant"
     read = read if answered else turns
     if not read:
-        raise ValueError("no turn stands before the answer")
+        raise ValueError("there is no turn before the answer")
     words = "\n".join(f"{turn['role']}: {turn['content']}" for turn in read)
     return TextExample(words, last["content"] if answered else None, conversation=Conversation(tuple(turns), place))
 
@@ -135,8 +135,8 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
     begun = _shared_length(whole, asked)
     if begun < min(len(asked), len(before)):
         raise InputError(
-            f"{place}: the base's chat template writes the turns before the last answer otherwise once that is there, "
-            "so input and answer cannot be told apart; write the texts yourself and give 'input' and 'target'"
+            f"{place}: the base's chat template writes the turns before the last answer differently when the answer "
+            "follows, so input and answer cannot be separated; write the texts yourself and give 'input' and 'target'"
         )
     # As `apply_chat_template` tokenizes them; a token across the border belongs to the answer.
     ids, read = token_ids(tokenizer, [whole, asked], special=False)

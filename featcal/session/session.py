@@ -85,7 +85,7 @@ def ensure_session(
     if not isinstance(suite, Session):
         return Session(ensure_family(suite, device), one_shot=one_shot, max_memory=max_memory)
     if max_memory is not None:
-        raise InputError("max_memory: an open session has a limit of its own; open it with one")
+        raise InputError("max_memory: an open session keeps its own limit; open a new one with max_memory")
     return suite
 
 

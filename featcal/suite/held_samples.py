@@ -150,7 +150,7 @@ def _tensor_source(
 ) -> tuple[dict[str, Any], Holdable | None]:
     unused = [name for name in columns if name != "limit"]
     if unused:
-        raise InputError(f"{label}: columns ({', '.join(unused)}) are of rows, and these samples are tensors")
+        raise InputError(f"{label}: columns ({', '.join(unused)}) apply to rows, but these samples are tensors")
     held = HeldTensors(found, _digest(found))
     options = {option: option for option in found if option != "key"}
     return {"tensors": register_object(held), "key": "samples", **options, **columns}, held

@@ -137,7 +137,7 @@ def method(name: str) -> type[Method]:
     place, brought = _place_of(name), _entry_points().get(name, ())
     if len(brought) + (place is not None) > 1:
         whose = ", ".join(one.value for one in brought)
-        raise InputError(f"more than one method is called '{name}': remove the package that brings {whose}")
+        raise InputError(f"more than one method is called '{name}': remove the package with {whose}")
     if name not in _REGISTERED and place is not None:
         import_module(place)
     elif name not in _REGISTERED and brought:

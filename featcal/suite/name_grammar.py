@@ -86,7 +86,7 @@ def model_name(text: str) -> ModelName:
     if takes_options(word.strip()) and "=" in rest:
         raise InputError(
             f"model '{shorten(text)}': options stand after a colon, as in {word.strip()}:"
-            f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder that is called so)"
+            f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder of that name)"
         )
     own, at, below = text.partition("@")
     if not acts_on_another(own.partition(":")[0]):
@@ -95,7 +95,7 @@ def model_name(text: str) -> ModelName:
     if at and not below:
         raise InputError(f"model '{shorten(text)}' names no model after @; leave @ out for the merged model")
     if at and below.count("@") >= _MOST:
-        raise InputError(f"model '{shorten(text)}' stands on more than {_MOST} others; write one of them first")
+        raise InputError(f"model '{shorten(text)}' is stacked on more than {_MOST} others; write one of them first")
     kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:

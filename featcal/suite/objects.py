@@ -89,9 +89,7 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
     for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
         options = _require_mapping(given["task_options"][task], f"task_options of '{task}'", "{'max_length': 64}")
         if twice := sorted(options.keys() & content["tasks"][task].keys()):
-            raise InputError(
-                f"{WHERE}: task_options of '{task}': {twice[0]} has a keyword of its own; leave it out here"
-            )
+            raise InputError(f"{WHERE}: task_options of '{task}': {twice[0]} is a separate keyword; leave it out here")
         content["tasks"][task] |= options
     return content, tuple(held)
 

@@ -182,15 +182,15 @@ class Source(Strict):
         if self.input is None and (self.target is not None or self.targets is not None):
             raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
         if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
-            raise ValueError("a text with a picture has an answer in words; give 'target' or 'targets'")
+            raise ValueError("a text with a picture needs an answer in words; give 'target' or 'targets'")
         if self.target is not None and self.targets is not None:
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
         if self.target is not None and self.label is not None:
             raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
         if self.pair is not None and (self.input is None or self.targets is not None):
             raise ValueError(
-                "'pair' is the second text of a classifier ('label'), or one to compare ('target', a number): it goes "
-                "with 'input' and without 'targets'"
+                "'pair' is the second text for a classifier (with 'label'), or one to compare (with 'target', a "
+                "number): it needs 'input' and excludes 'targets'"
             )
         return self
 

@@ -62,7 +62,7 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"'{template}': {error}; write {{{{ and }}}} for braces that stand for themselves") from error
+        raise ValueError(f"'{template}': {error}; write {{{{ and }}}} for literal braces") from error
     for _, field, spec, conversion in parts:
         if field is None:
             continue

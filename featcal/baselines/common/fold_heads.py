@@ -171,7 +171,7 @@ def describe_heads(family: Family) -> str:
     """Describe, for a card, the files of heads and how to load them."""
     if family.adapter.embeds:
         return (
-            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to stand after the pooling for "
+            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to append after the pooling for "
             "texts of its task."
         )
     if family.adapter.classifier:
@@ -181,7 +181,7 @@ def describe_heads(family: Family) -> str:
         )
     return (
         f"`{HEADS}/TASK.safetensors` is a linear classifier of this model's final features for a task, weight and bias "
-        f"with a row per class; the order of classes stands in `{RECORD_FILE}`."
+        f"with a row per class; `{RECORD_FILE}` has the order of the classes."
     )
 
 
@@ -222,7 +222,7 @@ def _tensors(family: Family, task: str, head: ClassificationHead | PooledHead) -
     maps = [head, head.head] if isinstance(head, PooledHead) else [head]
     names = family.adapter.classifier or _TABLE
     if len(names) != len(maps):
-        raise InputError(f"task '{task}': its head is not made of {' and '.join(names)}, so no file can hold it")
+        raise InputError(f"task '{task}': its head does not consist of {' and '.join(names)}, so no file can hold it")
     found: dict[str, Tensor] = {}
     for name, one in zip(names, maps, strict=True):
         found |= {f"{name}.{kind}": t for kind in ("weight", "bias") if (t := getattr(one, kind)) is not None}

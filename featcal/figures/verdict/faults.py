@@ -297,12 +297,12 @@ def _say_origin(found: MergeFindings) -> Iterator[Sentence]:
         text = f"Its base is '{found.found_base}': the recipe names none, and all its experts name this one."
         yield Sentence("origin", text, {"base": found.found_base})
     elif not contents.is_base_known:
-        why = f"its experts name '{found.missed_base}', which is neither here nor to be had from the Hub"
+        why = f"its experts name '{found.missed_base}', which is neither on this machine nor available from the Hub"
         why = why if found.missed_base else "no recipe names it, nor do all its experts name one"
         text = (
-            f"Its base is not known: {why}. So ways are told from {contents.start}, and a calibration pulls to the "
-            "merge itself (rho 1); with --base REFERENCE there are task vectors, the base's own drift, an anchor "
-            "beyond the merge and the recipe 'informed'."
+            f"Its base is not known: {why}. So differences are taken from {contents.start}, and a calibration's anchor "
+            "is the merge itself (rho 1); --base REFERENCE adds task vectors, the base's own drift, an anchor beyond "
+            "the merge and the recipe 'informed'."
         )
         yield Sentence("origin", text, {"start": contents.start})
 
@@ -355,8 +355,8 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
         FILES: "Next: copy the base's files"
         if command
         else "Next: put that right by hand, for no file of the base fits",
-        REPAIR: f"Next: {'use it as it is, or ' if healthy else ''}calibrate it, which brings it nearer to the experts",
-        OPTIONS: "Next: use it as it is; the usual calibration brings nothing, other options may",
+        REPAIR: f"Next: {'use it as it is, or ' if healthy else ''}calibrate it, which moves it closer to the experts",
+        OPTIONS: "Next: use it as it is; the usual calibration gains nothing, other options may",
         CHECK: "Next: check the expert that scores less than the base on its own task",
         NOTHING: "Next: nothing needs repair",
     }[step]

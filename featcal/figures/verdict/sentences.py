@@ -106,7 +106,7 @@ def _say_base(gained: Difference) -> Sentence:
         span = f"{points(gained.low)} to {points(gained.high)}"
         text = f"Merging {verb} {size} points against the base ({percent(gained.a)} %), within noise ({span})."
     elif gained.difference > 0:
-        text = f"{base}, so merging has brought something ({_format_change(gained)})."
+        text = f"{base}, so merging has gained something ({_format_change(gained)})."
     else:
         text = f"{base}, so merging has done harm ({_format_change(gained)}), as it does where its scale is too large."
     return Sentence("base", text, _numbers(gained, "base", "model"))
@@ -170,14 +170,14 @@ def _begin(words: str) -> str:
 def _say_repair(found: Findings) -> Iterator[Sentence]:
     """Write the gain of calibration in scores and in final drift."""
     if found.no_repair:
-        yield Sentence("repair", f"What calibration would bring is not measured: {found.no_repair}")
+        yield Sentence("repair", f"The gain of calibration is not measured: {found.no_repair}")
     how = f"Calibrating with {found.repair_samples} samples per task" if found.repair_samples else "Calibrating"
     scores = f"the average {found.metric}"
     if found.repaired is not None:
         one = found.repaired.average
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
-            text = f"{how} brings {scores} to {percent(one.b)} % ({_format_change(one)}), which is within noise."
+            text = f"{how} changes {scores} to {percent(one.b)} % ({_format_change(one)}), which is within noise."
         elif one.difference < 0:
             text = f"{how} does harm: it lowers {scores} to {percent(one.b)} % ({_format_change(one)})."
         else:
@@ -228,7 +228,7 @@ def _say_next(found: Findings, step: str) -> str:
         return "Next: nothing needs repair."
     return {
         REPAIR: "Next: repair it; a calibration needs neither labels nor training.",
-        OPTIONS: "Next: try other options; with these, calibration brings nothing that is certain.",
+        OPTIONS: "Next: try other options; with these, the gain of calibration is within noise.",
         MERGE: "Next: merge again with a smaller scale; even calibrated it is below the base model.",
         CHECK: f"Next: check the expert of {', '.join(_find_doubtful(found))}, before anything is repaired.",
     }[step]

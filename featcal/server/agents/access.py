@@ -44,8 +44,8 @@ class Access:
         """
         if not self.write:
             raise InputError(
-                "this server is read-only, so nothing is written; whoever started it can allow new folders with "
-                "featcal mcp --allow-write, and the command does the same elsewhere"
+                "this server is read-only, so nothing is written; the person who started it can allow new folders "
+                "with featcal mcp --allow-write; or run the command yourself"
             )
         place = Path(out).absolute()
         require_in_roots(place, "out")
