@@ -33,8 +33,8 @@ class Origin:
         counts: number of measured samples of the split, per task.
         models: full names of the models by what tables call them (`featcal.session.model_ref.ModelRef.name`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
-        on: which samples were asked for, and for a ledger what was measured of the drift.
-        task: the one that they are about; None where that is every one.
+        on: the requested samples; for a ledger, also the measured parts of the drift.
+        task: the task of the numbers; None for all tasks.
     """
 
     suite: str
@@ -63,9 +63,9 @@ class Numbers:
         what: short and in words, such as "drift per layer"; part of the file's name.
         units: of the columns.
         digits: shown on the screen; the file has all of them.
-        kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command gives these numbers.
-        layer: the one that features are shown of; None is every one.
-        sample: the one that is shown; None where all are.
+        kind: of the measurement (`featcal.figures.commands.KINDS`); "" if no command gives these numbers.
+        layer: of the features; None for all layers.
+        sample: the shown one; None for all samples.
     """
 
     what: str

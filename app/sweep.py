@@ -82,7 +82,7 @@ def show_sweep(session: Session, on: EvaluationSamples, models: Mapping[str, Mod
 
 
 def say_whole(session: Session) -> str:
-    """Explain what the scores of runs are measured on, if that may be unclear."""
+    """Say which samples the scores of runs are measured on, if that may be unclear."""
     return ", with whole answers" if session.is_text else ""
 
 

@@ -7,10 +7,10 @@ a task is
 
     mean ||f - f*||^2 / mean ||f*||^2 + mean KL(p* || p),
 
-means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models that
-bring no scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the
-loss is measured on as many samples of the validation split, whose labels nobody reads, and the model with the lowest
-one is kept: the start itself where no step lowers it.
+means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models without
+scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the loss is
+measured on as many samples of the validation split, whose labels are not read, and the model with the lowest one is
+kept: the start itself where no step lowers it.
 """
 
 from __future__ import annotations

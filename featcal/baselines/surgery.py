@@ -1,9 +1,9 @@
 """Fit Representation Surgery (arXiv 2402.02705) or `probsurgery`: a small module per task after the final features.
 
 A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
-expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
-is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with the KL divergence to N(0, I) times `kl`
-in the loss, and is its mean afterwards.
+expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery the subtracted
+part is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with the KL divergence to N(0, I) times
+`kl` in the loss, and is its mean afterwards.
 
 Features are not normalised, as in the methods' own code. That code trains on test samples; here it is calibration
 samples. The task of a sample must be known when the model is used.

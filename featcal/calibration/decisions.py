@@ -15,11 +15,11 @@ those of the others. The recipe's objective measures the loss of a task in the m
            + lam ||W - W_anc||^2,
 
 whose minimiser solves sum_i omega_i S_i W G_i + W (mu sum_i K_i + (lam + eps) I) = right-hand side: one linear system
-with m d unknowns. Conjugate gradients find what is to be added to the plain solution, the one with I in the place of
-every S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures
-U_i. S_i is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC,
-arXiv 1503.05671, whose sharing of weights over tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339)
-merges in such matrices by conjugate gradients. Deployed inputs, targets and margins are featcal's own.
+with m d unknowns. Conjugate gradients find the correction to the plain solution, the one with I in the place of every
+S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures U_i. S_i
+is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC, arXiv 1503.05671, whose sharing of weights over
+tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339) merges in such matrices by conjugate gradients.
+Deployed inputs, targets and margins are featcal's own.
 """
 
 from __future__ import annotations

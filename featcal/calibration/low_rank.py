@@ -1,6 +1,6 @@
 """Truncate a change of a linear map to a low rank, in the metric of the map's inputs.
 
-With D the change `[m, d]` and H = G + l I `[d, d]`, G the second moments of what the map is given and l > 0,
+With D the change `[m, d]` and H = G + l I `[d, d]`, G the second moments of the map's inputs and l > 0,
 
     tr((D - B A) H (D - B A)^T)
 

@@ -1,4 +1,4 @@
-"""Change parts of a written card, its scores and its licence, and leave the rest unchanged, whoever wrote it."""
+"""Change parts of a written card, its scores and its licence, and leave every other line unchanged."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def estimate(
 
     Args:
         info: tensors of the merged model.
-        drawn: what calibration draws of each task.
+        drawn: size of the calibration draw of each task.
         models_read: checkpoints that it reads.
         out: folder on the disk that is written to.
     """

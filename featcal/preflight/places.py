@@ -81,7 +81,7 @@ class Places:
             _put_in_order(answers, keys)
 
     def locate(self, ref: str, label: str) -> Located | None:
-        """Return the model behind a reference, as far as it is known; None if nothing is known before the download.
+        """Return the model that a reference names, as far as it is known; None if nothing is known before the download.
 
         Raises:
             InputError: it does not exist, is gated, or cannot be used.

@@ -79,7 +79,7 @@ def ask_data(source: Source) -> RemoteData:
 
 
 def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
-    """Say whether what a source reads of a data set on the Hub was fetched.
+    """Say whether the part of a Hub data set that a source reads is in the cache.
 
     Args:
         rows: gives the rows, of so many, that a run would draw; None for all.

@@ -49,7 +49,7 @@ class Matching:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number that a name stands for; None if it is a word.
+    """Return the number that a class name denotes; None if it is a word.
 
     >>> [number_of(name) for name in ("7", "LABEL_10", "class 3", "-1", "route 66")]
     [7, 10, 3, None, None]

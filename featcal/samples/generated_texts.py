@@ -2,7 +2,7 @@
 
 A decoder writes from its start token alone or continues prompts; an encoder-decoder answers prompts. Texts are drawn
 from the model's own distribution (temperature 1), decided by the task's name alone, and all texts of a task are written
-at once: seed and number of samples of a calibration decide which of them it takes, never what they say.
+at once: seed and number of samples of a calibration select among these texts and never change them.
 """
 
 from __future__ import annotations

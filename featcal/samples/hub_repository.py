@@ -253,7 +253,7 @@ def explain_reading(ref: str, where: str) -> Iterator[None]:
         where: names the data in messages.
 
     Raises:
-        InputError: says what is missing, why, and what to do.
+        InputError: names the missing part, the reason and the remedy.
     """
     datasets = import_datasets(ref)
     try:

@@ -105,7 +105,7 @@ class HubRows:
         return tails + sum(group.size for group in groups)
 
     def table(self, where: str) -> ArrowTable:
-        """Return the rows as a table that fetches what is read."""
+        """Return the rows as a table that fetches each row when it is read."""
         whole: list[ArrowTable] = []
 
         def fetch(chunks: Iterable[int]) -> None:

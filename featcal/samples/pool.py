@@ -50,8 +50,8 @@ class FetchedLabels:
 class Pool:
     """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
 
-    With `tokens` there may also be `texts`, which say in words what the ids are; with `texts` there may be `images`,
-    one for each text.
+    With `tokens` there may also be `texts`, the words of the ids; with `texts` there may be `images`, one for each
+    text.
     """
 
     size: int
@@ -68,7 +68,7 @@ class Pool:
     counted_names: bool = False
     """Whether labels count the class names in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
-    """Remarks on what was left out."""
+    """Remarks on samples or options that were left out."""
     prepare: Callable[[Sequence[int]], None] | None = None
     """Fetches the remote data of some samples at once."""
 

@@ -97,7 +97,7 @@ class Samples:
     counted_names: bool = False
     """Whether labels count `class_names` in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
-    """Remarks on what was left out, and on classes that were matched by position."""
+    """Remarks on samples or options that were left out, and on classes that were matched by position."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -170,8 +170,8 @@ def preview_samples(
 def count_as(drawn: Samples, head: tuple[str, ...]) -> Samples:
     """Return samples with labels that count the classes in the order of a head, found by their names.
 
-    Samples whose names do not tell that order stay as they are: labels are for scores alone, and whoever scores says
-    what is wrong.
+    Samples whose names do not tell that order stay as they are: only scores use labels, and scoring reports the
+    problem.
 
     Args:
         head: the names of the classes that the head scores, in its order.
@@ -301,7 +301,7 @@ def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _classes(pool: Pool, indices: Sequence[int], wanted: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return what drawn samples hold of their classes: labels, the names that they count, and notes.
+    """Return the classes of drawn samples: labels, class names in their order, and notes.
 
     Args:
         wanted: the classes that the suite lists, in whose order labels are to count.
@@ -380,7 +380,7 @@ def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task:
 
 
 def rows_in_order(size: int, limit: int | None, count: int, seed: int, task: str) -> list[int]:
-    """Return the same rows as `drawn_rows`, so that the first of them are what a draw of fewer samples takes."""
+    """Return the same rows as `drawn_rows`, ordered so that a draw of fewer samples takes the first of them."""
     available = _pick_evenly(size, limit)
     return [available[place] for place in _order(len(available), seed, task)[:count]]
 

@@ -58,8 +58,8 @@ def run_calibration(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
 
     `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), `model`, the name
-    of what is calibrated (left out: the merged model), and `out`, a folder to write; without it the checkpoint stays
-    with the job.
+    of the model to calibrate (left out: the merged model), and `out`, a folder to write; without it the checkpoint
+    stays with the job.
 
     Returns:
         The document of `featcal calibrate --json`; its warnings say what could not be checked.
@@ -126,7 +126,7 @@ def run_sweep_job(work: Work) -> dict[str, Any]:
     sweep that was cancelled or died goes on where it stopped.
 
     `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `model`, the
-    name of what is calibrated (left out: the merged model); `n`, samples per task to measure on.
+    name of the model to calibrate (left out: the merged model); `n`, samples per task to measure on.
 
     Returns:
         The document of `featcal study sweep --json`.
@@ -179,8 +179,8 @@ def run_comparison(work: Work) -> dict[str, Any]:
 
 
 def run_selection(work: Work) -> dict[str, Any]:
-    """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
-    that was cancelled or died goes on where it stopped.
+    """Choose without labels whether and how the merge is repaired; the result of a candidate is kept, so a choice that
+    was cancelled or died goes on where it stopped.
 
     `args`: `options`, those of `featcal select`, by name; `model`, the name of the merge that recipes are tried on
     (left out: the merged model); and `minutes` to spend (left out: no limit).
@@ -199,7 +199,7 @@ def run_selection(work: Work) -> dict[str, Any]:
 
 
 def run_diagnosis(work: Work) -> dict[str, Any]:
-    """Say what is wrong with a model, and what a calibration with the suite's options brings.
+    """Diagnose a model, and measure the gain of a calibration with the suite's options.
 
     `args`: `model`, its name, and the view that it is measured on: `samples`, `split`, `seed`.
 

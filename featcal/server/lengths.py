@@ -166,7 +166,7 @@ def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> f
 
 
 def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, DrawSize]:
-    """Measure the size of what a view draws of every task by its first samples, with so many varied copies of each."""
+    """Estimate the size of every task's samples in a view from the first ones, with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
     found = {}

@@ -46,7 +46,7 @@ class Records:
         return True
 
     def read(self, file: str, kind: type[T]) -> T | None:
-        """Return the record in a file; None if there is none, or if `problems` says what is wrong with it."""
+        """Return the record in a file; None if there is none, or if `problems` lists errors in it."""
         try:
             state = os.stat(file)
             named: Any = kind  # mypy takes a type for what its instances are, which need not be hashable

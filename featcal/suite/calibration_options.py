@@ -26,7 +26,7 @@ _OWN = (REFINED, INFORMED)
 
 
 CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
-"""Values that `cautious` stands for."""
+"""Values that `cautious` sets."""
 _LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
 
 

@@ -30,7 +30,7 @@ def calibrate_line(
         suite: its name or its file.
         config: resolved, as a session's models have theirs (`calibration.config.resolve_options`).
         defaults: the suite's own options; rarely used options are written only where they differ from these.
-        model: what is calibrated.
+        model: the model to calibrate.
     """
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []

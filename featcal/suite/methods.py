@@ -44,8 +44,7 @@ EXPERT = "expert"
 NAMED = (*PLAIN, EXPERT, *WITH_OPTIONS)
 """Names of models that no method makes."""
 REFERENCE, ALL = "reference", "all"
-"""REFERENCE: kind of every text that is not a name, a folder or Hub id. ALL: text that stands for all methods, or all
-parts."""
+"""REFERENCE: kind of every text that is not a name, a folder or Hub id. ALL: the text for all methods, or all parts."""
 
 
 class Method(MethodOptions):

@@ -113,7 +113,7 @@ class MergeRecipe(Strict):
 
 
 def explain_recipe(error: ValidationError) -> InputError:
-    """Return an error that explains what is wrong with a recipe, option by option."""
+    """Return an error that explains the problems of a recipe, option by option."""
     problems: dict[str, list[tuple[str, str]]] = {}
     for one in error.errors():
         text = str(one["msg"]).removeprefix("Value error, ")

@@ -47,7 +47,7 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Say what is wrong and where, without the words of the file."""
+    """Describe the error and its place, without quoting the file."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f"not valid YAML: a character at position {getattr(error, 'position', 0)} that YAML does not allow"
     if error.context == "expected a single document in the stream":
@@ -63,8 +63,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first, and which
-    takes no more time and memory than a suite file needs, whatever its aliases stand for."""
+    """YAML's safe subset, in which a duplicate key is an error and not a silent loss of the first, and which takes no
+    more time and memory than a suite file needs, whatever its aliases expand to."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

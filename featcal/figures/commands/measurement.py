@@ -17,7 +17,7 @@ class Kind:
         keywords: further keywords of the function in Python.
         where: of the numbers in the command's document; TASK is every task, `[]` every entry of a list.
         read: of the numbers in Python, from `ledger`, `scores` or `maps`, `session` and `model` or `models`.
-        note: what the reader of command and lines should know besides; "" for nothing.
+        note: a remark for the reader of command and lines; "" for none.
     """
 
     command: str

@@ -35,8 +35,7 @@ class Findings:
         repaired: from the model to the calibrated one.
         repaired_final: `final` of the calibrated model.
         repair_samples: that calibration saw per task, in words: "64", "40 to 64".
-        repairable: False for a model that nobody would calibrate: base, expert, anchor, or one that is
-            calibrated already.
+        repairable: False for base, expert, anchor and calibrated models.
         no_repair: why there is no calibrated model, where that is known.
         whole: nothing more is going to be measured, so it can be said what to do next.
     """

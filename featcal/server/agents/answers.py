@@ -82,7 +82,7 @@ def quote_names(value: Any, names: Iterable[str]) -> Any:
 
 
 def find_section(document: Mapping[str, Any], section: str) -> Any:
-    """Return the part of a document at a path of keys with / between; the whole key goes before its parts.
+    """Return the part of a document at a path of keys with / between; a key that itself contains / is tried first.
 
     Raises:
         KeyError: there is none.

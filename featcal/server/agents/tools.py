@@ -94,7 +94,7 @@ class Tools:
         return answer(entries, _command("check", suite, "--no-probe", "--json"), self.names)
 
     def inspect_model(self, path: str) -> str:
-        """Read what a model's folder says: architecture, dtype, vocabulary, what it was made of, record and card.
+        """Read a model's folder: architecture, dtype, vocabulary, what it was made of, record and card.
 
         Args:
             path: folder of a model or of an adapter.
@@ -189,7 +189,7 @@ class Tools:
             suite: name or path.
             out: new folder, below a shared one.
             options: recipe, lam, rho, alpha, beta, mu, samples, ... as `suggest` gives them; left out, the suite's own.
-            model: what is calibrated: merged, a merge method, or a folder.
+            model: the model to calibrate: merged, a merge method, or a folder.
         """
         from featcal.calibration.calibrate import config_for
         from featcal.server import lengths
@@ -257,7 +257,7 @@ class Tools:
         return answer(document, work.command_of(found), self.names)
 
     def read_report(self, run: str, section: str | None = None) -> str:
-        """Read a section of what a job, a written model or a report has; without a section, list them.
+        """Read a section of a job's result, a written model's record or a report; without a section, list the sections.
 
         Args:
             run: number of a job; or path of a written model's folder (its featcal.json), of a report.md, or of a JSON
