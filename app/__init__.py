@@ -1,1 +1,1 @@
-"""Hold the view code that pages share; the pages are in `pages/`, the numbers come from `featcal`."""
+"""Hold view code that pages share; the pages are in `pages/`, the numbers come from `featcal`."""

@@ -1,4 +1,4 @@
-"""Draw parts of a page that nobody waits for, once the rest of the page is complete and nothing runs any more."""
+"""Draw less urgent parts of a page after the rest of it is complete and no computation runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ export default function ({ data, setTriggerValue }) {
 
 @st.fragment
 def draw_later(key: str, version: str, meanwhile: str, draw: Callable[[], None]) -> None:
-    """Draw a part of a page after all the rest of it, in a run of its own that any control of the page interrupts.
+    """Draw a part of a page after all others, in a separate run that any control of the page interrupts.
 
     Args:
         key: of the part.
-        version: of what it shows; a version that was drawn already is drawn with the page.
-        meanwhile: a sentence in its place until then.
+        version: of its content; a version that was drawn before is drawn with the page.
+        meanwhile: a sentence to show until then.
     """
     drawn = f"version of {key}"
     asks = st.session_state.get(drawn) != version

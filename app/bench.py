@@ -1,4 +1,4 @@
-"""Draw both tabs of the Calibrate page: sliders beside what they give, and sweeps and methods as points of one plot."""
+"""Draw both tabs of the Calibrate page: sliders with their results, and sweeps and methods as points of one plot."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def draw_methods(session: Session, compared: Compared, on: EvaluationSamples) ->
 
 
 def draw_sliders(session: Session, compared: Compared, on: EvaluationSamples) -> None:
-    """Draw controls beside both charts in one window, and below it what is seldom asked."""
+    """Draw controls beside both charts in one window, and rarely used parts below."""
     window = st.container(key="cockpit")
     controls, drift_place, score_place = window.columns([4, 5, 5])
     with controls:
@@ -120,7 +120,7 @@ def _draw_drift(
 def _draw_scores(
     session: Session, compared: Compared, on: EvaluationSamples, scores: Mapping[str, Scores], missing: str
 ) -> None:
-    """Draw scores by task, or say why there are none."""
+    """Draw scores by task, or the reason why there are none."""
     if not scores:
         st.header("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
@@ -154,7 +154,7 @@ def _say_origin(
     scores: Mapping[str, Scores],
     on: EvaluationSamples,
 ) -> None:
-    """Say on which samples all this was measured, and what is to be known of it."""
+    """Draw a caption with the samples of the measurement, and remarks on them."""
     (before, after), model = features.values(), [*compared.models.values()][1]
     config, _ = model.require_calibration()
     record, samples = session.fit.calibrate(model).record, tables.describe_samples(before)
@@ -168,7 +168,7 @@ def _say_origin(
     fewer = {task: one["samples"] for task, one in record["tasks"].items() if one["samples"] < config.samples}
     if fewer:
         counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
-        st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
+        st.caption(f"Fewer calibration samples than the {config.samples} requested: {counts}.")
     if worse := tables.raised_tasks(before, after):
         st.warning(
             f"These options raise the final drift of {', '.join(map(plain, worse))}. Try another λ or ρ, or more "
@@ -190,7 +190,7 @@ def _draw_tabs(
     on: EvaluationSamples,
     previewed: Previewed,
 ) -> None:
-    """Draw what is seldom asked."""
+    """Draw the tabs with rarely used parts."""
     model = [*compared.models.values()][1]
     with st.expander(
         "More views: where it helps, the anchor alone, other draws, conditioning", icon=":material/zoom_in:"

@@ -1,4 +1,5 @@
-"""Lead to one's own suite: what it is made of, the suite file, what `featcal check` says of it, where it goes."""
+"""Draw the way to one's own suite: its models and samples, the suite file, the result of `featcal check`, and where to
+write it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ HELP = {
 
 
 def upload() -> None:
-    """Offer a file to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
+    """Draw an upload to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
     given = st.file_uploader(
         "Start from a suite file, a mergekit configuration or a FusionBench model pool (YAML)", type=["yaml", "yml"]
     )
@@ -67,7 +68,7 @@ def upload() -> None:
 
 
 def form() -> None:
-    """Draw fields for models and tasks; a button makes the suite file of them."""
+    """Draw fields for models and tasks; a button makes a suite file from them."""
     left, middle, right = st.columns(3)
     name = _field(left.text_input, "name", "my-suite", "Name of the suite")
     base = _field(middle.text_input, "base", "", "Base model", placeholder="folder or Hub id")
@@ -98,7 +99,7 @@ def form() -> None:
 
 
 def _empty_fields(base: str, merged: str | Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return what to fill in before there is anything to check."""
+    """Return the fields to fill in before a check is possible."""
     found = [] if base.strip() else ["Base model is empty: give a folder or a Hub id"]
     if isinstance(merged, str) and not merged.strip():
         found.append("Merged checkpoint is empty: give a folder or a Hub id, or choose how to merge the experts")
@@ -108,7 +109,7 @@ def _empty_fields(base: str, merged: str | Mapping[str, Any], rows: Sequence[Map
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, str]]:
-    """Return the lines of the form as text; cells that were never filled in are empty."""
+    """Return the lines of the form as text; empty cells become empty text."""
     filled = table.astype(object).where(table.notna(), "")
     return [{name: str(row.get(name, "")).strip() for name in FIELDS} for row in filled.to_dict("records")]
 
@@ -123,7 +124,7 @@ def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def suite_text() -> str:
-    """Show the suite file, to be completed by hand, and return it; "" where nothing was begun."""
+    """Draw the editable suite file, and return it; "" if it was not begun."""
     text: str = st.session_state.get(_TEXT, "")
     if not text:
         return ""
@@ -137,14 +138,14 @@ def suite_text() -> str:
 
 
 def _require_short(text: str) -> None:
-    """Raise InputError for a text that visitors of a shared server may not have it read."""
+    """Raise InputError for a text that is too long for visitors of a shared server."""
     rules = server_rules()
     if rules is not None and len(text.encode(errors="replace")) > rules.text:
         raise InputError(f"draft: longer than the {readable(rules.text)} that this server reads; shorten it")
 
 
 def place(text: str) -> Path | None:
-    """Ask for the file that a draft is to become, whose folder anchors its paths; return None for a bad name."""
+    """Draw the field for the file of a draft, whose folder anchors its paths; return None for an invalid name."""
     try:
         _require_short(text)
         name = read_draft(text, Path()).name
@@ -160,7 +161,7 @@ def place(text: str) -> Path | None:
 
 
 def show_draft_findings(text: str, file: Path) -> Suite | None:
-    """Say what is wrong with the draft and what it would take; return the suite where it can be opened."""
+    """Show problems and costs of the draft; return the suite if it can be opened."""
     try:
         _require_short(text)
         suite = read_draft(text, file)

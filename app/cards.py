@@ -1,4 +1,5 @@
-"""Draw the headline of a page: four cards with what a repair brings. No torch in here: the first page has them too."""
+"""Draw the headline of a page: four cards with the gain of a repair. It must not import torch, because the first page
+uses it."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ NOISE = (
     "Difference with its 95 % interval (bootstrap over the same samples of both models, within tasks). Grey, within "
     "noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not in it."
 )
-"""Help beside the difference of two models' scores."""
+"""Help text for the difference of two models' scores."""
 UNKNOWN = "not measured"
 Colour = Literal["normal", "inverse", "off"]
 
 
 @dataclass(frozen=True)
 class Card:
-    """A number, what it is of, and what changed; `about` stands behind that in grey."""
+    """A number with its label and change; `about` follows the change in grey."""
 
     label: str
     value: str = "–"
@@ -38,11 +39,11 @@ class Card:
 
 @dataclass(frozen=True)
 class HeadlineNumbers:
-    """Hold the measurements of a merge and of the model that it is compared with; what is None is not measured.
+    """The measurements of a merge and of the model that it is compared with; None if not measured.
 
     Args:
         metric, split: in words.
-        drift: relative final drift of both, of the merge first.
+        drift: relative final drift of both, the merge first.
         missing: why there are no scores.
     """
 
@@ -56,7 +57,7 @@ class HeadlineNumbers:
 
 
 def draw_cards(cards: Sequence[Card]) -> None:
-    """Draw cards side by side, as many as have room."""
+    """Draw cards side by side, as many as fit."""
     for column, card in zip(st.columns(len(cards)), cards, strict=True):
         column.metric(
             card.label,
@@ -77,14 +78,14 @@ def make_cards(found: HeadlineNumbers) -> list[Card]:
 
 
 def score_change(one: Difference) -> Mapping[str, str]:
-    """Return the fields of a card that say a difference with its interval, grey where that is within noise."""
+    """Return the fields of a card for a difference with its interval, grey if that is within noise."""
     noise = ", within noise" if one.is_within_noise else ""
     about = f"({points(one.low)} to {points(one.high)}{noise})"
     return {"change": f"{points(one.difference)} points", "about": about, "help": NOISE}
 
 
 def _arrow(values: Sequence[float]) -> str:
-    """Write scores in per cent, the later ones after an arrow; the sign does not break from its number."""
+    """Format scores in per cent, the later ones after an arrow, with no-break spaces before the signs."""
     return f"{' → '.join(map(percent, values))}\u00a0%"
 
 

@@ -1,4 +1,4 @@
-"""List what the Models and data page shows: findings, models, tasks and example pictures or texts."""
+"""List the content of the Models and data page: findings, models, tasks and example pictures or texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def models(suite: Suite) -> pd.DataFrame:
 
 
 def preflight() -> Preflight:
-    """Return all that `featcal check` finds in the selected suite; checked anew when one of its files changes."""
+    """Return all findings of `featcal check` for the selected suite; it runs again when one of its files changes."""
     suite, files = state.opened_files()
     with st.spinner("Checking models and samples …"):
         return _preflight(state.suite_reference(), files, suite)
@@ -56,7 +56,7 @@ def _preflight(reference: str, files: Stamp, _suite: Suite) -> Preflight:
 
 
 def show_suite_findings(place: DeltaGenerator) -> None:
-    """Show what `featcal check` has against the suite, on a page that shows its numbers."""
+    """Show problems of the suite from `featcal check`, on a page that shows its numbers."""
     # featcal's own suites were checked before they were published.
     if state.suite_reference() in embedded_suites():
         return
@@ -71,7 +71,7 @@ def show_suite_findings(place: DeltaGenerator) -> None:
 
 
 def findings(found: Preflight) -> None:
-    """Show problems in red and notes in yellow, or say that there are none."""
+    """Show problems in red and notes in yellow, or a line that there are none."""
     for line in found.problems:
         st.error(plain_lines(line), icon=":material/error:")
     if found.notes:
@@ -82,7 +82,8 @@ def findings(found: Preflight) -> None:
 
 
 def expectations(found: Preflight) -> None:
-    """Show what a run would fetch and take, how far every model is from the base, and every expert on every task."""
+    """Show downloads and costs of a run, the distance of every model from the base, and every expert's score on every
+    task."""
     if found.downloads:
         st.header("Would be fetched from the Hub")
         rows = [(one.ref, one.kind, readable(one.bytes)) for one in found.downloads]
@@ -109,13 +110,13 @@ def expectations(found: Preflight) -> None:
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
                 f"Right first answers in %, {how_many(found.diagonal.counts.values())} samples per task, split "
-                f"{found.diagonal.split_words}; experts in rows, tasks in columns. An "
-                "expert that does another's task better than its own stands at the wrong place."
+                f"{found.diagonal.split_words}; experts in rows, tasks in columns. An expert that does another's task "
+                "better than its own is probably listed under the wrong task."
             )
 
 
 def tasks_section(session: Session, on: EvaluationSamples) -> None:
-    """Show the tasks with their experts' own scores, and warn of experts that may be guessing."""
+    """Show the tasks with their experts' own scores, and warn of experts at chance level."""
     frame, missing = tabulate_tasks(session, on)
     st.dataframe(
         frame,
@@ -135,14 +136,14 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     for task in guessing(frame, counts):
         score = frame.set_index("task").loc[task, "expert, %"]
         st.warning(
-            f"The expert of {plain(task)} is right in {score:.1f} %: that is what guessing gives. Is its file the "
+            f"The expert of {plain(task)} is right in {score:.1f} %: as good as guessing. Is its file the "
             "right one, and are the classes in the order that it was trained with?",
             icon=":material/casino:",
         )
 
 
 def tabulate_tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
-    """Return, per task, answers, prompts, splits and the expert's own score; and why scores are missing."""
+    """Return, per task, answers, prompts, splits and the expert's own score; and the reason for missing scores."""
     scores: Mapping[str, TaskScore] = {}
     try:
         seconds = seconds_to_score(session, on)
@@ -166,11 +167,11 @@ def tabulate_tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFram
 
 
 def guessing(frame: pd.DataFrame, counts: Mapping[str, int]) -> list[str]:
-    """Return tasks whose expert may well be guessing: its score is within two standard errors of 1 / classes.
+    """Return tasks whose expert may be guessing: its score is within two standard errors of 1 / classes.
 
     Args:
         frame: as `tasks` returns it.
-        counts: samples that each expert was scored on.
+        counts: number of samples of each expert's score.
     """
     found = []
     for row in frame.to_dict("records"):
@@ -217,11 +218,11 @@ def examples(session: Session) -> None:
     elif any(one.images is not None for one in samples.values()):
         _show_pictures(samples)
     else:
-        st.caption("The samples of this suite are tensors: there is nothing to show of them.")
+        st.caption("The samples of this suite are tensors: they cannot be shown.")
 
 
 def _label_names(one: Samples) -> list[str]:
-    """Return the class name of every sample; none where classes have no names."""
+    """Return the class name of every sample; none if classes have no names."""
     return [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
 
 

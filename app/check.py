@@ -1,5 +1,5 @@
-"""Check a merge that somebody made: one field that takes its folder, finds what it was made of, and puts it on the
-table of every page; no suite file is asked for."""
+"""Check a merge made by other tools: one field takes its folder, and the app finds its ingredients and shows it on
+every page, without a suite file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIELD = "check-folder"
 
 
 def draw_field() -> None:
-    """Draw the field, and what the files and weights of a merge say that came in by it."""
+    """Draw the field, and the verdict on the files and weights of the merge in it."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="check"):
         st.text_input(
             "Check my merge",
@@ -57,11 +57,11 @@ def draw_field() -> None:
 
 
 def find_subject(named: str) -> dict[str, Any]:
-    """Return the fields of the selection that put a merge on the table: the suite that a record names, else one that is
-    made of what the folder says it was merged of, else the suite that is open.
+    """Return the fields of the selection for a merge: with the suite in its record, else a suite of its ingredients,
+    else the open suite.
 
     Raises:
-        InputError: there is no such folder, or nothing says what it was made of and it does not fit the open suite.
+        InputError: there is no such folder, or its ingredients are unknown and it does not fit the open suite.
     """
     folder = checkpoint_folder(named, Path.cwd(), "merged")
     require_inside(folder, "folder of a merge")
@@ -82,7 +82,7 @@ def find_subject(named: str) -> dict[str, Any]:
 
 
 def _write_suite(folder: Path, origins: Origins) -> Path:
-    """Write the suite of a merge and what it was made of, measured on texts that experts write, and return its file."""
+    """Write the suite of a merge and its ingredients, measured on texts that experts write, and return its file."""
     file = _suites() / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}.yaml"
     # Rows of a vocabulary that the base lacks are said to be there, and left out.
     parts = SuiteParts(
@@ -102,14 +102,14 @@ def _suites() -> Path:
 
 
 def _is_checked() -> bool:
-    """Say whether the suite that is open was made here."""
+    """Say whether the open suite was made by this module."""
     return Path(state.suite_reference()).parent == _suites()
 
 
 # The suite is not hashed (its name begins with "_"): its reference and the stamp of its files tell it apart.
 @st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
 def _judge_weights(reference: str, files: Stamp, _suite: Suite) -> Verdict:
-    """Say what is wrong with a merge before anything is measured of it."""
+    """Show the verdict on a merge's files and weights, before anything is measured."""
     opened = open_merge(_suite, "cpu")
     origins = find_origins(opened.folder, None, {}, asks_hub=server_rules() is None)
     contents = origins.contents

@@ -1,4 +1,4 @@
-"""List what was written here, on a page: what it is, how it is loaded, its card, a report, and the folder as a zip."""
+"""List written checkpoints on a page: description, loading code, card, report, and the folder as a zip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHOSEN, _PROBLEMS = "checkpoint", "problems with checkpoints"
 
 
 def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
-    """Draw the list of checkpoints that were written here, in whichever visit and of whichever suite, and one of them.
+    """Draw the list of checkpoints from all visits and suites, and one of them.
 
     Args:
         on: the samples of a report.
@@ -32,7 +32,7 @@ def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
     view.show_problems([*known.problems, *st.session_state.pop(_PROBLEMS, ())])
     if not kept:
         st.info(
-            "No checkpoint yet. Whatever is written on the page Calibrate or by `featcal calibrate` is listed here.",
+            "No checkpoint yet. Checkpoints that the page Calibrate or `featcal calibrate` writes are listed here.",
             icon=":material/save:",
         )
         return
@@ -60,7 +60,7 @@ def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
 
 
 def _one(session: Session, written: WrittenModel, on: EvaluationSamples) -> None:
-    """Draw where a checkpoint lies, how it is loaded, and buttons for its card, a report and a download."""
+    """Draw the path of a checkpoint, its loading code, and buttons for its card, a report and a download."""
     place, size = Path(written.folder), readable(sum(written.files.values()))
     same = written.run.suite_hash == hash_of(session)
     st.markdown(f"Lies in {plain(without_places(written.folder))}")
@@ -90,7 +90,7 @@ def _one(session: Session, written: WrittenModel, on: EvaluationSamples) -> None
 
 
 def _report(session: Session, written: WrittenModel, on: EvaluationSamples) -> None:
-    """Offer a report on a checkpoint beside what was calibrated."""
+    """Draw the button for a report on a checkpoint and the model before calibration."""
     try:
         _, of = session.resolve(written.run.model).require_calibration()
         report.offer(session, {"merged": of, "calibrated": session.resolve(written.folder)}, on)

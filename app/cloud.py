@@ -1,4 +1,4 @@
-"""Draw the parts of the Features page: maps, the true distances beside them, and the picked samples."""
+"""Draw the parts of the Features page: maps, the true distances, and the picked samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from featcal.suite.methods import EXPERT
 
 POLL_SECONDS = 1.0
 NEIGHBOURS = 8
-"""Nearest samples that are listed of a picked one."""
+"""Number of nearest samples listed for a picked one."""
 _SMALL, _SEARCH = "feature-maps", "feature-search"
 Job = Future[list[maps.Points]]
 _UMAP, _TRUST = ResultKind[Job]("UMAP of clouds"), ResultKind[float]("trust in a map")
@@ -41,7 +41,7 @@ _UMAP, _TRUST = ResultKind[Job]("UMAP of clouds"), ResultKind[float]("trust in a
 
 @dataclass(frozen=True)
 class ComparedFeatures(FeatureMaps):
-    """The models on the samples of one task after one layer, which the page looks at."""
+    """The models on the samples of one task after one layer, as shown on the page."""
 
     moved: tuple[str, str] | None
     """Two of the models, whose samples are joined by arrows."""
@@ -54,7 +54,7 @@ class ComparedFeatures(FeatureMaps):
 
     @property
     def others(self) -> dict[str, ModelRef]:
-        """Return the models beside the expert."""
+        """Return the models besides the expert."""
         return {name: model for name, model in self.models.items() if name != EXPERT}
 
     @property
@@ -64,22 +64,22 @@ class ComparedFeatures(FeatureMaps):
 
     @property
     def own_key(self) -> Hashable:
-        """Return what tells the task's map from others."""
+        """Return a key that identifies the task's map."""
         return self.key(self.task, len(self.layers))
 
     @property
     def every_key(self) -> Hashable:
-        """Return what tells the small maps of all tasks from others."""
+        """Return a key that identifies the small maps of all tasks."""
         return self.key("every task", self.layer)
 
     def forget_umaps(self) -> None:
-        """Let the UMAPs be made once more, which a process that died left undone."""
+        """Allow unfinished UMAPs of a dead process to be computed again."""
         for key in (self.own_key, self.every_key):
             self.session.forget(_UMAP, key)
 
 
 def layer_slider(session: Session) -> str:
-    """Return the layer chosen on its slider; a part of a block that was chosen elsewhere is that block here."""
+    """Draw the slider of layers and return its value; a part of a block that was chosen elsewhere becomes its block."""
     layers = visible_layers(session)
     chosen = state.selection().layer or LAST_LAYER
     alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
@@ -97,7 +97,7 @@ def layer_slider(session: Session) -> str:
 
 
 def say_which(session: Session, layer: str) -> None:
-    """Say what a feature of this layer is."""
+    """Explain the features of this layer."""
     if layer == LAST_LAYER:
         st.caption("Final features: after the last norm, and the projection where there is one.")
     elif any(layer in behind for behind in session.family.adapter.class_token_layers().values()):
@@ -107,7 +107,7 @@ def say_which(session: Session, layer: str) -> None:
 
 
 def map_section(shown: ComparedFeatures, origin: Origin) -> None:
-    """Draw PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
+    """Draw PCA at once, and UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
     job: Job = shown.session.get_or_make(_UMAP, shown.own_key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
@@ -150,7 +150,7 @@ def map_section(shown: ComparedFeatures, origin: Origin) -> None:
 
 
 def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
-    """Draw one small map per task, each fitted by itself."""
+    """Draw one small map per task, each fitted separately."""
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     job: Job = shown.session.get_or_make(
         _UMAP, shown.every_key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
@@ -193,7 +193,7 @@ def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
 
 
 def _choose_colour(shown: ComparedFeatures, row: DeltaGenerator) -> pd.Series | None:
-    """Let the colour be chosen: models, or any column of the table of samples; None for models. Of texts the answer
+    """Draw the choice of colour: models, or any column of the table of samples; None for models. For texts the answer
     comes first."""
     frame = _table(shown)
     right = "answer" if shown.session.is_text else "class"
@@ -207,7 +207,7 @@ def _choose_colour(shown: ComparedFeatures, row: DeltaGenerator) -> pd.Series | 
 
 
 def _table(shown: ComparedFeatures) -> pd.DataFrame:
-    """Return what is known of every sample of the map's task, as the table of samples has it."""
+    """Return the table of samples of the map's task, as far as it is measured."""
     found = samples.measured_samples(shown.session, shown.others, shown.task, shown.on)
     return sample_tables.sample_table(shown.data, found, *(shown.moved or ()))
 
@@ -230,13 +230,13 @@ def search_section(shown: ComparedFeatures) -> None:
 
 
 def _search(frame: pd.DataFrame) -> None:
-    """Select what was searched for; nothing where nothing has it."""
+    """Select the samples that match the search; nothing if none matches."""
     samples.pick_samples(sample_tables.find_samples(frame, st.session_state[_SEARCH]))
 
 
 def neighbour_section(shown: ComparedFeatures, features: Mapping[str, Tensor]) -> None:
     """Show the nearest samples of a single picked one, by the cosine of features in the full space of every model, and
-    how many of them are the expert's too."""
+    how many of them it shares with the expert."""
     picked = [one for one in samples.picked_samples(shown.session, shown.on) if one < len(shown.data)]
     if len(picked) != 1 or len(shown.data) < 3:
         return
@@ -262,7 +262,7 @@ def neighbour_section(shown: ComparedFeatures, features: Mapping[str, Tensor]) -
 
 
 def pick_section(shown: ComparedFeatures) -> None:
-    """List samples by name, for those who pick by keyboard."""
+    """Draw a list of samples by name, for keyboard users."""
     picked, answers = samples.picked_samples(shown.session, shown.on), answers_of(shown.data)
     known = range(len(shown.data))
 
@@ -285,7 +285,7 @@ def pick_section(shown: ComparedFeatures) -> None:
 
 
 def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str) -> None:
-    """Show cosine and distance to the expert in the full space, per model: means and a histogram."""
+    """Show cosine and distance to the expert in the full space, per model, as means and a histogram."""
     cosines, distances = (
         {n: one for n, one in found.items() if n != EXPERT} for found in compare_with_expert(features)
     )
@@ -323,8 +323,8 @@ def _pick_task(tasks: Sequence[str]) -> None:
 
 
 def _draw_until_there(job: Job, wanted: str, draw: Callable[[], None]) -> None:
-    """Draw now, and look again every second while a wanted UMAP is being made; run the whole page anew once it is
-    there, or once something was picked on the map that stands in for it."""
+    """Draw now, and check every second while a UMAP is being computed; rerun the whole page when it is ready, or when a
+    sample was picked on its substitute."""
     # A PCA that is wanted waits for nothing: to draw it anew would end the lasso that somebody is drawing on it.
     waiting, looked_at = wanted == "UMAP" and not job.done(), state.selection()
 
@@ -338,19 +338,19 @@ def _draw_until_there(job: Job, wanted: str, draw: Callable[[], None]) -> None:
 
 
 def _wanted_axes() -> str:
-    """Return the kind of map that was chosen."""
+    """Return the chosen kind of map."""
     return view.one_of(["UMAP", "PCA"], state.selection().map)
 
 
 def _axes(job: Job, wanted: str) -> str:
-    """Return the kind of map that is there: UMAP where it is wanted, done and did not fail."""
+    """Return the available kind of map: UMAP if it is wanted and ready and did not fail."""
     return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
 
 
 def _layer_points(
     shown: ComparedFeatures, flat: maps.Points, framed: bool
 ) -> tuple[dict[str, maps.Points], MapPosition | None]:
-    """Return the chosen layer's points by model, and where they lie in the map of all layers, if it is one.
+    """Return the chosen layer's points by model, and their indices in the map of all layers, if it is one.
 
     Args:
         framed: whether the frame is that of all layers.
@@ -379,11 +379,11 @@ def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answe
 
 
 def _say_which_map(job: Job, axes: str, forget: Callable[[], None]) -> None:
-    """Say which map stands here, and why it is not the other one. One line in any case but that of a failure, so that
-    nothing below moves when a UMAP takes the place of the PCA.
+    """Explain which map is shown, and why it is not the other one, in one line except for a failure, so that nothing
+    moves when a UMAP replaces the PCA.
 
     Args:
-        forget: lets a UMAP that failed be made once more.
+        forget: allows a failed UMAP to be computed again.
     """
     if axes == _wanted_axes():
         st.caption(f"This is the {axes}.")
@@ -395,13 +395,13 @@ def _say_which_map(job: Job, axes: str, forget: Callable[[], None]) -> None:
 
 
 def _offer_again(job: Job, forget: Callable[[], None], key: str) -> None:
-    """Offer to make a UMAP once more that failed."""
+    """Draw a button that computes a failed UMAP again."""
     if job.done() and job.exception() is not None:
-        st.button("Make the UMAP again", key, on_click=forget, icon=":material/refresh:")
+        st.button("Compute the UMAP again", key, on_click=forget, icon=":material/refresh:")
 
 
 def _say_how_far(shown: ComparedFeatures, made: tuple[str, maps.Points, maps.Points]) -> None:
-    """Say how far the map may be trusted.
+    """Show the trustworthiness of the map.
 
     Args:
         made: axes, features and map of all its layers.

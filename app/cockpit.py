@@ -1,4 +1,4 @@
-"""Draw the cockpit of the Calibrate page: the drift that the options leave, and what recipes have given."""
+"""Draw the charts of the Calibrate page: the drift under the chosen options, and the known results of recipes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import percent
 
 HEIGHT = 300
-"""Pixels of both charts, so that they fit into a window of 1280 × 720 with the controls beside them."""
+"""Pixels of both charts, so that they fit with the controls into a window of 1280 × 720."""
 _SHOWN = "drift that was shown"
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Drift by model and layer, as it was drawn."""
+    """Drift by model and layer, as last drawn."""
 
     of: Hashable
     """Files, samples and merge of the drawing (`_drawing_key`)."""
@@ -38,18 +38,18 @@ class _Drawn:
 
 
 def _drawing_key(on: EvaluationSamples, merge: ModelRef) -> Hashable:
-    """Return what tells lines of drift apart beside the options: files, samples and the merge."""
+    """Return a key for lines of drift apart from the options: files, samples and the merge."""
     return state.stamp(), on, merge.key
 
 
 def score_of(features: Features, scores: Scores | None) -> str:
-    """Return the one number that a model is called good by: its score in %, or the cosine where there is none."""
+    """Return the single number that rates a model: its score in %, or the cosine without scores."""
     return f"{features.macro_cosine:.3f}" if scores is None else percent(scores.average)
 
 
 def known_recipes(session: Session, merge: ModelRef, on: EvaluationSamples) -> dict[str, str]:
-    """Return what every recipe has given of a merge on the same samples at its defaults, as far as that is in the
-    history."""
+    """Return the results of every recipe at its defaults on a merge and the same samples, as far as the history has
+    them."""
     known = {run.id: run for run in History().runs(hash_of(session))}
     how, given = state.page_score_kind(session, on), {}
     samples = opening.defaults(session, None, state.selection().samples).samples
@@ -65,11 +65,11 @@ def known_recipes(session: Session, merge: ModelRef, on: EvaluationSamples) -> d
 def preview_chart(
     place: DeltaGenerator, on: EvaluationSamples, last: ModelRef, layer: str, drift: float
 ) -> DeltaGenerator | None:
-    """Draw the last result again, with the drift after one block as other options would leave it; return the chart,
-    to be drawn anew by them. None where another result was shown.
+    """Redraw the last result with the drift after one block under other options; return the chart, for the next redraw.
+    None if another result was shown.
 
     Args:
-        last: the calibration that the preview begins from.
+        last: the calibration that the preview starts from.
     """
     config, of = last.require_calibration()
     shown: list[_Drawn] = st.session_state.get(_SHOWN, [])
@@ -90,8 +90,8 @@ def drift_chart(
     drifts: Mapping[str, pd.Series],
     numbers: Numbers,
 ) -> None:
-    """Draw the drift of both models, and as a dotted line what the calibrated one had on the same samples with the
-    options before.
+    """Draw the drift of both models, and as a dotted line that of the calibrated one with the previous options on the
+    same samples.
 
     Args:
         place: of the chart, or the chart that the preview was drawn into.

@@ -1,5 +1,5 @@
-"""Choose the subject of a session, the merge under repair, and what it is compared with: in the sidebar of every page,
-the same on all of them."""
+"""Choose the subject of a session, the merge under repair, and the model that it is compared with, in the sidebar of
+every page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN_BASE = Shown("base", "base")
 
 @dataclass(frozen=True)
 class Compared:
-    """The models of a page by what charts call them, the merge under repair first."""
+    """The models of a page by their names in charts, the merge under repair first."""
 
     models: Mapping[str, ModelRef]
 
@@ -43,32 +43,32 @@ class Compared:
 
     @property
     def other_model(self) -> str | None:
-        """Return the model that it is compared with; None where it is looked at alone."""
+        """Return the model that it is compared with; None if it is shown alone."""
         return next(iter([*self.models][1:]), None)
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """Return both models, where there are two."""
+        """Return both models, if there are two."""
         return None if self.other_model is None else (self.merge, self.other_model)
 
     @property
     def calibration(self) -> ModelRef | None:
-        """Return the second model, else the first, where it is calibrated here."""
+        """Return the second model, else the first, if the session calibrates it."""
         found = [model for model in self.models.values() if model.config is not None]
         return found[-1] if found else None
 
 
 def choose_in_sidebar(session: Session, scored_on: EvaluationSamples | None = None) -> Compared:
-    """Choose both models in the sidebar, draw the headline about them, and make the calibrated ones.
+    """Draw the choice of both models in the sidebar and the headline about them, and make the calibrated ones.
 
     Args:
-        scored_on: samples whose scores the headline shows; None for those that models are measured on.
+        scored_on: samples of the headline's scores; None for those of the measurements.
     """
     return make_models(session, choose_models(session, scored_on))
 
 
 def choose_models(session: Session, scored_on: EvaluationSamples | None = None) -> Compared:
-    """Choose both models in the sidebar as `choose_in_sidebar` does, without making them."""
+    """Draw the choice of both models in the sidebar as `choose_in_sidebar` does, without making them."""
     options.chosen_config(session)  # what cannot be used is said on the page
     with end_explained():
         _draw_choice(session)
@@ -78,8 +78,8 @@ def choose_models(session: Session, scored_on: EvaluationSamples | None = None) 
 
 
 def choose_to_repair(session: Session) -> Compared:
-    """Choose in the sidebar as `choose` does, and return the merge and its repair, whatever it is compared with
-    elsewhere; where the subject cannot be calibrated say why, offer the merge on the table and end the page."""
+    """Draw the choice in the sidebar as `choose_in_sidebar` does, and return the merge and its repair, even if another
+    comparison is chosen; if the subject cannot be calibrated explain why, offer the merge and end the page."""
     with end_explained():
         _draw_choice(session)
         subject, merge = session.resolve(state.selection().merge), on_table.find_merge(session)
@@ -96,7 +96,7 @@ def choose_to_repair(session: Session) -> Compared:
 
 
 def make_models(session: Session, compared: Compared) -> Compared:
-    """Make the calibrated ones of some models; end the page where one cannot be made."""
+    """Make the calibrated ones of some models; end the page if one cannot be made."""
     with end_explained(), state.progress() as report:
         for model in compared.models.values():
             if model.config is not None:
@@ -107,10 +107,10 @@ def make_models(session: Session, compared: Compared) -> Compared:
 
 
 def resolve_chosen(session: Session) -> dict[str, ModelRef]:
-    """Return what the selection names, not made.
+    """Resolve the selected models without making them.
 
     Raises:
-        InputError: a name that stands for nothing.
+        InputError: an unknown name.
     """
     return _label(session, _chosen_names(session))
 
@@ -129,7 +129,7 @@ def _draw_choice(session: Session) -> None:
 
 
 def _choose(field: str, label: str, now: str, home: str, offered: Mapping[str, str]) -> None:
-    """Let a model be chosen from a list, or typed: a method, a folder, a Hub id, any name as `--model` takes it."""
+    """Draw the choice of a model from a list, or by typing: a method, a folder, a Hub id, any name as for `--model`."""
     state.control(
         st.selectbox,
         field,
@@ -144,7 +144,7 @@ def _choose(field: str, label: str, now: str, home: str, offered: Mapping[str, s
 
 
 def _draw_chip(session: Session) -> None:
-    """Draw the options of the repair as one button that leads to where they are chosen, where they are looked at."""
+    """Draw the options of the repair as one button that leads to the page where they are chosen."""
     if state.selection().beside != CALIBRATED or on_table.why_not(session, session.resolve(state.selection().merge)):
         return
     model = on_table.find_calibration(session)
@@ -155,8 +155,7 @@ def _draw_chip(session: Session) -> None:
 
 
 def _chosen_names(session: Session) -> list[str]:
-    """Return the names of the models that are shown: no repair where there can be none, or where a job makes it that
-    has not been done."""
+    """Return the names of the shown models: without a repair if there can be none, or if its job is not done."""
     chosen = state.selection()
     if chosen.beside in (NOTHING, chosen.merge):
         return [chosen.merge]
@@ -170,7 +169,7 @@ def _chosen_names(session: Session) -> list[str]:
 
 @contextmanager
 def end_explained() -> Iterator[None]:
-    """End the page with one button back to the suite's merge where a name stands for nothing, or cannot be made."""
+    """End the page with one button back to the suite's merge, for a name that is unknown or cannot be made."""
     try:
         yield
     except InputError as error:
@@ -183,8 +182,8 @@ def end_explained() -> Iterator[None]:
 
 
 def offered_models(session: Session) -> dict[str, str]:
-    """Return names of models and what lists call them, in groups: what any suite has, pinned runs of this one, mergers
-    with the score of the suite's table of methods, the best first, experts."""
+    """Return names of models and their labels in lists, in groups: those of every suite, pinned runs of this one,
+    mergers with their scores in the suite's table of methods, best first, and experts."""
     merge, has_base = MERGED.name, session.family.is_base_known
     with suppress(InputError):  # a name that stands for nothing is said where the models are made
         merge = on_table.find_merge(session).name
@@ -200,7 +199,7 @@ def offered_models(session: Session) -> dict[str, str]:
 
 @st.cache_data(ttl="1m", show_spinner=False)
 def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
-    """Return the average score of every method in the first table of methods of a suite; none where there is none."""
+    """Return the average score of every method in the first table of methods of a suite; none without a table."""
     studies = library.studies_of_suite(reference, suite_hash, library.own()[0])
     tables = [study for study in studies if study.kind == library.TABLE]
     found = tables[0].summaries() if tables else []

@@ -1,4 +1,4 @@
-"""Name tables and pictures by what they were measured on, and say it in the tables themselves."""
+"""Name tables and pictures by their measurement, and add it to the tables themselves."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.formatting import how_many
 
 LONGEST = 40
-"""Characters of what was calibrated in the name of a file."""
+"""Most characters of the calibrated model in the name of a file."""
 USUAL = ("merged", "base", "expert")
-"""Models that every suite has, which a file's name leaves out."""
+"""Models of every suite, which a file's name leaves out."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The suite, samples and models that numbers are about.
+    """The suite, samples and models of some numbers.
 
     Args:
-        counts: how many samples of the split were measured, per task.
+        counts: number of measured samples of the split, per task.
         models: full names of the models by what tables call them (`featcal.session.model_ref.ModelRef.name`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
-        on: which samples were asked for, and for a ledger what was measured of the drift.
-        task: the one that they are about; None where that is every one.
+        on: the requested samples; for a ledger, also the measured parts of the drift.
+        task: the task of the numbers; None for all tasks.
     """
 
     suite: str
@@ -47,11 +47,11 @@ class Origin:
 
     @property
     def samples(self) -> str:
-        """Return the samples per task, as "64" or "40 to 64"; "" where none were needed."""
+        """Return the samples per task, as "64" or "40 to 64"; "" if none were needed."""
         return how_many(self.counts.values()) if self.counts else ""
 
     def with_task(self, task: str) -> Origin:
-        """Return the origin of numbers of one task alone."""
+        """Return the origin of the numbers of one task."""
         return replace(self, counts={task: self.counts[task]}, task=task)
 
 
@@ -63,9 +63,9 @@ class Numbers:
         what: short and in words, such as "drift per layer"; part of the file's name.
         units: of the columns.
         digits: shown on the screen; the file has all of them.
-        kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command gives these numbers.
-        layer: the one that features are shown of; None is every one.
-        sample: the one that is shown; None where all are.
+        kind: of the measurement (`featcal.figures.commands.KINDS`); "" if no command gives these numbers.
+        layer: of the features; None for all layers.
+        sample: the shown one; None for all samples.
     """
 
     what: str
@@ -78,7 +78,8 @@ class Numbers:
     sample: int | None = None
 
     def measurement(self, reference: str) -> ChartSource | None:
-        """Return the origin of the numbers, for the suite with this reference; None where no command gives them."""
+        """Return the measurement behind the numbers, for the suite with this reference; None if no command gives
+        them."""
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
@@ -93,12 +94,12 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """Return the file name without its ending: what, suite, model, samples."""
+        """Return the file name without its ending: content, suite, model, samples."""
         return download_name(self.what, self.origin)
 
     def csv(self) -> bytes:
         """Write the table as CSV with columns for suite, split, samples per task, units, and the full names of its
-        models: the row's own where a row is about a single model, else all."""
+        models: the row's own if a row is about a single model, else all."""
         origin, frame = self.origin, self.frame
         counts = origin.counts
         per_task = [counts.get(task, origin.samples) for task in frame["task"]] if "task" in frame else origin.samples
@@ -112,7 +113,7 @@ class Numbers:
 
 
 def download_name(what: str, origin: Origin) -> str:
-    """Make a file name of words and origin, in letters, digits, hyphens and full stops.
+    """Make a file name from words and origin, in letters, digits, hyphens and full stops.
 
     >>> download_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
     'drift-per-layer-a-b-c-40-to-64-validation'
@@ -126,7 +127,7 @@ def download_name(what: str, origin: Origin) -> str:
 def sample_origin(
     session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], over: str = tables.ALL_TASKS
 ) -> Origin:
-    """Return the origin of features that were measured on a view; tasks can have fewer samples than were asked for.
+    """Return the origin of features measured on a view; a task may have fewer samples than requested.
 
     Args:
         over: a task, or all of them.
@@ -150,14 +151,14 @@ def _origin(
 
 
 def samples_of_calibration(model: ModelRef) -> EvaluationSamples:
-    """Return the samples that a calibrated model was made of."""
+    """Return the calibration samples of a calibrated model."""
     config, _ = model.require_calibration()
     return EvaluationSamples(config.samples, "calibration", config.seed)
 
 
 def model_words(shown: str, model: ModelRef, session: Session) -> str:
-    """Return words for a model in the name of a file: of a calibration its options, and what was calibrated where that
-    is not the suite's own merge."""
+    """Return words for a model in the name of a file: for a calibration its options, and its start if that is not the
+    suite's own merge."""
     if model.config is None or model.of is None:
         return shown
     words = file_words(model.config, opening.defaults(session))

@@ -1,4 +1,4 @@
-"""Write a calibrated model to a folder, and show the command line that does it too."""
+"""Write a calibrated model to a folder, and show the equivalent command line."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
 def button(session: Session, model: ModelRef, row: DeltaGenerator, below: DeltaGenerator) -> None:
-    """Draw the button that writes the checkpoint to the folder of `section`, and below it where it was written, also in
-    an earlier visit."""
+    """Draw the button that writes the checkpoint to the folder of `section`, and below it the path of the written
+    checkpoint, also from earlier visits."""
     name = _folder_name(session, model)
     with below:
         if row.button("Write the checkpoint", type="primary", icon=":material/save:"):
@@ -45,14 +45,14 @@ def button(session: Session, model: ModelRef, row: DeltaGenerator, below: DeltaG
 
 
 def _write(session: Session, model: ModelRef, folder: Path) -> None:
-    """Write the checkpoint and put it on the list, its card with what the page shows of it; say so where it was written
-    there already.
+    """Write the checkpoint and add it to the list, with the page's measurements in its card; say so if it was already
+    written there.
 
     Raises:
-        FeatcalError: it cannot be written, or what was written is another model.
+        FeatcalError: it cannot be written, or the written model differs.
     """
     if any(Path(one.folder) == folder for one in _find_written(session, model)):
-        st.info("This checkpoint is written already; nothing was written anew.", icon=":material/info:")
+        st.info("This checkpoint exists already; nothing was written.", icon=":material/info:")
         return
     on = EvaluationSamples(state.selection().n)
     how, (_, of) = state.page_score_kind(session, on), model.require_calibration()
@@ -71,7 +71,7 @@ def _write(session: Session, model: ModelRef, folder: Path) -> None:
 
 
 def _say_written(written: WrittenModel) -> None:
-    """Say where a checkpoint lies, and what of it was not checked."""
+    """Show the path of a checkpoint, and checks of it that could not run."""
     record = written.record()
     place = plain(f"{without_places(written.folder)} ({', '.join(record['written'])})")
     if record.get("verified"):
@@ -83,7 +83,7 @@ def _say_written(written: WrittenModel) -> None:
 
 
 def show_export(session: Session, model: ModelRef) -> None:
-    """Show the folder's name, how to load what was written there, and the command that writes it too."""
+    """Draw the folder's name, the loading code of the written model, and the equivalent command."""
     config, of = model.require_calibration()
     _folder_name(session, model)
     left, right = st.columns([2, 3])
@@ -101,7 +101,7 @@ def show_export(session: Session, model: ModelRef) -> None:
 
 
 def _folder_name(session: Session, model: ModelRef) -> str:
-    """Return the name in the folder's field; another merge or other options put another one there."""
+    """Return the name in the folder's field; another merge or other options change its default."""
     offered = default_name(session.family.suite.name, downloads.model_words("", model, session))
     # Whatever was typed for the options before would say what is not in the folder.
     if st.session_state.get(_OFFERED) != (model.name, offered) or _FOLDER not in st.session_state:
@@ -110,8 +110,8 @@ def _folder_name(session: Session, model: ModelRef) -> str:
 
 
 def _find_written(session: Session, model: ModelRef) -> list[WrittenModel]:
-    """Return where this calibration of the suite's files as they are now was written and still lies: first the folder
-    that is named on the page, then the newest."""
+    """Find the existing checkpoint of this calibration with the current files: first in the folder named on the page,
+    then the newest."""
     run = run_of(session, model).id
     of_this_visit = [one for one in st.session_state.get(_WRITTEN, ()) if one.run.id == run and one.is_there]
     found = {one.folder: one for one in [*of_this_visit, *Checkpoints().find(run)]}
@@ -122,15 +122,15 @@ def _find_written(session: Session, model: ModelRef) -> list[WrittenModel]:
 
 
 def default_name(suite: str, made: str) -> str:
-    """Return a folder name that says how the model was made: suite, merge, numbers, switches beside the defaults."""
+    """Return a folder name that describes the model: suite, merge, numbers, changed switches."""
     return "-".join(re.sub(r"[^\w.-]+", "-", part) for part in (suite, made))
 
 
 def output_folder(name: str) -> Path:
-    """Return the folder that a name typed by hand stands for.
+    """Return the folder for a typed name.
 
     Raises:
-        InputError: nothing that a folder can be called, or on a shared server one outside its folders.
+        InputError: not a possible folder name, or on a shared server one outside its folders.
     """
     if not name:
         raise InputError("the folder has no name; type one")
@@ -145,7 +145,7 @@ def output_folder(name: str) -> Path:
 
 
 def show_notes(written: WrittenModel) -> None:
-    """Show what the record of a written folder warns of and notes, and how the folder is loaded."""
+    """Show the warnings and notes in the record of a written folder, and its loading code."""
     record = written.record()
     for warning in record["warnings"]:
         if warning not in record.get(UNCHECKED, ()):
@@ -156,11 +156,11 @@ def show_notes(written: WrittenModel) -> None:
 
 
 def show_card(folder: Path, session: Session | None, model: ModelRef | None = None) -> None:
-    """Show the card of a written folder, a button that fills in its scores, and the command that pushes the folder.
+    """Show the card of a written folder, a button that adds its scores, and the command that pushes the folder.
 
     Args:
-        session: of its suite; None where another one is open, which cannot score it.
-        model: the model in the folder, where the session has it already.
+        session: of its suite; None if another suite is open, which cannot score it.
+        model: the model in the folder, if the session has it already.
     """
     try:
         label = "Score on the test split and fill in the card"
@@ -174,7 +174,7 @@ def show_card(folder: Path, session: Session | None, model: ModelRef | None = No
         return
     text = without_places(str(card))
     if NOT_MEASURED in text:
-        st.caption("What was not measured is called that in the card.")
+        st.caption("The card marks values that were not measured.")
     st.code(text, language="markdown", wrap_lines=True)
     st.caption("From a command line to the Hub: without --yes, files and card are shown and nothing is sent.")
     known = licence_of(card.data.to_dict()) is not None

@@ -1,7 +1,7 @@
-"""Keep the first page for the next start: verdict and charts of the embedded suite, drawn before torch is loaded.
+"""Cache the first page for the next start: verdict and charts of the embedded suite, drawn before torch is loaded.
 
-What was measured is kept under a hash of the suite's files, of featcal's code and of its version, so a changed file is
-measured anew. Nothing in here imports torch, which takes seconds.
+The key is a hash of the suite's files, of featcal's code and of its version, so a changed file is measured anew. This
+module does not import torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from featcal.system.resources import cache_folder, code_digest, data_path
 HOME_SUITE = "clip-mini"
 """Suite that the app opens on."""
 SAMPLES = 64
-"""Samples per task that models are measured on unless the user says otherwise."""
+"""Default number of samples per task of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FirstPage:
 
 
 def keep_first_page(found: FirstPage) -> None:
-    """Keep what the first page shows; a folder that cannot be written only costs the next start time."""
+    """Cache the content of the first page; if the folder cannot be written, only the next start takes longer."""
     file = _file()
     tables = {
         "booked": _format_table(found.booked),
@@ -61,7 +61,7 @@ def keep_first_page(found: FirstPage) -> None:
 
 
 def read_kept() -> FirstPage | None:
-    """Read what the first page shows of these very files, if it was measured before."""
+    """Read the cached content of the first page for the current files, if there is one."""
     file = _file()
     if not file.is_file():
         return None
@@ -72,25 +72,25 @@ def read_kept() -> FirstPage | None:
 
 
 def write_verdict_lines(verdict: Verdict) -> None:
-    """Write the lines of a verdict, but for the last two, which stand at the button and below it."""
+    """Write the lines of a verdict, except for the last two, which are shown with the button."""
     for number, one in enumerate(shown_sentences(verdict)):
         st.markdown(format_line(one, number == 0))
 
 
 def format_line(one: Sentence, is_first: bool) -> str:
-    """Return a line of the list as Markdown; a number and its sign stay together."""
+    """Return a line of the list as Markdown, with no-break spaces between numbers and signs."""
     words = plain(one.text).replace(" %", "\u00a0%")
     return f"- **{words}**" if is_first else f"- {words}"
 
 
 def shown_sentences(verdict: Verdict) -> list[Sentence]:
-    """Return the lines of a verdict that are listed."""
+    """Return the lines of a verdict for the list."""
     return [one for one in verdict.sentences if one.about not in ("next", "samples")]
 
 
 def figures(kept: FirstPage, chosen: str | None = None) -> tuple[go.Figure, go.Figure]:
-    """Draw the two charts below a verdict: the final drift of the merge booked to layers, and both parts of the drift
-    of all models on one axis."""
+    """Draw the two charts below a verdict: the final drift of the merge attributed to layers, and both parts of the
+    drift of all models on one axis."""
     merge = next(iter(kept.layers))
     return ledger_charts.waterfall({merge: kept.booked}, chosen), charts.drift_layers(kept.layers, True, chosen)
 
@@ -104,7 +104,7 @@ def _read_table(text: str) -> pd.DataFrame:
 
 
 def _file() -> Path:
-    """Return the file that keeps the measurement of the suite and the code as they are now."""
+    """Return the cache file for the current suite files and code."""
     digest = hashlib.sha256(f"{featcal.__version__} {SAMPLES} {code_digest()}".encode())
     suite = data_path(HOME_SUITE)
     for path in sorted(suite.rglob("*")):

@@ -1,4 +1,4 @@
-"""Show the samples whose answer the second model set right or got wrong, and how sure that is."""
+"""Show the samples that the second model fixed or broke, and the uncertainty of the counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 
 MOST_UNASKED = 12
-"""Pictures that are shown where nothing is selected."""
+"""Most pictures shown without a selection."""
 
 
 def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> Comparison | None:
-    """Compare both models of a page on the same samples; None, and the reason on the page, where that fails."""
+    """Compare both models of a page on the same samples; None, with the reason on the page, if that fails."""
     try:
         a, b = models.values()
         return session.measure.compare(a, b, on)
@@ -50,10 +50,10 @@ def show_differences(found: Comparison, pair: tuple[str, str], metric: str, orig
 def show_flips(
     session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples, found: Comparison
 ) -> None:
-    """Show how many answers changed, and every sample of a task in a table with a filter.
+    """Show the number of changed answers, and every sample of a task in a table with a filter.
 
     Args:
-        models: the merge and the one beside it, scored on `on` as base and experts are.
+        models: the merge and the model that it is compared with, scored on `on` like base and experts.
     """
     a, b = models
     st.header(f"Which answers did {b} change?")

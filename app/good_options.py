@@ -1,4 +1,4 @@
-"""Find good options for a merge without labels, as a job, and take them over."""
+"""Find good options for a merge without labels, as a job, and adopt them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _WHAT = (
 
 
 def show_good_options(session: Session, model: ModelRef) -> None:
-    """Show a job that chooses recipe and options for the merge on the table with the chosen samples, switches and
-    parts; when it is done, what it found, and one button that takes it over.
+    """Show a job that chooses recipe and options for the merge under repair with the chosen samples, switches and
+    parts; when it is done, its result, and one button that adopts it.
 
     Args:
-        model: the calibration on the table.
+        model: the calibration under repair.
     """
     config, of = model.require_calibration()
     asked = shared_options(config, opening.defaults(session))
@@ -51,7 +51,7 @@ def show_good_options(session: Session, model: ModelRef) -> None:
 
 
 def _show(session: Session, config: CalibrationConfig, document: Mapping[str, Any]) -> None:
-    """Show candidates with the margin between them, and take the chosen options over."""
+    """Show candidates with the margin between them, and adopt the chosen options."""
     for note in document["notes"]:
         st.caption(f"Note: {plain(note)}.")
     rows, columns = selection_table.candidate_table(document)
@@ -61,11 +61,11 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
     for line in selection_table.describe_selection(document):
         st.caption(plain(line))
     if document["chosen"] is None:
-        st.info("The merge is best left as it is: there is nothing to take over.", icon=":material/info:")
+        st.info("The merge is best left as it is: there is nothing to adopt.", icon=":material/info:")
         return
     chosen = chosen_options(config, document["chosen"])
     st.button(
-        "Take these options over" if chosen != config else "These options are taken over",
+        "Use these options" if chosen != config else "These options are in use",
         type="primary",
         icon=":material/check:",
         disabled=chosen == config,
@@ -75,6 +75,6 @@ def _show(session: Session, config: CalibrationConfig, document: Mapping[str, An
 
 
 def chosen_options(config: CalibrationConfig, chosen: Mapping[str, Any]) -> CalibrationConfig:
-    """Return options with what was chosen in their place; what belongs to other recipes is off."""
+    """Return options with the chosen ones; those of other recipes are off."""
     foreign = {name: False for name in OWN if name not in chosen and chosen["recipe"] not in OPTIONS[name].recipes}
     return replace(config, **dict[str, Any]({**foreign, **chosen}))

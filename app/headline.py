@@ -1,5 +1,4 @@
-"""Say at the top of every page what the repair of the merge brings, as far as that is measured; the rest costs nothing
-until somebody asks for it."""
+"""Show the gain of the repair at the top of every page, as far as it is measured; the rest is computed on request."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _NOW, _MISSING = "headline", "headline: why there are no scores"
 
 @dataclass(frozen=True)
 class _Headline:
-    """Subject of the headline on the page that is drawn, and its place."""
+    """Subject of the headline on the current page, and its place."""
 
     place: DeltaGenerator
     session: Session
@@ -38,17 +37,17 @@ class _Headline:
 
     @property
     def key(self) -> Hashable:
-        """Return what tells its scores from others."""
+        """Return a cache key for its scores."""
         return state.stamp(), tuple(model.key for model in self.models.values()), self.scored_on
 
     @property
     def score_kind(self) -> str:
-        """Return what scores are made of."""
+        """Return the kind of its scores."""
         whole = self.scored_on.samples is None
         return "answers" if whole else state.page_score_kind(self.session, self.scored_on)
 
     def find_scores(self, model: ModelRef) -> Scores | None:
-        """Return the scores of a model where they cost nothing."""
+        """Return the scores of a model if they are cached."""
         measure = self.session.measure
         if self.score_kind == "answers":
             return measure.scores(model, self.scored_on) if measure.has_scores(model, self.scored_on) else None
@@ -57,18 +56,18 @@ class _Headline:
 
 
 def forget() -> None:
-    """Forget the headline of the page before."""
+    """Forget the headline of the previous page."""
     st.session_state.pop(_NOW, None)
 
 
 def begin_headline(
     session: Session, models: Mapping[str, ModelRef], scored_on: EvaluationSamples | None = None
 ) -> None:
-    """Draw the headline here, with what is known before the page measures anything.
+    """Draw the headline here, with cached values.
 
     Args:
-        models: the merge under repair, and the model that it is compared with where there is one.
-        scored_on: samples that scores are of; None for those that models are measured on.
+        models: the merge under repair, and the model that it is compared with, if there is one.
+        scored_on: samples of the scores; None for those of the measurements.
     """
     on = EvaluationSamples(state.selection().n)
     now = st.session_state[_NOW] = _Headline(st.container(key="headline").empty(), session, models, on, scored_on or on)
@@ -77,7 +76,7 @@ def begin_headline(
 
 
 def finish_headline() -> None:
-    """Draw the headline anew with what the page has measured, and a button for what it has not."""
+    """Redraw the headline with the page's measurements, and a button for missing ones."""
     now: _Headline | None = st.session_state.get(_NOW)
     if now is None:
         return
@@ -99,7 +98,7 @@ def finish_headline() -> None:
 
 
 def shown_cards() -> list[Card]:
-    """Return the cards as they are known now; none where the page has no headline."""
+    """Return the current cards; none if the page has no headline."""
     now: _Headline | None = st.session_state.get(_NOW)
     return [] if now is None else _make_cards(now)
 
@@ -132,14 +131,14 @@ def _make_cards(now: _Headline) -> list[Card]:
 
 
 def _compare(scores: Sequence[Scores]) -> Comparison | None:
-    """Compare two models; None for one alone, or where both were not scored on the same samples in the same way."""
+    """Compare two models; None for a single one, or if both were not scored on the same samples in the same way."""
     with suppress(InputError):
         return compare_scores(scores[0], scores[1]) if len(scores) == 2 else None
     return None
 
 
 def _measure(now: _Headline) -> None:
-    """Measure what the cards show; why there are no scores is remembered."""
+    """Measure the values of the cards; the reason for missing scores is remembered."""
     with state.progress() as report:
         for model in now.models.values():
             if model.config is not None:

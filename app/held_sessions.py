@@ -1,4 +1,4 @@
-"""Hold the sessions of suites that visitors share: few at a time, within what memory there is for them."""
+"""Hold the sessions of suites that visitors share, within limits of number and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.progress import release_memory
 from featcal.system.sandbox import ServerRules
 
 MOST = 4
-"""Suites that are open at once."""
+"""Most suites that are open at once."""
 
 
 @dataclass
@@ -28,12 +28,12 @@ class _Open:
 
 
 class Held:
-    """Opened suites; the one that nobody has looked at for longest makes room for another.
+    """Open suites; the least recently viewed one is closed for another.
 
     Args:
-        rules: of a shared server, where suites may need so much memory together, and leave it when nobody has looked at
-            them for a while; None has neither limit.
-        clock: seconds.
+        rules: of a shared server, which limit the memory of all suites together and close idle ones; None has neither
+            limit.
+        clock: function that returns seconds.
     """
 
     def __init__(self, rules: ServerRules | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,14 +47,14 @@ class Held:
         return len(self._open)
 
     def get(self, key: Hashable, opened: Callable[[], Session], needs: Callable[[], int]) -> Session:
-        """Return the session of a suite, opened if it is not yet.
+        """Return the session of a suite; it is opened if necessary.
 
         Args:
-            key: tells the suite from others, and from itself before its files changed.
-            needs: bytes that it will take, by its headers; asked for on a shared server alone, before it is opened.
+            key: identifies the suite with the current state of its files.
+            needs: estimate of its bytes by its headers; called only on a shared server, before the suite is opened.
 
         Raises:
-            InputError: it needs more than all suites may together, or it cannot be opened.
+            InputError: it needs more than all suites together may use, or it cannot be opened.
         """
         found = self._find(key)
         if found is not None:
@@ -73,7 +73,7 @@ class Held:
             return session
 
     def let_go(self) -> None:
-        """Drop what nobody has looked at for too long."""
+        """Close suites that are idle for too long."""
         if self._rules is None:
             return
         with self._lock:
@@ -109,7 +109,7 @@ class Held:
 
 
 def _release(suites: Sequence[_Open]) -> None:
-    """Release sessions that were dropped, and give their memory back."""
+    """Release closed sessions and their memory."""
     for one in suites:
         # A page that is open in a browser still refers to its session, so dropping it would not do.
         one.session.release()
@@ -119,7 +119,7 @@ def _release(suites: Sequence[_Open]) -> None:
 
 
 def _look(held: weakref.ref[Held], seconds: float) -> None:
-    """Let idle suites go, every now and then, for as long as there is somebody who holds them."""
+    """Close idle suites from time to time, as long as the holder exists."""
     # A weak reference: the thread itself must not keep the suites alive.
     while (one := held()) is not None:
         one.let_go()

@@ -1,4 +1,4 @@
-"""Show the picture of a sample beside the point that the mouse is over: plotly's hovers hold words alone."""
+"""Show the picture of a sample beside the point under the mouse, because plotly's hovers show only text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 
 EDGES = ((256, 64), (1024, 48))
-"""Up to so many pictures, pixels of an edge; more have `SMALLEST`."""
+"""Number of pictures up to which an edge has so many pixels; for more it has `SMALLEST`."""
 SMALLEST = 32
 _SHEET = ResultKind[tuple[str, int]]("sheet of small pictures")
 
@@ -64,10 +64,10 @@ export default function ({ data }) {
 
 
 def add_hover_pictures(chart: str, session: Session, task: str, on: EvaluationSamples) -> None:
-    """Let a chart whose points carry numbers of samples show their pictures; nothing where there are none.
+    """Add hover pictures to a chart whose points carry numbers of samples; nothing if there are no pictures.
 
     Args:
-        chart: its key.
+        chart: key of the chart.
     """
     data = session.viewable_samples(task, on)
     if data.images is None or not len(data):
@@ -77,8 +77,7 @@ def add_hover_pictures(chart: str, session: Session, task: str, on: EvaluationSa
 
 
 def picture_sheet(data: Samples) -> tuple[str, int]:
-    """Return all pictures of samples side by side, row by row, as the address of one JPEG, and how many are in a row;
-    the last row is filled up."""
+    """Return all pictures of samples in one grid, as the data address of a JPEG, and the number per row."""
     assert data.images is not None
     count = len(data)
     edge = next((edge for most, edge in EDGES if count <= most), SMALLEST)

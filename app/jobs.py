@@ -1,4 +1,4 @@
-"""Show long work on pages: started or found, its progress, its result. The queue is `featcal.server`."""
+"""Show long work on pages: started or found, with its progress and its result. The queue is `featcal.server`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules, without_places
 
 LINES = 60
-"""Lines of a log that are shown, the last ones."""
+"""Number of last lines of a log to show."""
 ENDED = 20
-"""Ended jobs that are listed, the last ones."""
+"""Number of last ended jobs to list."""
 NAMES = {
     "calibrate": "Calibrate",
     "scores": "Score",
@@ -45,9 +45,9 @@ NAMES = {
     "compare": "Measure methods",
     "select": "Find good options",
 }
-"""Names of kinds of jobs for people; other kinds go by their own."""
+"""Display names of kinds of jobs; other kinds are shown by their own."""
 PIECEWISE = ("sweep", "compare", "select")
-"""Kinds of jobs whose finished pieces are found again."""
+"""Kinds of jobs whose finished pieces are reused."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
     RUNNING: ":material/progress_activity:",
@@ -62,15 +62,15 @@ _VISITOR = "visitor"
 def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool = False) -> dict[str, Any] | None:
     """Return the document of a job on the selected suite, or show its progress or a button that starts it.
 
-    A page that gets None has nothing to show yet: it runs again by itself when the job has ended.
+    If the result is None the page has nothing to show yet; it reruns when the job has ended.
 
     Args:
         kind, args: as `featcal.server.kinds` has them.
-        seconds: what it is estimated to take.
-        at_once: the visitor has asked for it already: start without a button.
+        seconds: estimated time.
+        at_once: start without a button, because the visitor has already asked for it.
 
     Raises:
-        InputError: jobs cannot be kept on this machine.
+        InputError: this machine cannot store jobs.
     """
     queue = Queue()
     wanted = _order(kind, args)
@@ -90,16 +90,16 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
 
 
 def follow_jobs(kind: str, args: Mapping[str, Any], start: bool, left: bool = True) -> None:
-    """Show the progress of every job of a kind on the selected suite, and how the one with these arguments ended if
-    that left no result; for work whose results are looked for elsewhere. The page runs again as pieces are finished,
-    and when one has ended.
+    """Show the progress of every job of a kind on the selected suite, and the end of the job with these arguments if it
+    left no result; for work whose results are stored elsewhere. The page reruns as pieces are finished, and when a job
+    has ended.
 
     Args:
-        start: put the one with these arguments in line now.
-        left: whether something of that is still to be done, so that its end is worth a word.
+        start: submit the job with these arguments now.
+        left: whether a part of it is still missing, so that its end should be shown.
 
     Raises:
-        InputError: jobs cannot be kept on this machine.
+        InputError: this machine cannot store jobs.
     """
     queue, wanted = Queue(), _order(kind, args)
     if start:
@@ -113,7 +113,7 @@ def follow_jobs(kind: str, args: Mapping[str, Any], start: bool, left: bool = Tr
 
 
 def is_unfinished(kind: str, args: Mapping[str, Any]) -> bool:
-    """Say whether a job for this on the selected suite is in line or running; False where jobs cannot be kept."""
+    """Say whether a job for this on the selected suite is queued or running; False if jobs cannot be stored."""
     wanted = _order(kind, args)
     try:
         job = Queue().find(wanted)
@@ -123,10 +123,10 @@ def is_unfinished(kind: str, args: Mapping[str, Any]) -> bool:
 
 
 def _ask(wanted: JobOrder, seconds: float, again: bool) -> bool:
-    """Draw the button that starts an order, and say whether it was pressed; it is gone then."""
+    """Draw the button that starts an order, and say whether it was pressed; then it disappears."""
     place = st.empty()
     label = "Start again" if again else "Start"
-    note = "Runs as a background job: pages stay free meanwhile, and it goes on when you close this one."
+    note = "Runs as a background job: other pages stay usable, and it continues when you close this one."
     with place.container():
         st.markdown(f"**{job_title(wanted)}** takes about {duration(seconds)} on this machine.")
         pressed = st.button(
@@ -138,8 +138,8 @@ def _ask(wanted: JobOrder, seconds: float, again: bool) -> bool:
 
 
 def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> None:
-    """Make sure that the session has this calibrated model when this returns. Where it takes long a job makes it, and
-    the page ends with that job's progress meanwhile."""
+    """Make sure that the session has this calibrated model. If that takes long a job makes it, and the page ends with
+    the job's progress."""
     config, start = model.require_calibration()
 
     def make() -> CalibrationResult:
@@ -156,7 +156,7 @@ def ensure_calibrated(session: Session, model: ModelRef, progress: Progress) -> 
 
 
 def is_quick_or_done(session: Session, model: ModelRef) -> bool:
-    """Say whether `ensure_calibrated` would return at once or after a moment."""
+    """Say whether `ensure_calibrated` would return within a moment."""
     if not is_long(session, seconds_to_make(session, model)):
         return True
     with suppress(InputError):  # jobs cannot be kept on this machine
@@ -177,7 +177,7 @@ def model_argument(start: ModelRef) -> dict[str, str]:
 def finished_scores(
     session: Session, model: ModelRef, view: EvaluationSamples, progress: Progress, *, at_once: bool = False
 ) -> Scores | None:
-    """Return scores of a model on a split; None until a job has made them, where they take long."""
+    """Return scores of a model on a split; None until their job is done, if they take long."""
     seconds = seconds_to_score(session, view)
     if session.measure.has_scores(model, view) or not is_long(session, seconds):
         return session.measure.scores(model, view, progress)
@@ -190,7 +190,7 @@ def finished_scores(
 def finished_report(
     session: Session, models: Iterable[ModelRef], on: EvaluationSamples, seconds: float
 ) -> bytes | None:
-    """Return a report as a job has written it; None until it has."""
+    """Return the report of a job; None until it is written."""
     args = {
         "models": [_model_argument(model) for model in models],
         **asdict(on),
@@ -201,12 +201,12 @@ def finished_report(
 
 
 def has_scores_job(session: Session, model: ModelRef, view: EvaluationSamples) -> bool:
-    """Say whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
+    """Say whether `finished_scores` has something to show: cached scores, or a job for them."""
     return session.measure.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:
-    """Say whether there is or was a job for this on the selected suite; False where jobs cannot be kept."""
+    """Say whether there is or was a job for this on the selected suite; False if jobs cannot be stored."""
     wanted = _order(kind, args)
     try:
         return Queue().find(wanted) is not None
@@ -219,12 +219,12 @@ def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> d
 
 
 def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
-    """Return the order of a job on the selected suite."""
+    """Return a job's order on the selected suite."""
     return order(kind, state.suite_reference(), args, state.stamp())
 
 
 def _model_argument(model: ModelRef) -> str:
-    """Return a model as a job takes it; for one that a job has calibrated, the folder that it left."""
+    """Return a model in the form of a job's argument; for one that a job has calibrated, the folder of that job."""
     if model.config is None or model.of is None:
         return model.name
     made = Queue().result(_order("calibrate", _calibrate_args(model.config, model.of)))
@@ -232,7 +232,7 @@ def _model_argument(model: ModelRef) -> str:
 
 
 def visitor() -> str:
-    """Say who looks, for turns in the queue; the name outlives a reload where the browser has streamlit's cookie."""
+    """Return the visitor's name for turns in the queue; it survives a reload if the browser has streamlit's cookie."""
     cookie = st.context.cookies.get("_streamlit_xsrf")
     if isinstance(cookie, str):
         # Hashed: the queue's file is read by others, and the cookie itself is a secret.
@@ -242,11 +242,11 @@ def visitor() -> str:
 
 @st.fragment(run_every="1s")
 def _follow(identity: int, pieces: int | None = None) -> None:
-    """Draw a job's card anew every second until it has ended; then the page.
+    """Redraw a job's card every second until it has ended; then rerun the page.
 
     Args:
-        pieces: how many finished ones the page shows already; it is drawn anew about twenty times while others come.
-            None where it shows none.
+        pieces: number of finished pieces on the page, which is redrawn about twenty times while others finish. None if
+            it shows none.
     """
     queue = Queue()
     job = queue.get(identity)
@@ -257,10 +257,10 @@ def _follow(identity: int, pieces: int | None = None) -> None:
 
 
 def _card(queue: Queue, job: Job, place: str = "") -> None:
-    """Draw what a job is, how far, how long still, a button that ends it, and its log.
+    """Draw a job with its progress, remaining time, a cancel button, and its log.
 
     Args:
-        place: tells a card from that of the same job elsewhere on the page.
+        place: distinguishes several cards of a job on a page.
     """
     with st.container(border=True, key=f"{place}job-{job.id}"):
         st.markdown(f"**{job_title(job.order)}**")
@@ -276,7 +276,7 @@ def _card(queue: Queue, job: Job, place: str = "") -> None:
 
 
 def progress_line(job: Job, now: float, queue: Queue) -> str:
-    """Say in one line where a job is."""
+    """Describe the state of a job in one line."""
     if job.state == QUEUED:
         others = sum(not one.is_over for one in queue.jobs()) - 1
         return f"in line; {others} other {'job' if others == 1 else 'jobs'} unfinished, visitors take turns"
@@ -293,7 +293,7 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
 
 
 def job_title(order: JobOrder) -> str:
-    """Name what is computed, for Markdown."""
+    """Name the computation, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = {**order.args.get("options", order.args), "model": order.args.get("model")}
     recipe = options.get("recipe")
@@ -305,15 +305,17 @@ def job_title(order: JobOrder) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Write a value as the sliders do."""
+    """Format a value as the sliders do."""
     return exactly(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _show_end(job: Job) -> None:
-    """Show how a job ended that left no result, in the library's own words, and its log."""
+    """Show the end of a job without a result, in the library's own words, with its log."""
     words = plain_lines(job.message)
     if job.state == CANCELLED:
-        kept = "what was finished is kept, and it goes on there" if job.order.kind in PIECEWISE else "nothing is kept"
+        kept = "nothing is kept"
+        if job.order.kind in PIECEWISE:
+            kept = "finished parts are kept, and a new start continues there"
         st.info(f"This was cancelled; {kept}.", icon=ICONS[CANCELLED])
     elif job.state == DIED:
         st.warning(f"This died: {words}", icon=ICONS[DIED])
@@ -328,7 +330,7 @@ def _log(job: Job) -> None:
 
 
 def _tail(job: Job) -> None:
-    """Show the end of what a job's process said."""
+    """Show the last lines of a job's log."""
     if not job.log.is_file():
         st.caption("Nothing yet.")
         return
@@ -337,7 +339,7 @@ def _tail(job: Job) -> None:
 
 
 def badge(place: DeltaGenerator) -> None:
-    """Draw a button that says what is being computed, and opens the queue and what has ended."""
+    """Draw a button that shows the running job, and opens the queue and the ended jobs."""
     try:
         busy = not all(job.is_over for job in _own_jobs(Queue()))
     except InputError:  # jobs cannot be kept on this machine
@@ -357,7 +359,9 @@ def _badge(busy: bool) -> None:
     opened = st.popover(label, icon=icon, key="jobs", on_change="rerun", type="tertiary", width="content")
     if opened.open:
         with opened:
-            st.caption("Long computations run as background jobs, one at a time; they go on when this page is closed.")
+            st.caption(
+                "Long computations run as background jobs, one at a time; they continue when this page is closed."
+            )
             _listing(busy)
     elif busy and not jobs:
         st.rerun()  # nothing will change any more: no drawing every second
@@ -394,5 +398,5 @@ def _listing(busy: bool) -> None:
 
 
 def clock_time(moment: float) -> str:
-    """Write a moment on this machine's clock."""
+    """Format a moment on this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,4 +1,4 @@
-"""Draw the tabs of the Drift page that look at single layers, tokens and maps; each measures when it is opened."""
+"""Draw the tabs of the Drift page about single layers, tokens and maps; each measures when it is opened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PARTS = {
 }
 """Headings above the parts of an encoder-decoder's states, and above prompts."""
 _SIDE = 256
-"""Pixels of a picture's longer side under the patches, at most."""
+"""Most pixels of a picture's longer side under the patches."""
 _DARKEST = 150
 """The darkest grey of that picture, of 255."""
 
@@ -98,7 +98,8 @@ def depth(
 
 
 def _choose_sample(task: str, found: Mapping[str, DepthDecisions]) -> str:
-    """Let a sample be chosen by what expert and models decide in the end; by default the first that they part on."""
+    """Draw the choice of a sample by the final decisions of expert and models; by default the first on which they
+    differ."""
     first = next(iter(found.values()))
     ends = {"expert": first.beside or first, **found}
     decisions = {name: [one.words[answer] for answer in one.answers[-1, :, 0].tolist()] for name, one in ends.items()}
@@ -109,7 +110,7 @@ def _choose_sample(task: str, found: Mapping[str, DepthDecisions]) -> str:
     def words(number: str) -> str:
         return f"{number}: {', '.join(f'{name} {one[int(number)]}' for name, one in decisions.items())}"
 
-    label = f"Sample of {plain(task)}, and what is decided in the end"
+    label = f"Sample of {plain(task)}, and the final decisions"
     state.control(st.selectbox, "sample", chosen, None, label, numbers, format_func=words)
     return chosen
 
@@ -117,10 +118,10 @@ def _choose_sample(task: str, found: Mapping[str, DepthDecisions]) -> str:
 def block_maps(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str, relative: bool
 ) -> None:
-    """Draw the mismatch of every linear map of a block over `over` (a task or the mean), and what calibration changed.
+    """Draw the mismatch of every linear map of a block over `over` (a task or the mean), and its change by calibration.
 
     Args:
-        relative: to the norm of what the expert's own map gives.
+        relative: to the norm of the output of the expert's own map.
     """
     with state.progress() as report:
         found = {name: session.measure.maps(model, on, report) for name, model in models.items()}
@@ -146,7 +147,7 @@ def block_maps(
             alt = f"Share of every linear map of {layer} in what calibration changed: {summary}"
             view.picture(figure, "changed", alt, download_name("changed", origin))
         else:
-            st.caption("What calibration changed stands here when one of the two models is calibrated.")
+            st.caption("The changes by calibration appear here when one of the two models is calibrated.")
     rows = tables.stack_models(frames)
     view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), text.MAPS)
 
@@ -185,7 +186,7 @@ def show_tokens(
 
 
 def _choose_shown(session: Session, task: str, on: EvaluationSamples) -> str:
-    """Let a sample be chosen by its right answer; by default the first that is picked on any page."""
+    """Draw the choice of a sample by its right answer; by default the first that is picked on any page."""
     data = session.viewable_samples(task, on)
     answers = answer_column(data)
     numbers = [str(i) for i in range(len(data))]
@@ -200,7 +201,7 @@ def _choose_shown(session: Session, task: str, on: EvaluationSamples) -> str:
 
 
 def _describe_whole(frames: Mapping[str, pd.DataFrame], relative: bool) -> Iterator[str]:
-    """Yield, by model, the drift of all tokens together, and of the class token, which no patch shows."""
+    """Yield, by model, the drift of all tokens together, and of the class token, which is not a patch."""
     for name, frame in frames.items():
         whole, size = (float((frame[column] ** 2).sum() ** 0.5) for column in ("drift", "expert norm"))
         line = f"**{plain(name)}**: ‖e‖ {whole:.2f}" + (f" ({whole / size:.3f} of the expert's norm)" if size else "")
@@ -213,13 +214,13 @@ def _describe_whole(frames: Mapping[str, pd.DataFrame], relative: bool) -> Itera
 def _draw_patches(
     frames: Mapping[str, pd.DataFrame], column: str, digits: int, pixels: Tensor, numbers: Numbers
 ) -> None:
-    """Draw patches over the picture as the model gets it; by their places where they are no grid of it."""
+    """Draw patches over the picture in the model's input; by their positions if they do not form a grid."""
     own = {name: frame[frame["part"] == PICTURE].set_index("position", drop=False) for name, frame in frames.items()}
     count, form = len(next(iter(own.values()))), f".{digits}f"
     summaries = {name: tables.describe_ranges({name: one[column]}, digits) for name, one in own.items()}
     grid = token_charts.patch_grid(count, *pixels.shape[1:]) if pixels.ndim == 3 else None
     if grid is None:
-        st.caption("These patches are no grid of square cells over the picture: they stand in the model's own order.")
+        st.caption("These patches form no grid of square cells over the picture, so they are in the model's own order.")
         alt = f"Drift of every patch, {column}: {'; '.join(summaries.values())}"
         view.picture(token_charts.places(own, column, form), "tokens", alt, numbers.name)
         return
@@ -232,7 +233,7 @@ def _draw_patches(
 
 
 def _draw_grey(pixels: Tensor) -> Image.Image:
-    """Return a model's input `[channels, height, width]` in light grey, so that what is dark and coloured is drift."""
+    """Return a model's input `[channels, height, width]` in light grey, so that dark colours are drift."""
     grey = pixels.float().mean(0)
     low, high = grey.min(), grey.max()
     scaled = _DARKEST + (255 - _DARKEST) * (grey - low) / (high - low).clamp_min(torch.finfo().tiny)
@@ -243,12 +244,12 @@ def _draw_grey(pixels: Tensor) -> Image.Image:
 
 
 def _find_top(frames: Mapping[str, pd.DataFrame], column: str) -> float:
-    """Return the largest drift of all models, which has the full colour."""
+    """Return the largest drift of all models, for the top of the colour scale."""
     return max(float(frame[column].max()) for frame in frames.values())
 
 
 def _mark_words(frames: Mapping[str, pd.DataFrame], column: str, digits: int) -> None:
-    """Draw the tokens of texts, part by part, a column per model; all have one scale of colours."""
+    """Draw the tokens of texts, part by part, a column per model, with one colour scale."""
     top = _find_top(frames, column)
     for place, (name, frame) in zip(st.columns(len(frames)), frames.items(), strict=True):
         with place:

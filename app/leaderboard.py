@@ -1,4 +1,4 @@
-"""Show method tables on a page: of the selected suite, across suites, and the paper's own beside them."""
+"""Show method tables on a page: of the selected suite, across suites, and the paper's own."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from featcal.suite.methods import EXPERT, NEEDS
 from featcal.system.formatting import duration
 
 MOST_TASKS = 6
-"""Tasks whose pictures are shown, at most."""
+"""Most tasks whose pictures are shown."""
 _LONG = (
     "Every method at its defaults with three calibration seeds, as a background job: minutes for a small suite, "
-    "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
+    "hours for a large one. It continues when you close this page, and finished rows are kept if it is cancelled."
 )
 SUBJECT, BESIDE = "the merge under repair", "compared with the merge"
 _ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"
 HIDDEN = ("seeds", "wall s", "failure")
-"""Columns of the method table that are in the download and not on the page."""
+"""Columns of the method table that only the download has."""
 
 
 def find_studies() -> list[Study]:
-    """Return the studies of the selected suite, tables of methods first; say which files hold none, and why."""
+    """Return the studies of the selected suite, tables of methods first; report files that are not studies, and why."""
     own, problems = library.own()
     view.show_problems(problems)
     return library.studies_of_suite(state.suite_reference(), suite_hash(state.opened_files()[0]), own)
 
 
 def show_leaderboard(of_suite: Sequence[Study]) -> None:
-    """Show what was measured of the selected suite, of every suite side by side, and what the paper printed."""
+    """Show the measurements of the selected suite, of all suites side by side, and the paper's printed ones."""
     methods, suites, printed = st.tabs(["Methods", "Every suite", "The paper's tables"])
     with methods:
         if of_suite:
@@ -60,7 +60,7 @@ def show_leaderboard(of_suite: Sequence[Study]) -> None:
 
 
 def _choose(studies: Sequence[Study]) -> Study:
-    """Let one of several studies of a suite be chosen, tables of methods first and the newest first."""
+    """Draw the choice of one of several studies of a suite, tables of methods first and the newest first."""
     if len(studies) == 1:
         st.caption(plain(_describe(studies[0])))
         return studies[0]
@@ -72,7 +72,7 @@ def _choose(studies: Sequence[Study]) -> Study:
 
 
 def _table(study: Study) -> None:
-    """Show the table of one study; a click on a row looks at its model."""
+    """Draw the table of one study; a click on a row shows its model on all pages."""
     summaries = study.summaries()
     frame = study_tables.method_table(summaries)
     if study.kind == "corrupt":
@@ -120,7 +120,7 @@ def _numbers(study: Study, frame: pd.DataFrame) -> Numbers:
 
 
 def _draw_places(study: Study, frame: pd.DataFrame) -> None:
-    """Draw the methods of a study at every place of it; nothing of a table of methods, which has one."""
+    """Draw the methods of a study at every place of it; nothing for a table of methods, which has one place."""
     if places := list(dict.fromkeys(name for row in study.rows for name in row.point.at)):
         alt = f"Average score of {len(frame)} rows over {', '.join(places)}"
         name = _numbers(study, frame).name
@@ -128,7 +128,7 @@ def _draw_places(study: Study, frame: pd.DataFrame) -> None:
 
 
 def _show_corrupted(study: Study) -> None:
-    """Show one calibration picture of some tasks at every place of the study, as the models see it."""
+    """Show one calibration picture of some tasks at every place of the study, as in the models' inputs."""
     suite, _ = state.opened_files()
     places = dict.fromkeys((str(row.point.at["corruption"]), int(row.point.at["severity"])) for row in study.rows)
     with st.expander("What the pictures look like", icon=":material/image:"):
@@ -174,7 +174,7 @@ def _suites(studies: Sequence[Study]) -> None:
 
 
 def _paper() -> None:
-    """Show the paper's tables as printed; misprints are marked."""
+    """Show the paper's tables as printed, with misprints marked."""
     tables, here = paper_tables(), state.suite_reference()
     own = next((number for number, one in enumerate(tables) if here in one.suites.values()), 0)
     picked = st.selectbox(
@@ -193,8 +193,8 @@ def _paper() -> None:
 
 
 def _measure(before: Sequence[Study]) -> None:
-    """Say what it takes to measure every method, as far as that was `before`, and draw the button that does it in a
-    process of its own, and the command that does it too."""
+    """Show the cost of measuring every method, as far as it is known from `before`, the button that does it in a
+    separate process, and the equivalent command."""
     seeds = ",".join(map(str, SEEDS))
     command = [
         "featcal",
@@ -212,7 +212,10 @@ def _measure(before: Sequence[Study]) -> None:
             st.markdown(" ".join([_LONG, *(_took(study) for study in before[:1] if study.kind == TABLE)]))
             wanted = st.button("Start", type="primary", icon=":material/play_arrow:", key="measure-every-method")
         with st.popover("Command", icon=":material/terminal:"):
-            st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
+            st.caption(
+                "The command continues where it stopped, and this page shows its result. "
+                "You can name methods instead of all."
+            )
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
     if wanted or jobs.has_job("compare", args):
@@ -220,13 +223,13 @@ def _measure(before: Sequence[Study]) -> None:
 
 
 def _took(study: Study) -> str:
-    """Say what it took to measure a table."""
+    """Describe the time that a table took."""
     seconds = sum(spent.wall for row in study.rows for spent in row.found.seconds.values())
     return f"The table above took {duration(seconds)} for {len(study.rows)} models, where it was measured."
 
 
 def _describe(study: Study) -> str:
-    """Say in words what a study was measured on."""
+    """Describe in words the samples of a study."""
     scores, drift = study.on["scores"], study.on["drift"]
     count = "all" if scores["samples"] is None else str(scores["samples"])
     seeds = sorted({row.point.seed for row in study.rows if row.point.seed is not None})

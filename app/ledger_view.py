@@ -25,7 +25,7 @@ DRIFT_UNITS = {
     True: "norms / norm of the expert's feature, mean over samples; alignment: cosine",
     False: "norms over the whole token state, mean over samples; alignment: cosine",
 }
-"""Units of the drift tables, relative or not."""
+"""Units of the drift tables, relative or absolute."""
 _SHARES = "contribution and telescoped: norm / norm of the expert's final feature; shares: 1 is the final drift"
 _GROWTH = "gamma, eta: norm / norm of the incoming drift; response: cosine; certified_growth: share of samples"
 _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement, accuracy: share of samples"
@@ -37,7 +37,7 @@ DEPTH, INSIDE, TOKENS = "Through depth", "Inside the block", "Token by token"
 
 
 def show_growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
-    """Draw where drift grows on its way over `over` (a task or the mean)."""
+    """Draw where drift grows through the layers, over `over` (a task or the mean)."""
     tokens = "class" if _class_token(session) else "all"
     options = DriftOptions(on.samples, on.split, on.seed, tokens, _sublayers())
     with state.progress() as report:
@@ -46,7 +46,7 @@ def show_growth(session: Session, models: Mapping[str, ModelRef], on: Evaluation
 
 
 def show_decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
-    """Draw what drift does to decisions, task by task, and sample by sample of one task."""
+    """Draw the effect of drift on decisions, task by task, and sample by sample of one task."""
     options = DriftOptions(on.samples, on.split, on.seed)
     with state.progress() as report:
         ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
@@ -59,12 +59,12 @@ def show_decisions(session: Session, models: Mapping[str, ModelRef], on: Evaluat
 
 
 def _sublayers() -> bool:
-    """Say whether attention and MLP are layers of their own, as is chosen above the attribution."""
+    """Say whether attention and MLP are layers of their own, as chosen above the attribution."""
     return view.one_of(LAYERS, state.selection().parts) == LAYERS[1]
 
 
 def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
-    """Return a ledger with the effect on scores where the suite has labels and a head, else without."""
+    """Return a ledger with the effect on scores if the suite has labels and a head, else without."""
     try:
         session.measure.judges(model, options)
     except NoScores:
@@ -73,7 +73,7 @@ def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, repor
 
 
 def _class_token(session: Session) -> bool:
-    """Say whether gamma, eta and r are of the class token alone; asked where there is one."""
+    """Draw the choice to measure gamma, eta and r on the class token only, if there is one, and return it."""
     if not session.family.adapter.class_token:
         return False
     chosen = view.choice("Norms over", ["all tokens", "class token"], "tokens") != "all tokens"
@@ -94,7 +94,7 @@ def show_attribution(
 
     Args:
         booked: model → rows of `ledger_tables.attribution_table`.
-        chosen: is called with the chart's key when a bar is clicked.
+        chosen: called with the chart's key when a bar is clicked.
     """
     shares = {name: one.set_index("layer")["share"] for name, one in booked.items()}
     numbers = Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution")
@@ -156,14 +156,14 @@ def _every_sample(
 
 
 def say_needs_of_scores(session: Session) -> None:
-    """Say what is missing where there are no scores."""
+    """Explain what is missing for scores."""
     heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
     needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
     st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
 def show_sources(session: Session, model: ModelRef) -> None:
-    """Show what other feature sources would have cost the calibration, measured when asked for."""
+    """Show the cost of other feature sources for the calibration, measured on request."""
     config, _ = model.require_calibration()
     if config.recipe != PAPER:
         st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")

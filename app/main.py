@@ -45,7 +45,7 @@ MOVED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_pages(name: str) -> list[st.Page]:
-    """Return a page as the menu lists it; the first page comes a second time, under its own name."""
+    """Return a page for the menu; the first page is listed a second time, under its own name."""
     file, (title, icon, _) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
     title = f"{icon} {title}"
@@ -57,7 +57,7 @@ def make_pages(name: str) -> list[st.Page]:
 
 
 def lead_on(target: str, chosen: dict[str, Any]) -> Callable[[], None]:
-    """Return a page that leads to another one."""
+    """Return a page that redirects to another one."""
 
     def lead() -> None:
         state.look_at(**chosen)
@@ -83,7 +83,7 @@ tools, corner = (top.container(horizontal=True, width="content") for _ in range(
 
 
 def draw_first_page() -> None:
-    """Draw what the app opens on, as it was measured before for these very files, while torch is loading."""
+    """Draw the first page from its cache for the current files, while torch is loading."""
     from app import cards, first_page
 
     kept = first_page.read_kept()

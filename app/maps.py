@@ -1,6 +1,7 @@
-"""Make two-dimensional maps of feature clouds. UMAP runs in a process of its own: its first use compiles for seconds.
+"""Compute two-dimensional maps of feature clouds. UMAP runs in a separate process, because its first use compiles for
+seconds.
 
-Run as a program this file is that process: it reads pickled clouds from stdin and writes results to stdout.
+Run as a program, this file is that process: it reads pickled clouds from stdin and writes results to stdout.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["MapWorker", "Points", "trust", "umap_map"]
 NEIGHBOURS = 15
 TRUST_NEIGHBOURS = 10
 TRUST_POINTS = 1000
-"""Points whose neighbours are looked up to say how far a map is to be trusted."""
+"""Number of points whose neighbours are compared for the trustworthiness of a map."""
 QUIET = 5.0
-"""Seconds without a run of any page after which compiling disturbs nobody."""
+"""Seconds without a run of any page after which compiling disturbs no visitor."""
 
 
 def umap_map(features: Points) -> Points:
@@ -77,7 +78,7 @@ def _distances(points: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[n
 
 
 class MapWorker:
-    """The process that runs `umap_map`, one cloud after the other, at low priority; what was asked last comes first."""
+    """The process that runs `umap_map`, one cloud after the other, at low priority; the latest request comes first."""
 
     def __init__(self) -> None:
         self._lock, self._starting = threading.Lock(), threading.Lock()
@@ -86,7 +87,7 @@ class MapWorker:
         self._asked: list[tuple[Sequence[Points], Future[list[Points]]]] = []
 
     def put_off_start(self) -> None:
-        """Put off the start while a page runs."""
+        """Postpone the start while a page runs."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -120,7 +121,7 @@ class MapWorker:
                 future.set_exception(RuntimeError(f"the map process ended: {error}"))
 
     def close(self) -> None:
-        """End the process and give its pipes back."""
+        """End the process and close its pipes."""
         self.put_off_start()
         if self._process is not None:
             self._process.kill()
@@ -129,7 +130,7 @@ class MapWorker:
             self._process = None
 
     def __del__(self) -> None:
-        """End the process: streamlit lets go of what it keeps without a word, so nobody else could."""
+        """End the process, because streamlit drops cached objects without closing them."""
         if not sys.is_finalizing():  # then the process ends by itself, with its input
             self.close()
 
@@ -151,7 +152,7 @@ class MapWorker:
 
 
 def _run() -> None:
-    """Warm up on a small cloud, then serve until the app is gone; whatever libraries print goes to stderr."""
+    """Warm up on a small cloud, then serve until the app ends; output of libraries goes to stderr."""
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     with suppress(OSError):  # a courtesy that some systems refuse
         if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all
@@ -167,7 +168,7 @@ def _run() -> None:
 
 
 def _read(asked: queue.SimpleQueue[Sequence[Points]]) -> None:
-    """Pass on what the app asks for; end the process when the app is gone, in the middle of compiling too."""
+    """Pass on the app's requests; end the process when the app ends, also during compilation."""
     with suppress(EOFError, pickle.UnpicklingError):
         while True:
             asked.put(pickle.load(sys.stdin.buffer))

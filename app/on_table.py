@@ -1,4 +1,4 @@
-"""Say which merge is on the table, and its repair: what "calibrated" alone means on every page."""
+"""Find the merge under repair and its repair, which is the meaning of "calibrated" on every page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WHY = {
     "expert": "is an expert",
     "anchor": "is the anchor of a calibration, without the data",
 }
-"""Why models of these kinds are not calibrated; others are calibrated already."""
+"""Reasons why models of these kinds cannot be calibrated; others are already calibrated."""
 
 
 def find_calibration(session: Session) -> ModelRef:
-    """Return the merge on the table calibrated with the chosen options.
+    """Return the merge under repair, calibrated with the chosen options.
 
     Raises:
         InputError: as `find_merge`.
@@ -32,20 +32,20 @@ def find_calibration(session: Session) -> ModelRef:
 
 
 def find_merge(session: Session) -> ModelRef:
-    """Return the merge on the table: the subject where it can be calibrated, else what it was made of; else the model
-    beside it or what that was made of; else the suite's own.
+    """Return the merge under repair: the subject if it can be calibrated, else the merge behind it; else the compared
+    model or the merge behind that; else the suite's own.
 
     Raises:
-        InputError: a name that stands for nothing.
+        InputError: an unknown name.
     """
     return merge_of(session, state.selection().merge, state.selection().beside)
 
 
 def merge_of(session: Session, *names: str | None) -> ModelRef:
-    """Return the first merge among models and what they were made of, the suite's own where there is none.
+    """Return the first merge among models and the models behind them, the suite's own if there is none.
 
     Raises:
-        InputError: a name that stands for nothing.
+        InputError: an unknown name.
     """
     for name in names:
         model = None if name is None or name in (CALIBRATED, NOTHING) else session.resolve(name)
@@ -57,10 +57,10 @@ def merge_of(session: Session, *names: str | None) -> ModelRef:
 
 
 def why_not(session: Session, model: ModelRef) -> str:
-    """Say why a model cannot be calibrated, "" where it can.
+    """Explain why a model cannot be calibrated; "" if it can.
 
     Raises:
-        InputError: a name that stands for nothing.
+        InputError: an unknown name.
     """
     if not is_repairable(model):
         return _WHY.get(model.kind, "is calibrated already")
@@ -70,14 +70,13 @@ def why_not(session: Session, model: ModelRef) -> str:
 
 
 def fields_beside_merge(name: str) -> dict[str, str]:
-    """Return the fields of the selection that compare the subject with a model, a calibration with what it
-    calibrates."""
+    """Return the fields of the selection that compare the subject with a model, and a calibration with its start."""
     parts = model_name(name)
     return {"beside": name, **({"merge": parts.of} if parts.kind == "calibrated" and parts.of is not None else {})}
 
 
 def _find_start(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return what a model was made of, the record of a calibrated folder included; None where it is of the suite."""
+    """Return the model behind a model, also from the record of a calibrated folder; None if it is the suite's own."""
     if model.kind == REFERENCE and not is_repairable(model):
         return session.resolve(recorded_calibration(Path(model.name))[1])
     return model.of

@@ -1,4 +1,4 @@
-"""Open suites as the app does, and choose the options that a calibration starts from."""
+"""Open suites for the app, and choose the starting options of a calibration."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def open_resident(suite: Suite | str) -> Session:
 
 
 def suite_bytes(suite: Suite) -> int:
-    """Estimate the memory that a suite takes beside the libraries: every model as `open_resident` holds it, and a
-    calibration with the suite's own options; from headers and the first samples.
+    """Estimate the memory of a suite besides the libraries: every model as `open_resident` holds it, and a calibration
+    with the suite's own options; from headers and the first samples.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -36,24 +36,24 @@ def suite_bytes(suite: Suite) -> int:
 
 
 def prepare(reference: str = HOME_SUITE) -> None:
-    """Open a suite for the next `open_resident`, since nobody who comes first should wait for that; errors wait until
+    """Open a suite in advance for the next `open_resident`, so that the first visitor does not wait; errors appear
     then."""
     with suppress(FeatcalError):
         _prepared.append(open_resident(reference))
 
 
 _prepared: list[Session] = []
-"""Sessions that `prepare` opened, held until somebody opens the suite."""
+"""Sessions that `prepare` opened, held until the suite is opened."""
 
 
 def defaults(session: Session, recipe: str | None = None, samples: int | None = None) -> CalibrationConfig:
-    """Return the options that a calibration of a suite starts from, which depend on recipe and samples; the samples are
-    as many as a slider can answer for quickly."""
+    """Return the starting options of a calibration of a suite, by recipe and samples; the samples are as many as a
+    slider can compute quickly."""
     samples = samples or session.family.suite.calibration.explicit_options().get("samples", SAMPLES)
     return config_for(session.family, recipe=recipe, samples=samples)
 
 
 def switches(session: Session) -> tuple[str, ...]:
-    """Return the options of a calibration that are on or off and mean something for the suite's architecture."""
+    """Return the options of a calibration that are on or off and have an effect for the suite's architecture."""
     idle = idle_options(session.family.adapter)
     return tuple(name for name, one in OPTIONS.items() if one.kind is bool and name not in idle)

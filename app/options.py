@@ -1,4 +1,4 @@
-"""Draw the controls of a calibration, on the Calibrate page alone."""
+"""Draw the controls of a calibration, only on the Calibrate page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from featcal.system.formatting import exactly, message, shorten
 
 
 def controls_on_page(session: Session) -> DeltaGenerator:
-    """Draw the recipe and its sliders in the body of a page, above what is seldom changed; return the place of that."""
+    """Draw the recipe and its sliders in the body of a page, above rarely changed options; return the place of
+    these."""
     with st.container(gap="xsmall"):
         _recipe(session, st)
         _recommend(session)
@@ -48,14 +49,14 @@ def controls_on_page(session: Session) -> DeltaGenerator:
 
 
 def summarise_options(model: ModelRef, session: Session) -> str:
-    """Return recipe, λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+    """Return recipe, λ, ρ, α, samples and all other options that differ from the suite's default, in one line."""
     config, _ = model.require_calibration()
     numbers = _numbers(config, (*NUMBERS[config.recipe], "samples"))
     return " · ".join([config.recipe, *numbers, *_rest(config, session)])
 
 
 def describe_difference(config: CalibrationConfig, session: Session) -> str:
-    """Return what differs from the defaults of suite and recipe, in one line."""
+    """Return the differences from the defaults of suite and recipe, in one line."""
     home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
     recipe = [] if config.recipe == home.recipe else [config.recipe]
     moved = [name for name in NUMBERS[config.recipe] if getattr(config, name) != getattr(own, name)]
@@ -68,7 +69,7 @@ def _numbers(config: CalibrationConfig, names: Iterable[str]) -> list[str]:
 
 
 def _rest(config: CalibrationConfig, session: Session) -> list[str]:
-    """Say what differs from the suite's defaults beside a recipe's numbers and the samples."""
+    """Return the differences from the suite's defaults, apart from a recipe's numbers and the samples."""
     defaults = opening.defaults(session)
     differences = _numbers(config, ["decisions"] if config.decisions != defaults.decisions else [])
     differences += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
@@ -78,7 +79,7 @@ def _rest(config: CalibrationConfig, session: Session) -> list[str]:
 
 
 def defaults_explained(session: Session, config: CalibrationConfig) -> str:
-    """Say in three sentences where the defaults of a recipe come from: recipe, architecture, number of samples."""
+    """Explain in three sentences the origin of a recipe's defaults: recipe, architecture, number of samples."""
     home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
     own_options, names = session.family.suite.calibration.explicit_options(), NUMBERS[config.recipe]
     why = "which this suite's file asks for" if "recipe" in own_options else "which is the published one"
@@ -106,8 +107,8 @@ def defaults_explained(session: Session, config: CalibrationConfig) -> str:
 
 
 def chosen_config(session: Session) -> CalibrationConfig:
-    """Return the suite's defaults with what was chosen in their place; what cannot be used is left out with a sentence
-    that says why."""
+    """Return the suite's defaults with the chosen options; options that cannot be used are left out, with a sentence
+    that explains why."""
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
@@ -129,17 +130,17 @@ def chosen_config(session: Session) -> CalibrationConfig:
 
 
 def _config(session: Session, chosen: Mapping[str, Any]) -> CalibrationConfig:
-    """Return the defaults with options in their place.
+    """Return the defaults with other options.
 
     Raises:
-        InputError: one of them is out of range or does not go with another.
+        InputError: one of them is out of range or excludes another.
     """
     defaults = opening.defaults(session, chosen.get("recipe"), chosen.get("samples"))
     return resolve_options(replace(defaults, **chosen), session.family.adapter, session.tasks)
 
 
 def fields_of(session: Session, config: CalibrationConfig) -> dict[str, Any]:
-    """Return the fields of the selection that stand for these options: None where suite or recipe bring the value."""
+    """Return the fields of the selection for these options; None if suite or recipe give the value."""
     home, own = opening.defaults(session), opening.defaults(session, config.recipe, config.samples)
     left_out = {name: home if name in ("recipe", "samples") else own for name in OPTIONS}
     values = {name: getattr(config, name) for name in OPTIONS}
@@ -147,7 +148,7 @@ def fields_of(session: Session, config: CalibrationConfig) -> dict[str, Any]:
 
 
 def recipe_defaults(session: Session) -> CalibrationConfig:
-    """Return the defaults of the recipe and the number of samples that are chosen.
+    """Return the defaults for the chosen recipe and number of samples.
 
     Raises:
         InputError: there is no such recipe, or no such number.
@@ -157,7 +158,7 @@ def recipe_defaults(session: Session) -> CalibrationConfig:
 
 
 def _recipe(session: Session, place: Any) -> None:
-    """Draw how a block is calibrated; another recipe starts from defaults of its own."""
+    """Draw the choice of a recipe; another recipe starts from its own defaults."""
     config, home, recipe = chosen_config(session), opening.defaults(session).recipe, OPTIONS["recipe"]
     draw = place.segmented_control
     state.control(draw, "recipe", config.recipe, home, recipe.label, recipe.choices, required=True, help=recipe.help)
@@ -168,7 +169,7 @@ def _recipe(session: Session, place: Any) -> None:
 
 
 def _recommend(session: Session) -> None:
-    """Draw one button that takes the recipe to try first, where another one is chosen."""
+    """Draw a button for the recommended recipe, if another one is chosen."""
     if chosen_config(session).recipe == INFORMED:
         return
     st.button(
@@ -178,25 +179,25 @@ def _recommend(session: Session) -> None:
         icon=":material/recommend:",
         type="tertiary",
         help=f"On five of six suites that were measured, {INFORMED} gave the best average; on the sixth the experts "
-        f"are hardly better than the base. What a calibration begins with is {PAPER}, the method as published.",
+        f"are hardly better than the base. The default recipe is {PAPER}, the method as published.",
     )
 
 
 def _switches(session: Session) -> list[str]:
-    """Return the switches of the recipe that is chosen."""
+    """Return the switches of the chosen recipe."""
     recipe = chosen_config(session).recipe
     return [name for name in opening.switches(session) if recipe in OPTIONS[name].recipes]
 
 
 def _sliders(session: Session) -> list[str]:
-    """Return the options of the recipe that is chosen that have a slider."""
+    """Return the options of the chosen recipe with a slider."""
     recipe = chosen_config(session).recipe
     found = [name for name, one in OPTIONS.items() if one.steps and recipe in one.recipes]
     return sorted(found, key=lambda name: not OPTIONS[name].of_recipe)  # the recipe's own numbers first, then samples
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> None:
-    """Draw λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
+    """Draw λ, ρ, α, samples, then the switches that have an effect for this architecture, each in its place."""
     config, defaults = chosen_config(session), recipe_defaults(session)
     for place, name in zip(places, [*_sliders(session), *_switches(session)], strict=True):
         one, now, home = OPTIONS[name], getattr(config, name), getattr(defaults, name)
@@ -208,7 +209,7 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> None:
 
 
 def _parts(session: Session) -> None:
-    """Draw what is calibrated, and on which tasks; nothing chosen is all."""
+    """Draw the choice of parts to calibrate, and of tasks; no choice means all."""
     config, known = chosen_config(session), all_parts(session.family.adapter, session.tasks)
     for name in PARTIAL:
         one, now = OPTIONS[name], list(getattr(config, name) or ())
@@ -216,7 +217,7 @@ def _parts(session: Session) -> None:
 
 
 def _exact_fields(session: Session, place: Any) -> None:
-    """Draw fields for values between a slider's steps, and for numbers that have no slider."""
+    """Draw fields for values between a slider's steps, and for numbers without a slider."""
     config, defaults = chosen_config(session), recipe_defaults(session)
     idle = idle_options(session.family.adapter)
     with place.popover("Type values", icon=":material/keyboard:", type="tertiary"):
@@ -238,15 +239,15 @@ def _exact_fields(session: Session, place: Any) -> None:
 
 
 def _limit(one: Option, value: float | None) -> float | None:
-    """Return an end of an option's range as a field takes it; None where it has none."""
+    """Return an end of an option's range for a field; None if it has none."""
     return None if value is None else one.kind(value)
 
 
 def _step_name(step: float | str) -> str:
-    """Return a step as its slider names it; of one that is not offered any more streamlit hands back the name."""
+    """Return the label of a slider's step; for one that is no longer offered streamlit returns the label."""
     return step if isinstance(step, str) else exactly(step)
 
 
 def reset() -> None:
-    """Leave every option to the suite."""
+    """Reset every option to the suite's."""
     state.look_at(**dict.fromkeys(OPTIONS))

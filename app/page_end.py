@@ -1,4 +1,4 @@
-"""Mark a page that was not drawn to its end: streamlit's Stop ends a run wherever it is."""
+"""Mark a page that was not drawn completely, because streamlit's Stop ends a run at any place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NOTICE = "notice that the page is not whole"
 
 @contextmanager
 def warn_if_stopped() -> Iterator[None]:
-    """Show a warning that the page is not whole, and take it away at the end of the `with`.
+    """Show a warning that the page is incomplete, and remove it at the end of the `with`.
 
-    It is hidden while the page runs. A run that was stopped can draw nothing any more, so there it stays.
+    It is hidden while the page runs. A stopped run cannot draw any more, so the warning stays.
     """
     place = st.session_state[_NOTICE] = st.empty()
     with place.container(key="stopped"):
         st.html(_UNLESS_STOPPED)
         st.warning(
-            "This page was stopped before it was whole: parts below may be missing or come from an earlier run.",
+            "This page was stopped before it was complete: parts below may be missing or come from an earlier run.",
             icon=":material/front_hand:",
         )
         st.button("Run the page again", key="run-again", icon=":material/refresh:")
@@ -36,7 +36,7 @@ def warn_if_stopped() -> Iterator[None]:
 
 
 def end_page() -> NoReturn:
-    """End the page here, as it is meant to be: there is nothing more to show."""
+    """End the page here as intended, without the warning."""
     if _NOTICE in st.session_state:
         st.session_state[_NOTICE].empty()
     # Raises like Stop does, so the notice was taken away first.

@@ -1,4 +1,4 @@
-"""Draw scatters of samples on any page: the picked ones are lit, and a click, a box or a lasso picks."""
+"""Draw scatter plots of samples on any page: picked ones are highlighted, and a click, a box or a lasso picks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def make_dots(
     column: pd.Series | None = None,
     picked: Sequence[int] | None = None,
 ) -> Dots:
-    """Return what is drawn of a task's samples: what they are and what every model says of them, as far as that was
-    measured.
+    """Return the data of a task's samples for a plot: the samples and the models' answers, as far as they are measured.
 
     Args:
         models: those of the page, A first.
         ids: the samples that are drawn, all by default.
-        column: words or numbers of all samples that decide the colour; models do where it is left out.
-        picked: samples that are lit; by default those that are picked.
+        column: words or numbers of all samples that decide the colour; by default the models do.
+        picked: highlighted samples; by default the picked ones.
     """
     data = session.viewable_samples(task, on)
     ids = range(len(data)) if ids is None else ids
@@ -51,7 +50,7 @@ def make_dots(
 
 
 def scatter(figure: go.Figure, key: str, alt: str, name: str, *, zoom: bool = False) -> None:
-    """Draw a chart whose points are samples that models are measured on; what is drawn around is picked.
+    """Draw a chart whose points are the samples of the measurements; the lasso picks samples.
 
     Args:
         name: of the picture that its camera writes.
@@ -69,7 +68,7 @@ def scatter(figure: go.Figure, key: str, alt: str, name: str, *, zoom: bool = Fa
 
 
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    """Return ids of the samples among the points of a click or a lasso, in order, `MOST_PICKED` at most.
+    """Return ids of the samples among the points of a click or a lasso, in order, at most `MOST_PICKED`.
 
     >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
     (3, 7)
@@ -80,7 +79,7 @@ def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
 
 
 def _pick(key: str) -> None:
-    """Keep what was picked."""
+    """Store the picked samples."""
     # A chart that is drawn anew has forgotten its own selection, and would clear the picked samples.
     if ids := ids_of(st.session_state[key].selection.points):
         samples.pick_samples(ids)

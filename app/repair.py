@@ -1,4 +1,4 @@
-"""Draw the Calibrate page around its exact result: a block's preview before it, and what the result is worth."""
+"""Draw the Calibrate page around its exact result: a block's preview before it, and further evaluations after it."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent, points
 
 SEEDS = 3
-"""Calibrations whose spread is shown, with the chosen seed and the next ones."""
+"""Number of calibrations for the spread over seeds: the chosen seed and the next ones."""
 QUICK = 20.0
-"""Seconds of an exact run beyond which nothing is kept for previews: that costs up to as much again."""
+"""Seconds of an exact run above which no preview is prepared, because that may take as long again."""
 _EXACT = "exact run"
 _CHANGE = "before, after, change: drift / norm of the expert's feature"
 
 
 @dataclass(frozen=True)
 class Previewed:
-    """The preview of one block, as it was shown before the exact run."""
+    """The preview of one block, as shown before the exact run."""
 
     layer: str
     chart: DeltaGenerator | None = None
-    """The chart that it was drawn into."""
+    """The chart with the preview."""
     words: DeltaGenerator | None = None
 
 
 def preview(session: Session, on: EvaluationSamples, chart: DeltaGenerator, words: DeltaGenerator) -> Previewed:
-    """Show a preview of the first block that is calibrated with the options as they are now.
+    """Show a preview of the first calibrated block with the current options.
 
-    No calibrated block stands in front of it, so of recipes that solve a block at once it is what the exact run gives.
-    Of the last block of clip-mini, whose inputs change too, it was a fifth of the change, or of the wrong sign.
+    No calibrated block comes before it, so for recipes that solve a block at once the preview equals the exact result.
+    For the last block of clip-mini, whose inputs change too, it was a fifth of the change, or of the wrong sign.
 
     Args:
-        chart: where the last result is drawn, with the preview as a point.
-        words: where the preview is said.
+        chart: place of the last result, in which the preview is a point.
+        words: place of the sentence on the preview.
     """
     model = on_table.find_calibration(session)
     config, of = model.require_calibration()
@@ -70,13 +70,13 @@ def preview(session: Session, on: EvaluationSamples, chart: DeltaGenerator, word
     before, now = _mean(held.reached), _mean(found.drift)
     place = cockpit.preview_chart(chart, on, last, layer, now)
     caption = words.caption(
-        f"{plain(layer)}: relative drift {before:.4f} → {now:.4f}. The other blocks are on their way."
+        f"{plain(layer)}: relative drift {before:.4f} → {now:.4f}. The other blocks are being computed."
     )
     return Previewed(layer, place, caption)
 
 
 def confirm(shown: Previewed, session: Session, model: ModelRef, words: DeltaGenerator) -> None:
-    """Say that the preview has given way to the exact run."""
+    """Replace the sentence on the preview by one on the exact run."""
     if model.require_calibration()[0].decisions:
         how = "With δ above 0 there is no preview before the exact run."
     elif not _is_quick(session, model):
@@ -89,14 +89,14 @@ def confirm(shown: Previewed, session: Session, model: ModelRef, words: DeltaGen
 def rest(
     session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples, layer: str
 ) -> None:
-    """Draw what nobody waits for: the anchor alone, and prepare the next preview of a block."""
+    """Draw less urgent parts: the anchor alone, and prepare the next preview of a block."""
     assert compared.calibration is not None
     anchor_only(session, compared, features, on)
     keep_block_preview(layer, session, compared.calibration, on)
 
 
 def keep_block_preview(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
-    """Keep what the next preview of the block needs, for the next move of a slider."""
+    """Precompute the block statistics so that the next slider move previews instantly."""
     if not _is_quick(session, model):
         return
     place = st.empty()
@@ -110,14 +110,14 @@ def keep_block_preview(layer: str, session: Session, model: ModelRef, on: Evalua
 
 
 def _is_quick(session: Session, model: ModelRef) -> bool:
-    """Say whether an exact run is quick enough for a preview to be kept beside it."""
+    """Say whether an exact run is quick enough to prepare a preview besides it."""
     return float(session.fit.calibrate(model).record["seconds"]["total"]) <= QUICK
 
 
 def where_it_helps(
     session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples
 ) -> None:
-    """Show the change of drift by block and task and, when asked for, of what is booked to each layer."""
+    """Show the change of drift by block and task and, on request, of the attribution to each layer."""
     (a, before), (b, after) = features.items()
     origin = downloads.sample_origin(session, on, compared.models)
     _changes(repair_tables.drift_change(before, after), "change of drift", f"drift, {b} − {a}", origin)
@@ -135,7 +135,7 @@ def where_it_helps(
 
 
 def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples) -> None:
-    """Show the anchor without any samples beside the result, so that nobody takes its effect for the method's."""
+    """Show the anchor without any samples next to the result, so that its effect is not credited to the method."""
     (a, first), (b, second) = compared.models.items()
     rho = exactly(second.require_calibration()[0].rho)
     name = name_on(f"anchor:rho={rho}", first.name)
@@ -162,7 +162,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
 
 
 def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
-    """Show mean and range of every score over calibrations that differ in their seed alone, when asked for."""
+    """Show mean and range of every score over calibrations that differ only in their seed, on request."""
     config, of = model.require_calibration()
     wanted = state.selection().spread
     state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
@@ -199,7 +199,7 @@ def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> Non
 
 
 def show_conditioning(session: Session, model: ModelRef) -> None:
-    """Show how well every linear system is posed, folded and measured when asked for."""
+    """Show the condition of every linear system, in a closed section and measured on request."""
     wanted = state.selection().conditioning
     state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
     if not wanted:

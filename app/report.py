@@ -1,4 +1,4 @@
-"""Offer a report of the models that are looked at: written when asked for, offered as a file."""
+"""Offer a report of the shown models: written on request, then offered as a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITTEN = "report"
 
 
 def show_report(session: Session, on: EvaluationSamples) -> None:
-    """Offer a report about the models that are looked at."""
+    """Draw the offer of a report about the shown models."""
     st.header("Report")
     try:
         models = compare.resolve_chosen(session)
@@ -34,8 +34,8 @@ def show_report(session: Session, on: EvaluationSamples) -> None:
 
 
 def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Draw a button that writes a report about these models, by what it calls them, the file once it is there, and the
-    command that writes it too."""
+    """Draw a button that writes a report about these models, by their names, the file once it exists, and the
+    equivalent command."""
     names = tuple(model.name for model in models.values())
     st.caption(
         f"A self-contained HTML report on {' and '.join(models)}: "
@@ -60,7 +60,7 @@ def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
 def _write_on_request(
     row: DeltaGenerator, session: Session, names: tuple[str, ...], on: EvaluationSamples
 ) -> bytes | None:
-    """Write the report when its button is pressed; return it while its models and samples are looked at."""
+    """Write the report when its button is pressed; return it as long as the same models and samples are shown."""
     asked = state.stamp(), names, on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
@@ -76,7 +76,7 @@ def _write(session: Session, names: tuple[str, ...], on: EvaluationSamples) -> b
     """Write the report and return the file's content.
 
     Raises:
-        FeatcalError: models that cannot be shown together, or a measurement that failed.
+        FeatcalError: models that cannot be shown together, or a failed measurement.
     """
     with tempfile.TemporaryDirectory(prefix="featcal-report-") as folder, state.progress() as progress:
         out = Path(folder) / "report.html"

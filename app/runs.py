@@ -1,4 +1,4 @@
-"""Show the history on a page: what was measured, and what can be done with a run."""
+"""Show the history on a page: the measured runs, and actions on them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COLUMNS = (
 
 
 def keep_calibrated(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Put the calibrated models that a page shows into the history."""
+    """Add the calibrated models of a page to the history."""
     record_runs(session, {name: model for name, model in models.items() if model.config is not None}, on)
 
 
 def record_runs(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Put models that a page shows into the history; say so where they cannot be kept."""
+    """Add models of a page to the history; show a message if that fails."""
     for model in models.values():
         if problem := record(session, model, on, History(), state.page_score_kind(session, on)):
             view.show_problems([problem])
@@ -49,12 +49,12 @@ def record_runs(session: Session, models: Mapping[str, ModelRef], on: Evaluation
 def count_page_looks(
     session: Session, models: Iterable[ModelRef], on: EvaluationSamples
 ) -> AbstractContextManager[None]:
-    """Count looks at the test split: models that the body of the `with` scores on it."""
+    """Count uses of the test split by the models that the body of the `with` scores on it."""
     return recording.count_looks(session, models, on, "app", History())
 
 
 def say_looks(session: Session) -> None:
-    """Say how often the test split of this suite was looked at; for every page that shows its scores."""
+    """Show how often the test split of this suite was used, for every page with scores on it."""
     history = History()
     times, models = history.looks(hash_of(session))
     st.caption(
@@ -64,7 +64,8 @@ def say_looks(session: Session) -> None:
 
 
 def choose_run(run_id: str) -> None:
-    """Look at a run: on the Runs page, and beside the merge on every other, a calibration beside what it calibrates."""
+    """Show a run: on the Runs page, and compared with the merge on every other page; a calibration compared with its
+    start."""
     state.look_at(run=run_id)
     try:
         state.look_at(**_select_beside(History().get(run_id)))
@@ -73,8 +74,8 @@ def choose_run(run_id: str) -> None:
 
 
 def _select_beside(run: HistoryEntry) -> dict[str, Any]:
-    """Return the selection that compares the merge with a run: its options on the sliders if they can show it, else its
-    name."""
+    """Return the selection that compares the merge with a run: by its options on the sliders if they can show it, else
+    by its name."""
     if run.model == EXPERT:  # every page has them beside its models already
         return {}
     beside = {"merge": HOME.merge, **on_table.fields_beside_merge(run.model)}
@@ -104,7 +105,7 @@ def _choose_both(run_a: str, run_b: str) -> None:
 
 
 def show_runs(session: Session, history: History) -> None:
-    """Show the list of runs, one of them to be named, pinned, deleted or shown, and another to compare it with."""
+    """Show the list of runs, one of them to name, pin, delete or show, and another to compare it with."""
     st.header("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
@@ -124,7 +125,7 @@ def show_runs(session: Session, history: History) -> None:
 
 
 def choose_filter(frame: pd.DataFrame, row: DeltaGenerator) -> tuple[str, ...]:
-    """Let runs be filtered by the values of their columns; return those that are chosen."""
+    """Draw filters for runs by the values of their columns; return the matching runs."""
     chosen = state.selection().runs_only
     offered = list(dict.fromkeys([*run_tables.filters(frame), *chosen]))
     state.control(
@@ -142,7 +143,7 @@ def choose_filter(frame: pd.DataFrame, row: DeltaGenerator) -> tuple[str, ...]:
 
 
 def _list(runs: Sequence[HistoryEntry]) -> None:
-    """List runs with a column per option: sorted by a click on a heading, filtered as the chart is, or grouped."""
+    """List runs with a column per option: sorted by a click on a heading, filtered as the chart, or grouped."""
     everything = run_tables.run_table(runs)
     frame = run_tables.select_runs(everything, state.selection().runs_only)
     groups = [_NOTHING, *(name for name in run_tables.OPTION_COLUMNS if everything[name].nunique() > 1), "measured on"]
@@ -200,7 +201,7 @@ def _choose_row() -> None:
 
 
 def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
-    """Show what can be done with one run."""
+    """Show actions on one run."""
     known = {run.id: run for run in runs}
     chosen, other = state.selection().run, state.selection().against
     first = chosen if chosen in known else runs[0].id
@@ -239,7 +240,7 @@ def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
 
 
 def _keep_buttons(run: HistoryEntry, left: DeltaGenerator, right: DeltaGenerator) -> None:
-    """Draw buttons that keep a run from being deleted, and that delete it."""
+    """Draw buttons that protect a run from deletion, and that delete it."""
     pin = "Unpin" if run.pinned else "Pin"
     left.button(
         pin,
@@ -282,7 +283,7 @@ def _mark(run_id: str, mark: Mark, value: str | bool) -> None:
 
 
 def _delete(run_id: str) -> None:
-    """Delete a run, and keep it in this visit for whoever did not mean that."""
+    """Delete a run, and remember it during this visit for an undo."""
     try:
         run = History().get(run_id)
         History().delete(run_id)
@@ -293,7 +294,7 @@ def _delete(run_id: str) -> None:
 
 
 def _offer_undo() -> None:
-    """Say which run was deleted last in this visit, with a button that brings it back."""
+    """Show which run was deleted last in this visit, with a button that restores it."""
     run: HistoryEntry | None = st.session_state.get(_DELETED)
     if run is not None:
         with st.container(horizontal=True, vertical_alignment="center", key="deleted-run"):
@@ -302,7 +303,7 @@ def _offer_undo() -> None:
 
 
 def _bring_back(run: HistoryEntry) -> None:
-    """Put a deleted run into the history again, with everything that was measured and said of it."""
+    """Restore a deleted run in the history, with all its measurements and marks."""
     history = History()
     kept = [history.add(run, one) for one in run.measured or (None,)]
     try:
@@ -316,7 +317,7 @@ def _bring_back(run: HistoryEntry) -> None:
 
 
 def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
-    """Show what tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
+    """Show the differences of two runs: options, scores and drift on the same samples, and which samples flip."""
     st.markdown(f"**A** {plain(run_tables.run_title(a))}  \n**B** {plain(run_tables.run_title(b))}")
     differences = run_tables.different(a, b)
     if len(differences):
@@ -338,7 +339,7 @@ def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
 
 
 def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: RunMeasurement) -> None:
-    """Show how many samples of a measurement B has right and A has not, task by task, and the other way round."""
+    """Show how many samples of a measurement B has right and A wrong, task by task, and the reverse."""
     on = EvaluationSamples(measured.samples, measured.split, measured.seed)
     try:
         with state.progress() as report:

@@ -1,7 +1,7 @@
-"""Show the picked samples of a task: what they are, what every model makes of them, which flips they hold.
+"""Show the picked samples of a task: pictures or texts, every model's answers, and the flips among them.
 
-Every page that measures models shows them (`panel`), and any page can pick them (`pick`, or the rows of `table`): the
-ids are part of the selection, and with them the split whose samples they are.
+Every page that measures models shows them (`panel`), and any page can pick them (`pick_samples`, or the rows of a
+table): the ids and their split are part of the selection.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ def pick_samples(ids: Sequence[int], split: str | None = None) -> None:
 
     Args:
         ids: numbers of samples in their view.
-        split: None is the one that models are measured on.
+        split: None means the split of the measurements.
     """
     state.look_at(picked=tuple(sorted(set(ids)))[:MOST_PICKED], picked_of=split if ids else None)
 
 
 def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
-    """Return the picked samples of a view; none where those of another split are picked."""
+    """Return the picked samples of a view; none if those of another split are picked."""
     chosen = state.selection()
     same = (chosen.picked_of or session.split) == (on.split or session.split)
     return chosen.picked if same else ()
 
 
 def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = False) -> None:
-    """Draw the picked samples at the foot of a page: a bar that says how many there are and how many of them were
-    fixed and broken, with pictures or texts; below it what every model says. Nothing where none is picked.
+    """Draw the picked samples at the foot of a page: a bar with their number, pictures or texts, and how many of them
+    were fixed and broken; below it every model's answers. Nothing if none is picked.
 
-    Models are measured here where that is quick; for the rest there are buttons, but for the test split: a look at it
-    is for the Accuracy page to count.
+    Models are measured here if that is quick; otherwise there are buttons, except for the test split, whose use the
+    Accuracy page counts.
 
     Args:
         models: those of the page, the merge first; flips are those to the second.
@@ -86,7 +86,7 @@ def panel(session: Session, models: Mapping[str, ModelRef], *, details: bool = F
             )
         with st.container(horizontal=True, vertical_alignment="center"):
             _thumbnails(data, ids)
-    title = "What every model says of the selected samples"
+    title = "Every model's answers to the selected samples"
     # Folded, it costs nothing: what is in it is made when it is opened.
     fold = st.expander(title, details, key="selected-details", icon=":material/table:", on_change="rerun")
     if fold.open:
@@ -102,7 +102,7 @@ def _details(
     found: Mapping[str, PerSample],
     ids: Sequence[int],
 ) -> None:
-    """Show samples larger, what every model says of them in a table, and buttons for what is not known yet."""
+    """Show samples larger, every model's answers in a table, and buttons for missing measurements."""
     data = session.viewable_samples(task, on)
     frame = sample_tables.sample_table(data, found, *[*models, ""][:2]).iloc[list(ids)]
     gallery(data, frame)
@@ -114,14 +114,14 @@ def _details(
 
 
 def _measure_if_quick(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Take the models of a page, base and expert through picked samples where that takes a moment."""
+    """Run the models of a page, base and expert on picked samples if that takes a moment."""
     left = [one for one in with_ends(session, models).values() if not _decides(session, one, on)]
     if on.samples is not None and left and not is_long(session, len(left) * seconds_to_score(session, on)):
         measure_samples(session, with_ends(session, models), on)
 
 
 def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
-    """Show the first of some samples small, and say how many more there are."""
+    """Show the first of some samples small, and the number of further ones."""
     first = ids[: MOST_THUMBNAILS if data.images is not None else 2]
     words = [f"and {len(ids) - len(first)} more"] if len(ids) > len(first) else []
     if data.images is not None:
@@ -136,13 +136,13 @@ def _thumbnails(data: Samples, ids: Sequence[int]) -> None:
 
 
 def with_ends(session: Session, models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
-    """Return the models of a page between base, where that is known, and expert."""
+    """Return the models of a page between base, if that is known, and expert."""
     base: dict[str, ModelRef] = {compare.SHOWN_BASE: BASE} if session.family.is_base_known else {}
     return {**base, **models, compare.SHOWN_EXPERT: EVERY_EXPERT}
 
 
 def measure_samples(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Take every model through the samples of a view, where that was not done, and let its features decide."""
+    """Run every model on the samples of a view, if not done yet, and decide by its features."""
     with state.progress() as report:
         for model in models.values():
             session.measure.features(model, on, report)
@@ -151,7 +151,7 @@ def measure_samples(session: Session, models: Mapping[str, ModelRef], on: Evalua
 
 
 def are_measured(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
-    """Say whether margin, drift and what final features decide are known of all models, or would be in a moment."""
+    """Say whether margin, drift and decisions of final features are known for all models, or will be in a moment."""
     return all(_decides(session, model, on) for model in models.values())
 
 
@@ -165,10 +165,10 @@ def _decides(session: Session, model: ModelRef, on: EvaluationSamples) -> bool:
 def measured_samples(
     session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples
 ) -> dict[str, PerSample]:
-    """Return what the models of a page, base and expert make of a task's samples, as far as it was measured.
+    """Return the answers of the models of a page, base and expert on a task's samples, as far as they are measured.
 
-    Answers of language models are whole ones where the page's were scored, else those that final features decide: no
-    more than whether the first token is right.
+    Answers of language models are whole ones if the page scored these, else those of the final features: only whether
+    the first token is right.
     """
     data = session.viewable_samples(task, on)
     whole = _answers_are_whole(session, models, on)
@@ -189,7 +189,7 @@ def measured_samples(
 
 
 def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Offer buttons for what is not known yet of the models of a page, base and expert: margins and drift, full answers
+    """Draw buttons for missing measurements of the models of a page, base and expert: margins and drift, full answers
     of language models."""
     everyone = with_ends(session, models)
     label = f"Measure margin and drift on the {on.split or session.split} split"
@@ -210,7 +210,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
                 session.measure.scores(model, on, report)
         st.rerun()
     if not _answers_are_whole(session, models, on):
-        st.caption("Right and wrong are those of the answer's first token.")
+        st.caption("Right and wrong refer to the answer's first token.")
 
 
 def _answers_are_whole(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
@@ -233,7 +233,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
             st.caption(f"sample {plain(words)}")
             st.text(data.texts[i])
     else:
-        st.caption("This suite's samples are tensors: there is nothing to show of them.")
+        st.caption("This suite's samples are tensors: they cannot be shown.")
         return
     if len(shown) < len(ids):
         st.caption(f"The first {len(shown)} of {len(ids)} are shown; the table has all.")

@@ -1,4 +1,5 @@
-"""Hold what a session looks at: one frozen value for all pages, and its form in the address bar. No streamlit here."""
+"""Hold the state of a visitor's pages: one frozen value for all pages, and its form in the address bar. No streamlit
+here."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from featcal.system.formatting import exactly, shorten
 CALIBRATED = "calibrated"
 """Name of the repair: the merge on the table (`app.on_table`), calibrated with the selection's own options."""
 NOTHING = "nothing"
-"""Stands for no model to compare with."""
+"""Value for "no model to compare with"."""
 FORMER = {"a": "merge", "b": "beside"}
-"""Names that fields had in addresses before → what they are called now."""
+"""Former names of fields in addresses → their names today."""
 OPTIONS: Mapping[str, Option] = {name: one for name, one in calibration_options.OPTIONS.items() if one.label}
 """Options of a calibration that can be chosen here: those with a label."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
 ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
-"""Switches of what takes longer."""
+"""Switches of charts that take longer."""
 OF_A_SUITE = (
     *("task", "layer", "merge", "beside", "picked", "picked_of", "sample", "sort", "run", "against", "runs_only"),
     *("slice_class", "slice_answers"),
@@ -95,7 +96,7 @@ class PageSelection(_Chosen):  # type: ignore[misc]
     run: str | None = None
     """A run of the history, by its id."""
     against: str | None = None
-    """The run that it is held against."""
+    """The run to compare with."""
     across: str | None = None
     """The number or option that runs and methods are drawn over on the Calibrate page."""
     runs_colour: str | None = None
@@ -122,8 +123,8 @@ class PageSelection(_Chosen):  # type: ignore[misc]
         return {"alpha": self.alpha, "beta": self.beta} == CAUTIOUS
 
     def change(self, **changed: Any) -> PageSelection:
-        """Return the selection with other values; a new suite forgets what meant something in the old one alone, a new
-        recipe the numbers of the one before. `cautious` is on or off: its numbers, or those that were before."""
+        """Return the selection with other values; a new suite resets every field that belongs to a suite, a new recipe
+        its numbers. `cautious=True` sets `CAUTIOUS`'s numbers, False restores the recipe's own."""
         if "cautious" in changed:
             changed |= CAUTIOUS if changed.pop("cautious") else dict.fromkeys(CAUTIOUS)
         if changed.get("suite", self.suite) != self.suite:
@@ -137,7 +138,7 @@ class PageSelection(_Chosen):  # type: ignore[misc]
         return replace(self, **changed)
 
     def to_query(self) -> dict[str, str]:
-        """Return what the address bar shows: every field that is not at its default."""
+        """Return the query of the address bar: every field that is not at its default."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _format_value(value) for name, value in named.items() if value != getattr(HOME, name)}
 
@@ -147,9 +148,9 @@ HOME = PageSelection()
 
 
 def from_query(query: Mapping[str, str]) -> tuple[PageSelection, list[str]]:
-    """Read the selection that an address asks for, and one sentence for every part of it that says nothing usable.
+    """Read the selection that an address asks for, and one sentence for every part of it that cannot be used.
 
-    Names that are not fields are somebody else's and passed over; those that fields had before are read.
+    Unknown names are ignored; former names of fields are read.
     """
     query = {FORMER[name]: value for name, value in query.items() if name in FORMER} | dict(query)
     if query.get("merge") == CALIBRATED:  # the two models could be exchanged once
@@ -166,7 +167,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PageSelection, list[str]]:
             chosen[name] = 0 if zero else read(query[name])
         except ValueError:
             problems.append(
-                f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a value of it; left out."
+                f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a valid value; left out."
             )
     return HOME.change(**chosen), problems
 

@@ -1,6 +1,6 @@
-"""Serve the app with downloads beside its pages: what `featcal app` hands to streamlit.
+"""Serve the app with downloads beside its pages; `featcal app` passes this file to streamlit.
 
-Streamlit's download button holds a file in the server's memory; a checkpoint may be larger than that.
+Streamlit's download button keeps a file in the server's memory, for which a checkpoint may be too large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the tabs of the Models and data page: what is loaded, the way to one's own, and a report."""
+"""Draw the tabs of the Models and data page: the loaded suite, the way to one's own, and a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_tab(tab: str) -> None:
 
 
 def _draw_loaded() -> None:
-    """Draw what is loaded, whether it fits together, and what the tasks look like."""
+    """Draw the loaded models and data, whether they fit together, and examples of the tasks."""
     try:
         # The suite file alone: what is wrong with a model is a finding below, and does not end the page here.
         suite, _ = state.opened_files()
@@ -71,10 +71,10 @@ def _draw_loaded() -> None:
 
 
 def _draw_own() -> None:
-    """Draw fields or an uploaded file, checked while they are filled in, to a suite file."""
+    """Draw fields or an uploaded file, checked while they are filled in, that become a suite file."""
     st.caption(
-        "A suite names a base, a merge or how to merge, one expert per task and where samples lie. What is made here "
-        "is a file that the command line takes as well."
+        "A suite names a base, a merge or how to merge, one expert per task and the places of samples. This page "
+        "makes a suite file, which the command line takes as well."
     )
     started, uploaded = st.tabs(["Fill in", "Upload a file"])
     with started:

@@ -1,4 +1,4 @@
-"""Select samples of a task by their class, by who is right, or by a low margin, wherever samples are looked at."""
+"""Select samples of a task by their class, by which model is right, or by a low margin, wherever samples are shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANY = "any"
 
 
 def draw_slices(session: Session, models: Mapping[str, ModelRef], task: str, on: EvaluationSamples) -> None:
-    """Draw a button behind which a part of a task's samples is chosen and, with another button, selected.
+    """Draw a button that opens a choice of a part of a task's samples and, with another button, selects it.
 
     Args:
         models: those of the page, A first.
@@ -38,7 +38,7 @@ def draw_slices(session: Session, models: Mapping[str, ModelRef], task: str, on:
         mask &= _choose("slice_answers", "Answers", by_answers)
         mask &= _choose("slice_margin", f"Margin of {plain(last)}", by_margin)
         if not samples.are_measured(session, models, on):
-            st.caption("Answers and margins are known once the models have been taken through these samples.")
+            st.caption("Answers and margins are known after the models have run on these samples.")
             if st.button("Measure answers and margins", icon=":material/straighten:"):
                 samples.measure_samples(session, models, on)
                 st.rerun()
@@ -50,7 +50,7 @@ def draw_slices(session: Session, models: Mapping[str, ModelRef], task: str, on:
 
 
 def _choose(field: str, label: str, masks: Mapping[str, Mask]) -> Mask | bool:
-    """Let one of some parts be chosen, or all; nothing to choose where there are none."""
+    """Draw the choice of one part, or all; nothing if there is no choice."""
     if not masks:
         return True
     words = [ANY, *masks]

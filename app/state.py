@@ -1,8 +1,7 @@
-"""Keep what a visitor has selected, and the sessions of suites that all visitors share.
+"""Hold a visitor's selection, and the sessions of suites that all visitors share.
 
-The selection is one value (`app.selection`) that lives in streamlit's session. Controls are drawn from it and change
-it; the address bar mirrors it. An address is read once, when a visit begins: afterwards nothing but a control changes
-what is shown, on whichever page.
+The selection is one value (`app.selection`) in streamlit's session. Controls show and change it; the address bar
+mirrors it. An address is read once, when a visit begins; afterwards only controls change what the pages show.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ export default function ({ data }) {
 
 
 def begin_page(page: str, top: DeltaGenerator) -> None:
-    """Begin a run of `page`, whose title stands in the row `top`; the first run of a session reads its address."""
+    """Begin a run of `page`, whose title is in the row `top`; the first run of a session reads its address."""
     st.session_state[_PAGE], st.session_state[_TOP] = page, top
     st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
@@ -86,39 +85,39 @@ def begin_page(page: str, top: DeltaGenerator) -> None:
 
 
 def title_row() -> DeltaGenerator:
-    """Return the row of the page's title, where what it measures on is chosen."""
+    """Return the row of the page's title, which also has the choice of samples."""
     row: DeltaGenerator = st.session_state[_TOP]
     return row
 
 
 def selection() -> PageSelection:
-    """Return what this session looks at."""
+    """Return this session's selection."""
     chosen: PageSelection = st.session_state[_SELECTION]
     return chosen
 
 
 def look_at(**changed: Any) -> None:
-    """Look at something else; the fields are those of `PageSelection`."""
+    """Change the selection; the fields are those of `PageSelection`."""
     st.session_state[_SELECTION] = selection().change(**changed)
     st.session_state[_LEFT_OUT] = []
 
 
 def ignored_parts() -> list[str]:
-    """Return what the session's address asked for in vain, until something is chosen."""
+    """Return the invalid parts of the session's address, until something is chosen."""
     problems: list[str] = st.session_state[_LEFT_OUT]
     return problems
 
 
 def clamp(field: str, value: Any, sentence: str) -> None:
-    """Bring a field into its range, and keep the sentence that says why until something is chosen."""
+    """Clip a field to its range, and keep the sentence that explains it until something is chosen."""
     sentences = [*ignored_parts(), sentence]
     look_at(**{field: value})
     st.session_state[_LEFT_OUT] = sentences
 
 
 def leave_out_unknown(field: str, known: Sequence[str]) -> str:
-    """Leave out what the address asks for and the suite does not have, and return the sentence that says so; "" where
-    it has it. A part of a layer counts as that layer."""
+    """Remove parts of the address that the suite does not have, and return the sentence about it; "" if there are none.
+    A part of a layer counts as that layer."""
     chosen = getattr(selection(), field)
     parts = field == "layer"
     if chosen is None or any(chosen == one or (parts and chosen.startswith(f"{one} ")) for one in known):
@@ -129,10 +128,10 @@ def leave_out_unknown(field: str, known: Sequence[str]) -> str:
 
 
 def leave_fields(problems: Mapping[str, str], kept: Mapping[str, Any] | None = None) -> None:
-    """Leave fields to the suite, and keep the sentence that says why, by field, until something is chosen.
+    """Reset fields to the suite's, and keep the sentence that explains it, by field, until something is chosen.
 
     Args:
-        kept: fields that stay as they are, though others are left out that they would go with.
+        kept: fields that stay, although others that belong to them are reset.
     """
     sentences = [*ignored_parts(), *problems.values()]
     look_at(**dict.fromkeys(problems), **(kept or {}))
@@ -142,13 +141,13 @@ def leave_fields(problems: Mapping[str, str], kept: Mapping[str, Any] | None = N
 def control(
     draw: Callable[..., T], field: str, shown: Any, default: Any, *args: Any, variant: str = "", **kwargs: Any
 ) -> T:
-    """Draw a widget that shows a field of the selection and changes it.
+    """Draw a widget that shows and changes a field of the selection.
 
     Args:
         draw: such as `st.sidebar.slider`; gets `args` (a label, then options where it has some) and `kwargs`.
-        shown: the value now, one of the options.
-        default: the value that is not worth an entry in the address.
-        variant: tells a second widget for the same field from the first.
+        shown: the current value, one of the options.
+        default: the value that the address leaves out.
+        variant: distinguishes a second widget for the same field.
     """
     # Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays.
     name = "-".join(filter(None, (st.session_state[_PAGE], field, variant)))
@@ -169,7 +168,7 @@ def control(
 
 
 def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str, Any]:
-    """Return the argument that makes a value the default of a widget."""
+    """Return the argument that sets the default value of a widget."""
     takes = signature(draw).parameters
     if "index" in takes:
         return {"index": list(args[1]).index(shown)}
@@ -177,7 +176,7 @@ def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str
 
 
 def _key(name: str) -> str:
-    """Return the key of the widget that has this name now."""
+    """Return the current key of the widget with this name."""
     renewed = st.session_state.setdefault(_RENEWED, {}).get(name)
     return f"{name}--{renewed}" if renewed else name
 
@@ -198,8 +197,8 @@ def _take(name: str, key: str, field: str, default: Any, listed: Sequence[str]) 
 
 
 def complete_name(typed: str, listed: Sequence[str]) -> str:
-    """Return the one listed name that a typed text begins, where it begins one alone; else the text itself. Names that
-    another one begins (`ties:scale=1`, of ties) count as that one.
+    """Return the listed name that begins with a typed text, if there is only one; else the text itself. A name that
+    extends another one (`ties:scale=1`, of ties) counts as that one.
 
     >>> complete_name("calib", ["merged", "calibrated", "calibrated:rho=1"]), complete_name("t", ["ties", "tsv-m"])
     ('calibrated', 't')
@@ -219,7 +218,7 @@ def mirror_in_address() -> None:
 
 @st.cache_resource(show_spinner=False)
 def map_worker() -> MapWorker:
-    """Return the process that draws UMAPs."""
+    """Return the process that computes UMAPs."""
     return MapWorker()
 
 
@@ -229,7 +228,7 @@ def suite_reference() -> str:
 
 
 def current_session() -> Session:
-    """Open the selected suite; it is opened anew when one of its files has changed.
+    """Open the selected suite; it is opened again when one of its files has changed.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -242,7 +241,7 @@ def current_session() -> Session:
 
 
 def opened_files() -> tuple[Suite, Stamp]:
-    """Return the selected suite and its files as they were when this run first asked.
+    """Return the selected suite and its files as they were at the first request of this run.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -255,7 +254,7 @@ def opened_files() -> tuple[Suite, Stamp]:
 
 
 def stamp() -> Stamp:
-    """Return what tells the selected suite's files from those of before and after.
+    """Return a key for the current state of the selected suite's files.
 
     Raises:
         FeatcalError: the suite cannot be used.
@@ -269,24 +268,24 @@ def _held_sessions() -> Held:
 
 
 def page_score_kind(session: Session, on: EvaluationSamples) -> How:
-    """Return what a page makes scores of: as everywhere, but first tokens where whole answers take long."""
+    """Return the kind of a page's scores: the usual one, but first tokens if whole answers take long."""
     how = recording.kind_of_scores(session)
     return "features" if how == "answers" and is_long(session, seconds_to_score(session, on)) else how
 
 
 def kind_of_chart(session: Session, on: EvaluationSamples, kind: str) -> str:
-    """Return the measurement (`featcal.figures.commands.KINDS`) that gives a chart of scores: `kind`, or the one of
-    whole answers where the page's scores are those."""
+    """Return the measurement (`featcal.figures.commands.KINDS`) behind a chart of scores: `kind`, or the one of whole
+    answers if the page's scores are those."""
     return _OF_ANSWERS[kind] if page_score_kind(session, on) == "answers" else kind
 
 
 def answer_scores(
     session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> tuple[dict[str, Scores], str]:
-    """Score models on the samples that drift is measured on, or return none and the reason.
+    """Score models on the samples of the drift measurement, or return none and the reason.
 
     Raises:
-        NumericalError: features that are not finite, which is another matter than missing labels.
+        NumericalError: features that are not finite, unlike missing labels.
     """
     try:
         how = page_score_kind(session, on)
@@ -298,10 +297,9 @@ def answer_scores(
 
 @contextmanager
 def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
-    """Show a determinate bar with the time so far, gone when the work is done; none for work that is done at once.
+    """Show a determinate progress bar with the elapsed time, removed when the work is done; none for short work.
 
-    Where a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work; work
-    that is done at once ends by itself.
+    If a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work.
     """
     place, started = (where or st).empty(), time.perf_counter()
 

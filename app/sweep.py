@@ -1,4 +1,4 @@
-"""Order many calibrations at once as a job, and show every run and method of the suite as points of one plot."""
+"""Start many calibrations at once as a job, and show every run and method of the suite as points of one plot."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
 
 
 def show_sweep(session: Session, on: EvaluationSamples, models: Mapping[str, ModelRef], table: Study | None) -> None:
-    """Draw values to try, a button that orders a job to try them, and one plot of everything that was tried on the
-    same samples, a point as soon as it is measured.
+    """Draw values to try, a button that starts a job for them, and one plot of all runs on the same samples, with new
+    points as they are measured.
 
     Args:
-        models: what the other pages look at; found again in the chart.
-        table: methods that stand beside the runs.
+        models: models of the other pages, which the chart marks.
+        table: methods to plot with the runs.
     """
     known = History().runs(hash_of(session))
     row = st.container(horizontal=True, vertical_alignment="bottom")
@@ -82,12 +82,12 @@ def show_sweep(session: Session, on: EvaluationSamples, models: Mapping[str, Mod
 
 
 def say_whole(session: Session) -> str:
-    """Say what scores of runs are of, where that could be something else."""
+    """Say which samples the scores of runs are measured on, if that may be unclear."""
     return ", with whole answers" if session.is_text else ""
 
 
 def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
-    """Read three lists of values; None, and the reason on the page, where they are not such lists."""
+    """Read three lists of values; None, with the reason on the page, if they are invalid."""
     config, chosen = options.chosen_config(session), state.selection()
     offer = offered_values(options.recipe_defaults(session))
     typed = {}
@@ -108,7 +108,7 @@ def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
 def _start(
     session: Session, grid: Grid, on: EvaluationSamples, known: Sequence[HistoryEntry], row: DeltaGenerator
 ) -> None:
-    """Draw the button that orders the sweep, what it computes, and the progress of sweeps of this suite."""
+    """Draw the button that starts the sweep, a description of it, and the progress of sweeps of this suite."""
     new, others = missing(session, grid, on, known)
     count, beside = len(grid.configs()), len(baselines(grid, session.family.is_base_known))
     of = "" if grid.of == "merged" else f" of {plain(grid.of)}"
@@ -180,7 +180,7 @@ def _plot(
 
 
 def draw_lines(session: Session, on: EvaluationSamples, points: Sequence[SweepPoint]) -> None:
-    """Draw the calibrated runs that the filter leaves as lines across their options and scores."""
+    """Draw the filtered calibrated runs as lines across their options and scores."""
     everything = run_tables.sweep_table(points, front(points))
     row = st.container(horizontal=True, vertical_alignment="bottom")
     score = _select(row, "Score", "runs_score", list(sweep_charts.SCORES))
@@ -199,14 +199,14 @@ def draw_lines(session: Session, on: EvaluationSamples, points: Sequence[SweepPo
 
 
 def numbers_of(session: Session, on: EvaluationSamples, frame: pd.DataFrame, metric: str) -> Numbers:
-    """Return the table of runs that a chart draws, with its origin."""
+    """Return the table of runs behind a chart, with its origin."""
     units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's; cost: seconds of the processor"
     origin = replace(downloads.sample_origin(session, on, {}), models={name: name for name in frame["model"]})
     return Numbers("sweep", frame, units, origin, kind="sweep")
 
 
 def _select(row: DeltaGenerator, label: str, field: str, values: Sequence[str]) -> str:
-    """Let one of several values be chosen from a list, the first by default."""
+    """Draw a choice of one value from a list, the first by default."""
     chosen = view.one_of(values, getattr(state.selection(), field))
     draw = partial(row.selectbox, width=150, format_func=lambda value: "worst task" if value == "worst" else value)
     state.control(draw, field, chosen, values[0], label, values)
@@ -214,7 +214,7 @@ def _select(row: DeltaGenerator, label: str, field: str, values: Sequence[str]) 
 
 
 def _choose() -> None:
-    """Show what a clicked point stands for on every page: a run, or a method of the table."""
+    """Show the model of a clicked point on every page: a run, or a method of the table."""
     points = st.session_state[_CHART].selection.points
     ids = [str(point["customdata"]) for point in points if "customdata" in point]
     if ids and is_run_id(ids[0]):

@@ -1,4 +1,4 @@
-"""Show a first visit of five steps through the suite that the app opens on; whoever comes by a link is spared it."""
+"""Show a tour of five steps through the first suite; visitors who come by a link do not see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP, _SUITE = "step of the tour", "suite of the tour"
 
 @dataclass(frozen=True)
 class TourStep:
-    """A step of the tour: a page, and what to look at on it."""
+    """A step of the tour: a page, and a hint for it."""
 
     page: str
     text: str
@@ -26,24 +26,25 @@ class TourStep:
 STEPS = (
     TourStep(
         "verdict",
-        "Eight experts were merged into one model. The cards say what a repair brings, the lines what was measured, "
-        "each with the way to its chart. In the first chart every bar is what a layer caused of the final drift, and "
-        "the bars add up to it; the second shows what each layer adds by itself and what it inherits.",
+        "Eight experts were merged into one model. The cards show the gain of a repair; the lines give the "
+        "measurements, each with a link to its chart. In the first chart every bar is a layer's part of the final "
+        "drift, and the bars add up to it; the second shows each layer's own drift and the drift that it inherits.",
     ),
     TourStep(
         "drift",
-        "Drift is how far the model's features are from the expert's: the lines, of the merge and of its repair. The "
-        "layer that causes most is chosen, and the tabs below look at it; click another. Bars are its own mismatch and "
-        "what earlier layers sent on; they do not add up to the line, since they can point in different directions.",
+        "The lines show the drift of the merge and of its repair: the distance of their features from the expert's. "
+        "The layer that causes most is selected, and the tabs below show it; click another. Bars show its own "
+        "mismatch and the drift from earlier layers; they do not add up to the line, because they can point in "
+        "different directions.",
     ),
     TourStep(
         "calibrate",
-        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as near "
-        "to those of the experts as one model can. No training: move a slider and the model is computed again.",
+        "Calibration solves every linear map anew, from a few samples without labels, so that its outputs come as "
+        "close to the experts' as one model allows. There is no training: move a slider and the model is recomputed.",
     ),
     TourStep(
         "features",
-        "One point is the final feature of one sample. Where calibration works, its points lie nearer to the expert's.",
+        "One point is the final feature of one sample. Where calibration works, its points lie closer to the expert's.",
         {"layer": "head"},
     ),
     TourStep(
@@ -55,11 +56,11 @@ STEPS = (
 
 
 def box(page: str, opened_at: str) -> None:
-    """Draw the step of the tour that is due on this page, with buttons for the next one and to leave.
+    """Draw the current step of the tour on this page, with buttons for the next one and to leave.
 
     Args:
-        page: the name of the page that is drawn.
-        opened_at: the name of the page that the app opens on.
+        page: name of the current page.
+        opened_at: name of the app's first page.
     """
     if _STEP not in st.session_state:
         st.session_state[_STEP] = None if st.query_params.to_dict() or page != opened_at else 0

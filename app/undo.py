@@ -1,4 +1,4 @@
-"""Draw the way back: undo and redo of options by buttons and keys, and the last models as buttons with scores."""
+"""Draw undo and redo of options, by buttons and keys, and the last models as buttons with scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcal.session.session import Session
 
 _TRAILS = "trails"
 _LONGEST = 30
-"""Characters of a model's options on its button."""
+"""Most characters of a model's options on its button."""
 _BUTTONS = (("Undo", -1, "Ctrl+Z"), ("Redo", 1, "Ctrl+Shift+Z"))
 
 _keys = st.components.v2.component(
@@ -38,7 +38,7 @@ export default function () {
 
 
 def buttons(row: DeltaGenerator, session: Session) -> None:
-    """Note the options that are looked at now, and draw undo and redo."""
+    """Record the current options, and draw undo and redo."""
     trail = _trail(on_table.find_merge(session))
     trail.visit(options.chosen_config(session))
     for label, by, key in _BUTTONS:
@@ -55,13 +55,13 @@ def buttons(row: DeltaGenerator, session: Session) -> None:
 
 
 def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, score: str) -> None:
-    """Note what the options reached, and draw the last models as buttons that go back to them; the defaults and the
-    best, which is marked, stay among them.
+    """Record the result of the options, and draw the last models as buttons that return to them, always with the
+    defaults and the best, which is marked.
 
     Args:
-        model: the calibration that they give.
-        on: tells apart what scores were measured on.
-        score: of the options, as it is shown.
+        model: the calibration with these options.
+        on: identifies the samples of the scores.
+        score: of the options, for display.
     """
     config, of = model.require_calibration()
     trail = _trail(of)
@@ -80,7 +80,7 @@ def chips(row: DeltaGenerator, session: Session, model: ModelRef, on: Hashable, 
 
 
 def listen() -> None:
-    """Let the keys press undo and redo."""
+    """Bind the keys of undo and redo."""
     _keys(key="undo-keys", height=1)
 
 
@@ -92,6 +92,6 @@ def _move(session: Session, trail: Trail, by: int) -> None:
 
 
 def _trail(merge: ModelRef) -> Trail:
-    """Return the trail of a merge of the suite that is looked at."""
+    """Return the trail of a merge of the selected suite."""
     trails: dict[Hashable, Trail] = st.session_state.setdefault(_TRAILS, {})
     return trails.setdefault((state.suite_reference(), merge.key), Trail())

@@ -1,5 +1,5 @@
-"""Draw the page that the app opens on: what the measurements of a merge say, each line with the way to its evidence,
-what to do next, and the charts below."""
+"""Draw the first page: the verdict on a merge, each line with a link to its evidence, the next step, and the charts
+below."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ STEPS = {
     sentences.MERGE: ("Compare other merges", "calibrate", ":material/leaderboard:"),
     sentences.CHECK: ("Check the experts", "models", ":material/inventory_2:"),
 }
-"""What to do next → the button for it, and the page where it is done."""
+"""Next step → its button, and its page."""
 MOST_BARS = 14
-"""Layers from which half of the page has no room for two charts side by side."""
+"""Number of layers above which the page is too narrow for two charts side by side."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The chart that shows what a line says: its page, and what is chosen there."""
+    """The chart behind a line: its page, and the selection on it."""
 
     label: str
     page: str
@@ -50,7 +50,7 @@ class Evidence:
 
 
 def find_evidence(one: Sentence) -> Evidence | None:
-    """Return where a line's numbers are drawn; None where no page has more than the line."""
+    """Return the place of a line's chart; None if no page shows more than the line."""
     numbers = one.numbers
     if one.about == "worst" and "task" in numbers:
         chosen = {"over": "one task", "task": numbers["task"], "layer": None}
@@ -69,7 +69,7 @@ def find_evidence(one: Sentence) -> Evidence | None:
 
 
 def draw_verdict(session: Session, compared: Compared, on: EvaluationSamples) -> None:
-    """Draw the verdict on the merge as its measurements arrive, and the charts of both models."""
+    """Draw the verdict on the merge as its measurements finish, and the charts of both models."""
     # One place per part, so that a sentence that comes late pushes nothing away that is being read.
     lines, step, below = st.empty(), st.empty(), st.container()
     kept = first_page.read_kept() if _is_home(on) else None
@@ -86,7 +86,7 @@ def draw_verdict(session: Session, compared: Compared, on: EvaluationSamples) ->
 
 
 def _say(verdict: Verdict) -> None:
-    """Write the lines of a verdict, each with a button that opens the chart that shows it."""
+    """Write the lines of a verdict, each with a button that opens its chart."""
     for number, one in enumerate(first_page.shown_sentences(verdict)):
         evidence = find_evidence(one)
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -111,7 +111,7 @@ def _measure(
     step: DeltaGenerator,
     below: DeltaGenerator,
 ) -> Verdict:
-    """Draw sentences and charts as soon as their numbers are there; return the whole verdict."""
+    """Draw sentences and charts as soon as their numbers exist; return the whole verdict."""
     verdict, repair = Verdict((), sentences.NOTHING), _choose_repair(session, compared.models[compared.merge])
     measured = dict(compared.models)
     with state.progress(step) as report:
@@ -132,7 +132,7 @@ def _measure(
 def _examine(
     session: Session, compared: Compared, repair: ModelRef | None, on: EvaluationSamples, report: Progress
 ) -> Iterator[Findings]:
-    """Measure the merge; whatever takes a job is left out, and the verdict says so."""
+    """Measure the merge; parts that need a job are left out, and the verdict says so."""
     model, unmeasured, unscored = compared.models[compared.merge], "", ""
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
@@ -145,14 +145,14 @@ def _examine(
 
 
 def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return the merge calibrated with the chosen options; None where it cannot be calibrated."""
+    """Return the merge calibrated with the chosen options; None if it cannot be calibrated."""
     return session.resolve(options.chosen_config(session), model) if is_repairable(model) else None
 
 
 def _tables(
     session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict, report: Progress
 ) -> FirstPage:
-    """Measure what both charts show: the attribution of the merge, and the layers of both models."""
+    """Measure the tables of both charts: the attribution of the merge, and the layers of both models."""
     merge = session.measure.drift(compared.models[compared.merge], attribution_options(on), report)
     ledgers = {compared.merge: merge}
     for name, model in compared.models.items():
@@ -166,8 +166,8 @@ def _tables(
 
 
 def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, kept: FirstPage) -> None:
-    """Draw who caused the final drift beside what every layer adds and inherits; below each other where both are
-    wide."""
+    """Draw the causes of the final drift beside the drift that every layer adds and inherits; one above the other if
+    both are wide."""
     wide = len(kept.booked) > MOST_BARS
     merge = {compared.merge: compared.models[compared.merge]}
     left, right = (st.container(), st.container()) if wide else st.columns(2)
@@ -193,7 +193,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, ke
 
 
 def _draw_step(session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict) -> None:
-    """Draw the last lines of a verdict, with one button for what is to be done and what recipes have given."""
+    """Draw the last lines of a verdict, with one button for the next step and the known results of recipes."""
     texts = {one.about: plain(one.text) for one in verdict.sentences}
     label, page, icon = STEPS.get(verdict.next, ("", "", ""))
     if not label:
@@ -215,7 +215,7 @@ def _draw_step(session: Session, compared: Compared, on: EvaluationSamples, verd
 
 
 def _is_home(on: EvaluationSamples) -> bool:
-    """Say whether this session looks at what the first page of a start shows."""
+    """Say whether this session shows the same as the app's first page."""
     chosen = state.selection()
     same = (chosen.suite, chosen.merge, chosen.beside) == (HOME.suite, HOME.merge, HOME.beside)
     return same and on == EvaluationSamples(HOME.n) and not chosen.options()

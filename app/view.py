@@ -1,4 +1,4 @@
-"""Draw pieces that several pages show: selectors, charts with their explanation, empty and failing states."""
+"""Draw elements that several pages share: selectors, charts with their explanation, empty and failing states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
 
 
 def suite_selector() -> None:
-    """Draw a field for an embedded suite, or for the path of a suite file typed into it."""
+    """Draw a field for an embedded suite, or for the typed path of a suite file."""
     names, chosen = list(embedded_suites()), state.suite_reference()
     state.control(
         st.selectbox,
@@ -46,12 +46,12 @@ def suite_selector() -> None:
 
 
 def show_ignored() -> None:
-    """Say what the address asked for in vain."""
+    """Show the invalid parts of the address."""
     _warn_of_address(state.ignored_parts())
 
 
 def leave_out_faults(problems: Mapping[str, str], kept: Mapping[str, Any]) -> None:
-    """Leave what cannot be used to the suite, by field, and say why; the other fields stay."""
+    """Reset unusable fields to the suite's, with an explanation; the other fields stay."""
     state.leave_fields(problems, kept)
     _warn_of_address([*problems.values()])
 
@@ -62,8 +62,8 @@ def _warn_of_address(sentences: Sequence[str]) -> None:
 
 
 def open_or_explain() -> Session:
-    """Open the selected suite and say what the address asks for that it does not have; where it cannot be used, say
-    why, offer the embedded one and end the page."""
+    """Open the selected suite and report parts of the address that it does not have; if it cannot be used, explain why,
+    offer the embedded one and end the page."""
     try:
         session = state.current_session()
     except FeatcalError as error:
@@ -78,13 +78,13 @@ def open_or_explain() -> Session:
 
 
 def offer_home() -> None:
-    """Draw one button back to the embedded suite, unless that is the one that fails."""
+    """Draw a button back to the embedded suite, unless that is the one that fails."""
     if state.suite_reference() != HOME_SUITE:
         st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.look_at, kwargs={"suite": HOME_SUITE})
 
 
 def task_selector(session: Session, place: DeltaGenerator | None = None, disabled: bool = False) -> str:
-    """Let one task be chosen, at the top of the page where no other place is given."""
+    """Draw the choice of a task, at the top of the page by default."""
     task = one_of(session.tasks, state.selection().task)
     draw = partial(state.title_row().selectbox, width=180, label_visibility="collapsed")
     draw = draw if place is None else partial(place.selectbox, width=180)
@@ -93,7 +93,7 @@ def task_selector(session: Session, place: DeltaGenerator | None = None, disable
 
 
 def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator | None = None) -> str:
-    """Let one of a few options be chosen by a row of buttons, the first by default."""
+    """Draw the choice of one of a few options as a row of buttons, the first by default."""
     chosen = one_of(options, getattr(state.selection(), field))
     draw = (place or st).segmented_control
     state.control(draw, field, chosen, options[0], label, options, required=True)
@@ -101,13 +101,13 @@ def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator
 
 
 def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
-    """Return what was chosen, if that is among the options: another suite or model has others."""
+    """Return the chosen value, if it is among the options, because other suites or models have others."""
     return chosen if chosen is not None and chosen in options else options[default]
 
 
 def sample_selector(session: Session) -> EvaluationSamples:
-    """Let the number of samples per task that models are measured on be chosen at the top of the page; what an address
-    asks for is brought down to what the split has."""
+    """Draw the choice of the number of samples per task at the top of the page; a number from an address is limited to
+    the size of the split."""
     n = state.selection().n
     if n > max(SAMPLE_CHOICES) and n > (most := max(session.counts(EvaluationSamples(None)).values())):
         sentence = f"The address asks for n = {n}; a task has {most} {session.split} samples, so it is {most}."
@@ -120,7 +120,7 @@ def sample_selector(session: Session) -> EvaluationSamples:
 
 
 def tabs(names: Sequence[str], field: str, shown: str | None = None) -> tuple[str, Mapping[str, DeltaGenerator]]:
-    """Draw tabs, one of which a field of the selection names (or `shown` does); return its name, and all places."""
+    """Draw tabs, one of which is opened by a field of the selection (or `shown`); return its name, and all places."""
     shown, key = shown or one_of(names, getattr(state.selection(), field)), f"tabs-{field}"
 
     def choose() -> None:
@@ -130,7 +130,7 @@ def tabs(names: Sequence[str], field: str, shown: str | None = None) -> tuple[st
 
 
 def plotly(name: str) -> dict[str, Any]:
-    """Return options of a chart whose camera writes `name`.svg."""
+    """Return options for a chart whose camera writes `name`.svg."""
     # SVG: the picture of a chart is for papers, and stays sharp there.
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
@@ -143,7 +143,7 @@ def picture(
     place: DeltaGenerator | None = None,
     on_select: Callable[[str], None] | None = None,
 ) -> None:
-    """Draw a chart alone, whose camera writes `name`.svg; a click on a point calls `on_select` with its key."""
+    """Draw only a chart, whose camera writes `name`.svg; a click on a point calls `on_select` with its key."""
     # A callback runs before the page is drawn again, so every panel has the new choice at once.
     clicked: Any = "ignore" if on_select is None else partial(on_select, key)
     (place or st).plotly_chart(
@@ -152,13 +152,13 @@ def picture(
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:
-    """Draw a chart and, below it, buttons for what it shows, its table and the command that gives its numbers."""
+    """Draw a chart and, below it, buttons for its explanation, its table and the command that gives its numbers."""
     picture(figure, key, alt, numbers.name)
     tools(numbers, explanation)
 
 
 def tools(numbers: Numbers, explanation: str = "") -> None:
-    """Draw the buttons below a chart: what it shows, its formula and when it misleads; its table; its command."""
+    """Draw the buttons below a chart: an explanation with formula and caveats, its table, and its command."""
     with st.container(horizontal=True):
         explain(explanation)
         with _tool("Table", "table"):
@@ -168,7 +168,7 @@ def tools(numbers: Numbers, explanation: str = "") -> None:
 
 
 def explain(explanation: str) -> None:
-    """Draw a button for an explanation, and which paper its propositions and equations are of."""
+    """Draw a button for an explanation, with the paper of its propositions and equations."""
     if explanation:
         with _tool("Explain", "help"):
             named = any(word in explanation for word in ("Prop.", "Eq.", "Algorithm"))
@@ -176,14 +176,14 @@ def explain(explanation: str) -> None:
 
 
 def show_table(numbers: Numbers, rows: slice | None = None) -> None:
-    """Draw a table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give these
-    numbers. What a row marks as within noise is grey."""
+    """Draw a table (some of its rows), the whole of it as CSV, and the command and the Python code that give these
+    numbers. Values within noise are grey."""
     _table(numbers, rows)
     csv(numbers)
 
 
 def csv(numbers: Numbers) -> None:
-    """Draw buttons for the whole table as CSV, written when it is asked for, and for how to get its numbers again."""
+    """Draw buttons for the whole table as CSV, written on request, and for the commands that give its numbers."""
     with st.container(horizontal=True):
         _download(numbers)
         _command(numbers)
@@ -197,7 +197,7 @@ def _table(numbers: Numbers, rows: slice | None = None) -> None:
 
 
 def _tool(label: str, icon: str) -> DeltaGenerator:
-    """Return what a small button opens; its icon is one of Material Symbols."""
+    """Draw a small button and return what it opens; its icon is one of Material Symbols."""
     return st.popover(label, icon=f":material/{icon}:", type="tertiary")
 
 
@@ -215,7 +215,7 @@ def _download(numbers: Numbers) -> None:
 
 
 def _command(numbers: Numbers) -> None:
-    """Draw a button for the command and the Python that give a table's numbers, where there are such."""
+    """Draw a button for the command and the Python code that give a table's numbers, if there are any."""
     measured = numbers.measurement(state.suite_reference())
     if measured is not None:
         with _tool("Command", "terminal"):
@@ -223,7 +223,7 @@ def _command(numbers: Numbers) -> None:
 
 
 def formats(numbers: Numbers) -> dict[str, Any]:
-    """Return how the columns of a table are shown."""
+    """Return the display formats of the columns of a table."""
     number, found = st.column_config.NumberColumn, numbers.frame.select_dtypes("float")
     digits = {name: 1 if name.endswith(", %") else numbers.digits for name in found}  # as on cards
     forms = {name: number(format=f"%.{digits[name]}f") for name in found}
@@ -231,7 +231,7 @@ def formats(numbers: Numbers) -> dict[str, Any]:
 
 
 def show_commands(measured: ChartSource) -> None:
-    """Show the command lines and the lines of Python that give these numbers, to be copied."""
+    """Show the command lines and the Python code that give these numbers, for copying."""
     kind, lines = measured.kind, command_lines(measured)
     if lines:
         st.caption(f"On the command line; the numbers are at `{kind.where}` of what it prints:")
@@ -252,7 +252,7 @@ def _fade(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_problems(problems: Iterable[str]) -> None:
-    """Say what is wrong with the history, or with studies that are kept."""
+    """Show problems of the history, or of stored studies."""
     for one in problems:
         st.warning(plain(one), icon=":material/history_toggle_off:")
 
@@ -263,6 +263,6 @@ def problem(error: FeatcalError) -> None:
 
 
 def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
-    """Draw cards with numbers, as many side by side as have room: label, value and a note on it."""
+    """Draw cards with numbers, as many side by side as fit: label, value and a note on it."""
     for column, (name, value, note) in zip(st.columns(len(values)), values, strict=True):
         column.metric(name, value, note, border=True, height="stretch")

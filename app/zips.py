@@ -1,6 +1,6 @@
 """Send a checkpoint of the list as one zip file, read from disk while it is sent.
 
-Neither streamlit nor torch here: the server reads this before it serves anything.
+This module imports neither streamlit nor torch, because the server imports it before it serves anything.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from featcal.system.errors import InputError
 from featcal.system.sandbox import require_in_roots
 
 ROUTE = "checkpoint"
-"""Address of downloads beside the pages; the id of a checkpoint follows."""
+"""Address of downloads beside the pages, followed by the id of a checkpoint."""
 PIECE = 2**20
-"""Bytes that are read, and so held in memory, at a time."""
+"""Bytes that are read, and so in memory, at a time."""
 is_served = False
 """True in a process that serves `ROUTE` (`app.server`)."""
 
 
 def visible(known: Iterable[WrittenModel]) -> list[WrittenModel]:
-    """Return those checkpoints that a visitor may see: on a shared server those in its folders."""
+    """Return the checkpoints that a visitor may see: on a shared server those in its folders."""
     found = []
     for written in known:
         try:
@@ -39,12 +39,12 @@ def find(identity: str) -> WrittenModel | None:
 
 
 def link(written: WrittenModel, base: str) -> str:
-    """Return the address of a checkpoint's zip on a server whose pages lie below `base`."""
+    """Return the address of a checkpoint's zip on a server whose pages are below `base`."""
     return "/".join(["", *filter(None, [base.strip("/")]), ROUTE, written.id])
 
 
 class _Pieces:
-    """A file that can only be written to, whose content is taken out piece by piece."""
+    """A write-only file whose content is taken out piece by piece."""
 
     def __init__(self) -> None:
         self._written: list[bytes] = []
@@ -54,16 +54,16 @@ class _Pieces:
         return len(piece)
 
     def flush(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing, because writes are immediate."""
 
     def take(self) -> bytes:
-        """Return what was written since this was last asked."""
+        """Return the content written since the last call."""
         taken, self._written = b"".join(self._written), []
         return taken
 
 
 def zip_pieces(folder: Path, files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield a zip file with a folder of the same name in it, stored as it is: weights do not get smaller.
+    """Yield a zip file that contains a folder, uncompressed because weights do not compress.
 
     Args:
         files: paths in the folder.

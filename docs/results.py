@@ -13,6 +13,7 @@ from featcal.studies.study import read_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES += [ROOT / "benchmarks" / "NOTES.md"]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "real")]
 from adapters import table  # noqa: E402
 from tables import tables  # noqa: E402

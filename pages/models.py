@@ -1,4 +1,4 @@
-"""Show what is loaded, the way to one's own models and data, and write a report on them."""
+"""Show the loaded models and samples, the form for your own, and write a report on them."""
 
 from app import shelf, view
 

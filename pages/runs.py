@@ -1,4 +1,4 @@
-"""List what was tried, by hand and by sweeps, as lines across options and as a table, and what was written."""
+"""List all runs, by hand and by sweeps, as lines across options and as a table, and the written models."""
 
 from app import checkpoints, compare, runs, sweep, view
 from featcal.studies.history import History

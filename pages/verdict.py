@@ -1,4 +1,4 @@
-"""Open the app: say in words what the measurements of the merge say, and what to do next."""
+"""Open the app: summarise the measurements of the merge in sentences, with the next step."""
 
 from app import check, compare, samples, verdict, view
 

@@ -275,6 +275,29 @@ def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
     return statistics.fmean(row.mean for row in measured) if measured else math.nan
 
 
+def answer(document: Path) -> list[str]:
+    """Make the table that a page of results opens with: experts, merged models and recipes, means over seeds.
+
+    Beside the models of `OVERVIEW` it has the best merger that needs no samples.
+    """
+    found = {one.method: one for one in read_study(document).summaries() if one.average}
+    measured = {name: [one for one in models if one in found] for name, models in OVERVIEW.items()}
+    names = {name: several[0] for name, several in measured.items() if several}
+    averages = {one.method: one.average.mean for one in found.values() if one.average}
+    floor, top = (averages[names[name]] for name in ("merged", "experts"))
+    alone = [one.method for one in found.values() if not one.needs and "@" not in one.method]
+    best = max((one for one in alone if one not in (*names.values(), "merged")), key=averages.__getitem__, default="")
+    if best and averages[best] > floor:
+        names[f"best merger without samples, `{best}`"] = best
+    lines = head(["model", "average, %", "way from merged to experts", "worst task, %", "drift", "processor, s"])
+    for name, method in names.items():
+        one, share = found[method], (averages[method] - floor) / (top - floor)
+        way = "–" if name in ("base", "merged", "experts") else f"{100 * share:.0f} %"
+        worst = f"{percent(one.worst or 0)} ({one.worst_task})"
+        lines.append(line([name, percent(averages[method]), way, worst, f"{one.drift:.2f}", f"{one.cpu:.1f}"]))
+    return lines
+
+
 def drift_table(file: Path) -> list[str]:
     """Relative drift of every layer and the share of the final drift that is booked to it, mean over tasks.
 
@@ -300,7 +323,7 @@ TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
 }  # fmt: skip
-OTHER_TABLES = {"overview": overview, "drift": drift_table}
+OTHER_TABLES = {"overview": overview, "answer": answer, "drift": drift_table}
 
 
 def tables(part: str, document: Path) -> str:

@@ -1,1 +1,1 @@
-"""Write suite files: from a form, from paths, from the recipes of other tools, and back."""
+"""Write suite files: from a form, from paths, and from the recipes of other tools; export them to these tools."""

@@ -1,4 +1,4 @@
-"""Find the model that some models were all fine-tuned from, in what their cards and configurations name.
+"""Find the common ancestor of some models, by the names in their cards and configurations.
 
 A card names `base_model`, an adapter `base_model_name_or_path`, a configuration `_name_or_path`; the models that these
 name have cards too, and so on up.
@@ -24,15 +24,15 @@ from featcal.system.paths import local_path
 from featcal.system.sandbox import server_rules
 
 MOST_STEPS = 8
-"""Generations that are walked up; published models have up to five."""
+"""Most generations to follow; published models have up to five."""
 
 
 def find_common_ancestors(models: Sequence[str], asks_hub: bool) -> list[str]:
-    """Return the models from which all of some models come, nearest first; none of those that are given is its own.
+    """Return the common ancestors of some models, nearest first; a model is no ancestor of itself.
 
     Args:
         models: references, as `authoring.common.model_reference` gives them.
-        asks_hub: whether the Hub may be asked for cards that are not in its local cache; its files are never fetched.
+        asks_hub: whether to ask the Hub for cards that are not in its local cache; weights are never fetched.
     """
     lines = [_walk_up(one, asks_hub) for one in models]
     shared = set.intersection(*(set(line) for line in lines)) if lines else set()
@@ -41,12 +41,12 @@ def find_common_ancestors(models: Sequence[str], asks_hub: bool) -> list[str]:
 
 
 def is_named_by_all(model: str, others: Iterable[str], asks_hub: bool) -> bool:
-    """Say whether every one of some other models comes from a model."""
+    """Say whether all other models descend from a model."""
     return all(_name(model) in _walk_up(one, asks_hub) for one in others)
 
 
 def is_reachable(model: str, asks_hub: bool) -> bool:
-    """Say whether a model's files are on this machine, or the Hub gives them to whoever asks."""
+    """Say whether a model's files are on this machine or public on the Hub."""
     if find_folder(model, Path.cwd()) is not None:
         return True
     on_hub = hub_model(model)
@@ -62,7 +62,7 @@ def is_reachable(model: str, asks_hub: bool) -> bool:
 
 
 def _walk_up(model: str, asks_hub: bool) -> Mapping[str, tuple[int, str]]:
-    """Return every ancestor of a model by its name, with how many generations it is away, and its reference."""
+    """Return every ancestor of a model by its name, with the number of generations between them and its reference."""
     found: dict[str, tuple[int, str]] = {}
     level = [model]
     for step in range(1, MOST_STEPS + 1):
@@ -73,13 +73,13 @@ def _walk_up(model: str, asks_hub: bool) -> Mapping[str, tuple[int, str]]:
 
 
 def _name(model: str) -> str:
-    """Return what is the same for references to the same model: a folder, or a repository whatever its revision."""
+    """Return a key that is equal for references to the same model: a folder, or a repository in any revision."""
     on_hub = None if local_path(model, Path.cwd(), "model").is_dir() else hub_model(model)
     return model if on_hub is None else f"{on_hub.repo}/{on_hub.folder}".lower()
 
 
 def _parents(model: str, asks_hub: bool) -> Iterator[str]:
-    """Yield the models that a model's own files, or the Hub, name as what it was made from."""
+    """Yield the models from which a model was made, as its own files or the Hub name them."""
     under, adapter = split_lora(model, Path.cwd())
     if adapter is not None:
         yield under
@@ -103,10 +103,11 @@ def _parents(model: str, asks_hub: bool) -> Iterator[str]:
 
 
 def _find_reference(named: str, beside: Path | None) -> str:
-    """Return the model that a file names: the folder of one as an absolute path, else an id of the Hub; "" for neither.
+    """Return the reference of a model that a file names: a folder as an absolute path, else an id of the Hub; "" for
+    neither.
 
     Args:
-        beside: folder of the file; what its relative paths started from is not said, so those nearest to it come first.
+        beside: folder of the file. The file does not say where its relative paths start, so the nearest match counts.
     """
     nearest = [] if beside is None or server_rules() else [beside, *beside.absolute().parents, Path.cwd()]
     folders = (local_path(named, start, "model") for start in nearest)
@@ -116,10 +117,10 @@ def _find_reference(named: str, beside: Path | None) -> str:
 
 
 def find_folder(model: str, root: Path) -> Path | None:
-    """Return the folder of a model on this machine, or that in the Hub's local cache; None for one that is elsewhere.
+    """Return the folder of a model on this machine or in the Hub's local cache; None if it is elsewhere.
 
     Args:
-        root: folder that relative references start from.
+        root: folder from which relative references start.
     """
     if model.startswith(PREFIXES):
         return None
@@ -140,7 +141,7 @@ def _ask_for_info(model: HubModel) -> Any:
 
 
 def _ask_for_card(model: HubModel) -> Mapping[str, Any]:
-    """Return the front matter of a card on the Hub; {} where there is none, or the Hub does not answer."""
+    """Return the front matter of a card on the Hub; {} if there is none, or the Hub does not answer."""
     try:
         card = _ask_for_info(model).card_data
     except (InputError, Unreachable):
@@ -149,7 +150,7 @@ def _ask_for_card(model: HubModel) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; {} where there is none or it cannot be read."""
+    """Return the content of a JSON file; {} if it cannot be read."""
     try:
         return read_json(file) if file.is_file() else {}
     except InputError:

@@ -1,4 +1,4 @@
-"""Find the columns of a data set that a model reads, that it should answer with, and that hold pictures or labels."""
+"""Find the columns of a data set that hold inputs, answers, pictures or labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featcal.system.extras import require_packages
 from featcal.system.formatting import shorten, some
 
 LOOKED_AT = 64
-"""Rows that tell what a column holds."""
+"""Number of rows that decide the kind of a column."""
 INPUTS = (
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
@@ -29,14 +29,14 @@ INPUTS = (
     ("source",),
     ("content",),
 )
-"""Columns that are the input where they all hold text; the first of these that are there count."""
+"""Names of input columns; the first of these groups in which all columns hold text counts."""
 ANSWERS = ("target", "answer", "completion", "response", "output", "label")
 PICTURES = ("image", "img", "picture")
 LABELS = ("label", "labels", "fine_label", "class")
 ALIKE = ("score", "similarity_score", "similarity", "label", "target")
-"""Columns of numbers that say how alike two texts are."""
+"""Names of columns of numbers that rate the similarity of two texts."""
 ASKED = (("prompt", "completion"), ("instruction", "output"))
-"""Columns of text that are what the user says and what the assistant answers."""
+"""Names of text columns for the user's words and the assistant's answer."""
 _NO_INPUT = ("split", "id", "idx")
 
 
@@ -52,12 +52,12 @@ class Column:
 FoundOptions = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
 """Options of a source, lines on what was assumed, lines on what is missing."""
 Reads = Literal["answers", "turns", "classes", "likeness"]
-"""Kinds of answers to texts: in words, in words of a conversation that a chat template writes, one of the classes of a
-head, or how alike two texts are."""
+"""Kinds of answers to texts: in words, in words of a conversation that a chat template writes, a class of a head, or a
+similarity of two texts."""
 
 
 def columns_of_table(table: ColumnTable) -> dict[str, Column]:
-    """Tell the kinds of columns by their first rows; a column that some of these lack is "other"."""
+    """Determine the kinds of columns by their first rows; a column that some of these rows lack is "other"."""
     wanted = range(min(LOOKED_AT, len(table)))
     found = {}
     for name in table.columns:
@@ -75,7 +75,7 @@ def columns_of_hub(
     """Return the names of the splits of a data set on the Hub, and the columns of the first one.
 
     Raises:
-        InputError: `datasets` is not installed, or the Hub does not say; the message says what to write instead.
+        InputError: `datasets` is not installed, or the Hub does not answer; the message says what to write instead.
     """
     require_packages("datasets", label=f"data set '{repo}'")
     import datasets
@@ -88,7 +88,7 @@ def columns_of_hub(
     except Exception as error:  # of the client, its transport and the format of the data: each has kinds of its own
         reason = shorten(" ".join(str(error).split()), 200)
         raise InputError(
-            f"data set '{repo}' cannot be looked at ({type(error).__name__}: {reason}); say it out: "
+            f"data set '{repo}' cannot be read ({type(error).__name__}: {reason}); write it out: "
             f'\'{{hub: {repo}, split: train, input: "{{question}}", target: "{{answer}}"}}\', or fetch it to a folder'
         ) from error
     features = opened[splits[0]].features or {}
@@ -128,7 +128,7 @@ def _is_picture(value: Any) -> bool:
 def source_options(
     columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers"
 ) -> FoundOptions:
-    """Return the options of a source of these columns: those that are given, and the others found.
+    """Complete the options of a source: those that are given, and the others guessed from its columns.
 
     >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
     >>> source_options(columns, {}, "a.parquet")[0]
@@ -154,7 +154,7 @@ def source_options(
 
 
 def _turn_columns(columns: Mapping[str, Column], reads: Reads) -> tuple[str, ...]:
-    """Choose the columns that are a conversation: turns, and texts where the base has a chat template."""
+    """Choose the columns that form a conversation: turns, and texts if the base has a chat template."""
     kinds = {name: column.kind for name, column in columns.items()}
     held = [name for name, kind in kinds.items() if kind == "turns"]
     pairs = [pair for pair in ASKED if all(kinds.get(name) in ("turns", "text") for name in pair)]
@@ -218,7 +218,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
 def _classifier_options(
     columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads
 ) -> FoundOptions:
-    """Find options for one text or two with a class, or for two texts with a number."""
+    """Find options for one or two texts with a class, or for two texts with a number."""
     classes, found, notes, missing = reads == "classes", dict(given), [], []
     kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)
     right = next((name for name in asked if name in columns and columns[name].kind in kinds), None)
@@ -249,7 +249,7 @@ def _classifier_options(
 
 
 def _read(texts: list[str], answer: str | None) -> tuple[str, ...]:
-    """Choose the columns of the input: known ones, else the columns of text that are not the answer, at most two."""
+    """Choose the columns of the input: known ones, else at most two text columns that are not the answer."""
     free = [name for name in texts if name != answer and name not in _NO_INPUT]
     known = next((names for names in INPUTS if set(names) <= set(free)), None)
     return known or (tuple(free) if len(free) <= 2 else ())

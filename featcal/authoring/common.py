@@ -1,4 +1,4 @@
-"""Hold what importers share: reading a file, references to models, and what they hand back."""
+"""Share code between importers: reading a file, references to models, and the result type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from featcal.system.yaml_files import read_yaml
 
 @dataclass(frozen=True)
 class Imported:
-    """A suite made of another tool's recipe."""
+    """A suite made from another tool's recipe."""
 
     suite: dict[str, Any]
-    """Content of a suite file, keys in its usual order; it may lack what `missing` asks for."""
+    """Content of a suite file, keys in the usual order; it may lack entries that `missing` lists."""
     missing: tuple[str, ...]
-    """Things that a calibration needs and the recipe does not say, a line each."""
+    """Facts that a calibration needs and the recipe lacks, a line each."""
     notes: tuple[str, ...]
     """Differences of the suite from the recipe, a line each."""
 
@@ -31,7 +31,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        InputError: unreadable, not YAML, or something else than one mapping.
+        InputError: unreadable, not YAML, or not a single mapping.
     """
     content = read_yaml(file)
     if not isinstance(content, dict):
@@ -42,12 +42,12 @@ def read_recipe(file: Path) -> dict[str, Any]:
 def model_reference(path: str, revision: str | None, beside: Path) -> str:
     """Return a reference for a suite file: a folder as an absolute path, else unchanged, with the revision.
 
-    Relative folders are looked for where the command runs, as the other tools do, then in `beside`, then in the folders
-    above it: a recipe beside weights means paths from where its tool ran. A shared server, which tells nobody where its
-    files are, leaves them unchanged.
+    Relative folders are searched in the working folder, as the other tools do, then in `beside`, then in the folders
+    above it, because a recipe beside weights has paths from where its tool ran. A shared server leaves them unchanged,
+    so that it does not reveal where its files are.
 
     Raises:
-        InputError: nothing can lie at the path.
+        InputError: the path is impossible.
     """
     starts = [] if server_rules() else [Path.cwd(), beside, *beside.absolute().parents]
     folders = (local_path(path, start, "the recipe's model") for start in starts)
@@ -56,7 +56,7 @@ def model_reference(path: str, revision: str | None, beside: Path) -> str:
 
 
 def task_names(references: Sequence[str]) -> list[str]:
-    """Name every expert's task by the last part of its reference, numbered where two have the same."""
+    """Name every expert's task by the last part of its reference, with a number if two are equal."""
     names: list[str] = []
     for ref in references:
         last = ref.rpartition("+")[2].rstrip("/").rpartition("/")[2].partition("@")[0]
@@ -66,14 +66,14 @@ def task_names(references: Sequence[str]) -> list[str]:
 
 
 def samples_missing(tasks: Iterable[str]) -> list[str]:
-    """Return the line that asks for the calibration samples of `tasks`; none for no tasks."""
+    """Return the TODO line "calibration samples of …" for some tasks; an empty list for none."""
     names = ", ".join(tasks)
     ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
     return [f"calibration samples of {names}: {ask}"] if names else []
 
 
 def comments(sections: Mapping[str, Sequence[str]]) -> str:
-    """Write the head of a suite file as YAML comments: every title that has lines, and the lines."""
+    """Write the head of a suite file as YAML comments: every title that has lines, with its lines."""
     return "".join(_comment(title, lines) for title, lines in sections.items() if lines)
 
 
@@ -83,10 +83,10 @@ def _comment(title: str, lines: Sequence[str]) -> str:
 
 
 def write_new_file(out: Path, text: str) -> None:
-    """Write a file that must not be there yet.
+    """Write a file that must not exist yet.
 
     Raises:
-        InputError: it is there, or cannot be written.
+        InputError: it exists, or cannot be written.
     """
     require_inside(out, "file", to_write=True)
     try:

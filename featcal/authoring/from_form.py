@@ -1,4 +1,4 @@
-"""Draft a suite file out of a few fields, or of another file; the draft is text until it is written."""
+"""Draft a suite file from a few fields, or from another file; the draft stays text until it is written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from featcal.system.formatting import some
 from featcal.system.yaml_files import parse_yaml, read_yaml
 
 SPLIT_BY_NAME = ("hub", "arrays")
-"""Kinds of samples whose one place holds all splits; the other kinds have a place for every split."""
+"""Kinds of samples with one place for all splits; the other kinds have a place for every split."""
 KINDS = ("imagefolder", "parquet", "jsonl", "hub", "arrays", "catalogue")
 """Kinds of places for the samples of a drafted task: a folder or file, the Hub, or an entry of the task catalogue."""
 
 
 @dataclass(frozen=True)
 class DraftTask:
-    """One line of a form, whose empty texts were not filled in.
+    """One line of a form; empty texts are fields that were not filled in.
 
     Args:
         where: the folder, file or Hub id of the samples; for "catalogue" the entry's name.
@@ -43,7 +43,7 @@ class DraftTask:
     target: str = ""
 
     def content(self) -> dict[str, Any]:
-        """Return the task as a suite file has it."""
+        """Return the task in the form of a suite file."""
         if self.kind == "catalogue":
             return {"use": self.where, "expert": self.expert}
         given = {split: name for split in SPLITS if (name := getattr(self, split))}
@@ -57,7 +57,7 @@ class DraftTask:
 
 
 def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable[DraftTask]) -> str:
-    """Write the text of a suite file out of a form; lines without a task's name are passed over.
+    """Write the text of a suite file from a form; lines without a task's name are skipped.
 
     Args:
         merged: a checkpoint, or a merge recipe's options.
@@ -68,13 +68,13 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
     lines = [one for one in tasks if one.task]
     twice = {one.task for one in lines if [other.task for other in lines].count(one.task) > 1}
     if twice:
-        raise InputError(f"two lines have the task {some(sorted(twice))}; give every task a name of its own")
+        raise InputError(f"two lines have the task {some(sorted(twice))}; give every task its own name")
     filled = {one.task: one.content() for one in lines}
     return format_suite({"name": name, "base": base, "merged": merged, "tasks": filled})
 
 
 def format_suite(content: Mapping[str, Any]) -> str:
-    """Write the content of a suite file as text; texts of several lines stand on one line in double quotes."""
+    """Write the content of a suite file as text; multi-line texts are on one line in double quotes."""
     return str(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
@@ -87,11 +87,11 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def import_file(file: Path) -> tuple[str, list[str]]:
-    """Make the text of a suite out of another file, and say what is still to be filled in: a suite file is taken
-    unchanged, a configuration of mergekit or a model pool of FusionBench as a suite.
+    """Convert another file into the text of a suite, with what is still to be filled in: a suite file stays unchanged,
+    a configuration of mergekit or a model pool of FusionBench becomes a suite.
 
     Raises:
-        InputError: the file is none of them, or cannot be taken over; every reason is listed.
+        InputError: the file is none of these, or cannot be converted; every reason is listed.
     """
     content = read_yaml(file)
     if isinstance(content, dict) and "tasks" in content and "base" in content:
@@ -101,7 +101,7 @@ def import_file(file: Path) -> tuple[str, list[str]]:
 
 
 def read_draft(text: str, out: Path) -> Suite:
-    """Read a draft as the suite that it is so far; relative paths start from the folder of `out`.
+    """Read an unfinished draft as a suite; relative paths start from the folder of `out`.
 
     Raises:
         InputError: not YAML, or not a valid suite file; the message says where.
@@ -113,10 +113,10 @@ def read_draft(text: str, out: Path) -> Suite:
 
 
 def write_draft(text: str, out: Path) -> Suite:
-    """Write a draft as a suite file and read it back as the command line will.
+    """Write a draft as a suite file and read it back as the command line would.
 
     Raises:
-        InputError: not YAML, not a valid suite file, or `out` is there already or cannot be written.
+        InputError: not YAML, not a valid suite file, or `out` exists or cannot be written.
     """
     read_draft(text, out)
     write_new_file(out, text)

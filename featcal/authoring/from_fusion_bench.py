@@ -1,7 +1,7 @@
 """Read FusionBench's model pools as suites.
 
-A pool names models and data sets by the Python functions that load them. None of these is ever called: those that are
-known are mapped to featcal's own references and sources.
+A pool names models and data sets by the Python functions that load them. featcal never calls these; it maps known ones
+to its own references and sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARGUMENTS: dict[str, tuple[str, str | None]] = {
 }
 """Function that loads a model → its arguments for the model and for a LoRA adapter."""
 _SAME_WEIGHTS = {"_target_", "_recursive_", "torch_dtype", "dtype", "device_map", "merge_and_unload"}
-"""Arguments of these functions that leave the weights which are loaded the same."""
+"""Arguments of these functions that do not change the loaded weights."""
 DATA = {"calibration": "train_datasets", "validation": "val_datasets", "test": "test_datasets"}
 _DEFAULT_SPLIT = {"calibration": "train", "validation": "validation", "test": "test"}
 LOAD_DATASET = "datasets.load_dataset"
@@ -35,19 +35,19 @@ _MERGE = {"method": "task-arithmetic", "scale": 0.3}
 
 
 def is_model_pool(content: Mapping[str, Any]) -> bool:
-    """Say whether the content of a file is meant to be a model pool."""
+    """Say whether the content of a file looks like a model pool."""
     return str(content.get("_target_")).startswith("fusion_bench.") or "defaults" in content
 
 
 def import_fusion_bench(file: Path, merged: str | None) -> Imported:
-    """Make the suite of a model pool: its models, and samples where they are data sets on the Hub or in the catalogue.
+    """Convert a model pool into a suite: its models, and samples if they are data sets on the Hub or in the catalogue.
 
     Args:
-        merged: folder or Hub id of the merged model; None is Task Arithmetic, since a pool says nothing of merging.
+        merged: folder or Hub id of the merged model; None is Task Arithmetic, since a pool has no merge recipe.
 
     Raises:
-        InputError: listing all that is wrong or cannot be taken over: what only Hydra can fill in, another pool,
-            unknown keys, models that are loaded by unknown functions.
+        InputError: lists all problems: values that only Hydra can fill in, another kind of pool, unknown keys, models
+            that are loaded by unknown functions.
     """
     content = read_recipe(file)
     # Keys of a file that Hydra has not filled in yet would look unknown: one remedy at a time.
@@ -71,7 +71,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
     if text and (plain := [name for name, task in tasks.items() if set(DATA) & set(task)]):
         missing.append(f"text of {', '.join(plain)}: 'input' and 'target' of each source, templates over its columns")
     if merged is None:
-        notes.append("a pool says nothing of merging: merged is Task Arithmetic with scale 0.3; change it if it is not")
+        notes.append("a pool has no merge recipe: merged is Task Arithmetic with scale 0.3; change it if necessary")
     suite: dict[str, Any] = {"name": file.stem, "description": f"Imported from {file.name} (FusionBench, {pool})."}
     suite |= {"base": models[BASE]} if BASE in models else {}
     suite["merged"] = model_reference(merged, None, file.parent) if merged else {**_MERGE}
@@ -79,7 +79,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
 
 
 def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
-    """List what only Hydra can fill in: groups of other files, variables, and values that are yet to be given."""
+    """List the entries that only Hydra can fill in: groups of other files, variables, and missing values."""
     write_out = "let Hydra write the whole pool (`fusion_bench modelpool=… --cfg job --package modelpool --resolve`)"
     groups = [one for one in content.get("defaults") or [] if one != "_self_"]
     if groups:
@@ -88,14 +88,14 @@ def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
             for one in groups
             for group, choice in (one if isinstance(one, dict) else {"defaults": one}).items()
         ]
-        yield f"'defaults' stand for other files ({'; '.join(named)}); {write_out}"
+        yield f"'defaults' refer to other files ({'; '.join(named)}); {write_out}"
     open_places = [f"{place} is {value!r}" for place, value in _strings(content) if "${" in value or value == "???"]
     if open_places:
         yield f"values are still to be filled in ({'; '.join(open_places)}); {write_out}"
 
 
 def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string below `value` with its place, the notes for readers left out."""
+    """Yield every string below `value` with its place, except notes for readers."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -127,7 +127,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
     if model is None:
         known = ", ".join(ARGUMENTS)
-        raise InputError(f"{where}: '{target}' is never called, and featcal has an equal of its own only for {known}")
+        raise InputError(f"{where}: '{target}' is never called, and featcal has a replacement only for {known}")
     used = {model, adapter, *(["revision", "subfolder"] if adapter is None else []), *_SAME_WEIGHTS}
     unknown = [f"'{name}'" for name in arguments if name not in used]
     if unknown:
@@ -141,7 +141,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
 
 
 def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], text: bool) -> list[str]:
-    """Give the tasks the sources that the pool names, and the rest from the catalogue; return notes on that."""
+    """Set the sources of the tasks, from the pool or else from the catalogue; return notes about them."""
     notes = []
     for split, key in DATA.items():
         for name, value in (content.get(key) or {}).items():

@@ -1,7 +1,6 @@
-"""Find out what a model that somebody merged was made of, from mergekit's configuration or the card beside its weights.
+"""Find the ingredients of a merged model, from mergekit's configuration or the card beside its weights.
 
-The base that neither names is looked for in the experts' own cards and configurations. What is said on a command line
-goes before all.
+If neither names the base, it is searched in the experts' own cards and configurations. Arguments override all files.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from featcal.system.paths import local_path
 from featcal.system.yaml_files import parse_yaml, read_yaml
 
 NEW_TOKENS = 32
-"""Most tokens that an expert writes after a beginning: what an answer has at most where a task says nothing else."""
+"""Most tokens that an expert writes after a beginning: the limit for an answer of a task without one."""
 BEGINNINGS = (
     "The history of the city began",
     "Once upon a time there was",
@@ -61,19 +60,19 @@ BEGINNINGS = (
     "First, install the package. Then",
     "He argued that freedom",
 )
-"""Beginnings of texts of many kinds, for experts of which nothing is known to go on from."""
+"""Beginnings of texts of many kinds, for experts without prompts."""
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Account of the models that a merged one was made of, as references of a suite file.
+    """The models of a merge, as references of a suite file, and where they were found.
 
     Args:
-        base: None where nothing names it.
-        where: the file that says so; "" where all is given.
-        contents: of mergekit's configuration, where there is one.
+        base: None if nothing names it.
+        where: the file that names them; "" if all are arguments.
+        contents: of mergekit's configuration, if there is one.
         found: the base is neither given nor in that file: the experts name it.
-        missed: the ancestor that the experts name, where it is neither on this machine nor to be had from the Hub.
+        missed: the ancestor that the experts name, if it is neither on this machine nor available from the Hub.
     """
 
     base: str | None
@@ -85,21 +84,21 @@ class Origins:
 
     @property
     def coefficients(self) -> Mapping[str, float] | None:
-        """Return how far the merge goes from the base to every expert, as its recipe says; None where none does."""
+        """Return the coefficient of every expert in the merge, by its recipe; None if the recipe has none."""
         stated = None if self.contents is None else self.contents.coefficients
         return stated if stated is not None and stated.keys() == self.experts.keys() else None
 
 
 def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], asks_hub: bool = False) -> Origins:
-    """Return what the merged model in a folder was made of.
+    """Find the models of which the merged model in a folder was made.
 
     Args:
-        base: goes before what the files name.
-        experts: task → reference; those of the recipe's own tasks take the place of its experts, others of all.
-        asks_hub: whether the Hub may be asked for the experts' cards, where its local cache does not have them.
+        base: overrides the files.
+        experts: task → reference; for tasks of the recipe they replace single experts, otherwise all of them.
+        asks_hub: whether to ask the Hub for experts' cards that are not in its local cache.
 
     Raises:
-        InputError: neither the files nor the arguments name experts, or what they name can be nowhere; the message says
+        InputError: neither the files nor the arguments name experts, or a reference is impossible; the message says
             what to give.
     """
     if base is not None and experts:
@@ -109,7 +108,8 @@ def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], ask
     found = _read_files(folder, strict=True)
     if found is None and not experts:
         raise InputError(
-            f"{folder} does not say what it was merged of: it has no {RECIPE_FILE}, and its {CARD_FILE} names no base "
+            f"{folder} does not name the models that it was merged from: it has no {RECIPE_FILE}, and its {CARD_FILE} "
+            "names no base "
             "models of a merge; give --base REFERENCE, and --expert NAME=REFERENCE once per expert"
         )
     found = found or Origins(None, {})
@@ -135,7 +135,7 @@ def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], ask
 
 
 def _look_for_base(origins: Origins, is_list: bool, asks_hub: bool) -> Origins:
-    """Return the models of a merge with the base that its experts name, if they do and it can be had.
+    """Add the base that the experts name to the models of a merge, if there is one and it is available.
 
     Args:
         is_list: whether one of the experts may be the base.
@@ -153,19 +153,19 @@ def _look_for_base(origins: Origins, is_list: bool, asks_hub: bool) -> Origins:
 
 
 def sample_source(count: int | None) -> dict[str, Any]:
-    """Return the source of texts that experts write themselves, as a suite file has it.
+    """Return the source of texts that experts write, in the form of a suite file.
 
     Args:
-        count: most texts per task; None for as many as there are beginnings.
+        count: most texts per task; None for one per beginning.
     """
     return {"self_generated": {"prompts": [*BEGINNINGS[:count]], "tokens": NEW_TOKENS}}
 
 
 def _read_files(folder: Path, strict: bool) -> Origins | None:
-    """Return what the files of a merged model say; None where they say nothing.
+    """Read the ingredients from the files of a merged model; None if they name none.
 
     Args:
-        strict: raise InputError for a configuration with mistakes, rather than leave it aside.
+        strict: raise InputError for a configuration with mistakes, rather than ignore it.
     """
     try:
         found = _read_configuration(folder)
@@ -191,14 +191,14 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
 
 
 def _count_models(folder: Path) -> int:
-    """Count base and experts that featcal's own record of a folder names; 0 without one."""
+    """Return the number of base and experts in featcal's own record of a folder; 0 without one."""
     file = folder / RECORD_FILE
     inputs = read_json(file).get("inputs") if file.is_file() else None
     return sum(one == "base" or one.startswith("expert ") for one in inputs) if isinstance(inputs, dict) else 0
 
 
 def _read_configuration(folder: Path) -> tuple[str, MergedModels] | None:
-    """Return mergekit's configuration, from its file or from the card that quotes it, and the name of that file."""
+    """Return mergekit's configuration, from its file or as quoted in the card, and the name of that file."""
     file = folder / RECIPE_FILE
     if file.is_file():
         content, where = read_yaml(file), RECIPE_FILE
@@ -213,7 +213,8 @@ def _read_configuration(folder: Path) -> tuple[str, MergedModels] | None:
 
 
 def _require_places(references: Mapping[str, str], file: Path) -> None:
-    """Raise InputError for references that are neither folders nor ids on the Hub, with the option that says better."""
+    """Raise InputError for references that are neither folders nor ids on the Hub, and name the option that corrects
+    them."""
     problems = [
         f"{file} names '{ref}', which is no folder where this command runs, beside the weights or above them; say "
         f"where it is with {option}{'=' if option.startswith('--expert') else ' '}FOLDER"

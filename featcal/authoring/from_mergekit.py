@@ -1,8 +1,8 @@
 """Read mergekit's YAML configurations as suites.
 
-`linear`, `task_arithmetic` and `ties` with one value per parameter become recipes of featcal; what their parameters do
-was taken from mergekit's documentation and from running it. Everything else is taken over as mergekit's output: the
-configuration then says only which models were merged.
+`linear`, `task_arithmetic` and `ties` with one value per parameter become recipes of featcal; the meaning of their
+parameters is from mergekit's documentation and from running it. For everything else the merged model is mergekit's
+output, and the configuration only names the models.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from featcal.system.formatting import did_you_mean
 
 _MODEL_PARAMETERS = ("weight", "density")
 _PARAMETERS = (*_MODEL_PARAMETERS, "normalize", "lambda", "int8_mask", "rescale")
-"""Parameters of these methods; neither `int8_mask` nor the `density` of `task_arithmetic` changes a number."""
+"""Parameters of these methods; `int8_mask` and the `density` of `task_arithmetic` change no number."""
 _BASE_IS_MERGED = ("slerp", "nearswap", "arcee_fusion")
-"""Methods whose `base_model` is one of the models that are merged, not the one they were fine-tuned from."""
+"""Methods whose `base_model` is one of the merged models, not the one that they were fine-tuned from."""
 _DTYPES = get_args(Dtype)
 _RUN_IT = "run mergekit and give its output folder with --merged"
 
 
 def _methods() -> dict[str, str]:
-    """Return the mergers that mergekit has too, by its name for them."""
+    """Return the mergers that mergekit has too, by mergekit's name."""
     return {method(name).about.mergekit: name for name in merger_names() if method(name).about.mergekit}
 
 
 def is_configuration(content: Mapping[str, Any]) -> bool:
-    """Say whether the content of a file is meant to be a configuration of mergekit."""
+    """Say whether the content of a file looks like a configuration of mergekit."""
     return "merge_method" in content
 
 
 def import_mergekit(file: Path, merged: str | None) -> Imported:
-    """Make the suite that a configuration of mergekit describes.
+    """Convert a configuration of mergekit into a suite.
 
     Args:
         merged: folder or Hub id of mergekit's output; None asks for a recipe.
 
     Raises:
-        InputError: listing all that is wrong or cannot be taken over: unknown keys, methods or parameters for which
-            featcal has no recipe (only without `merged`), a vocabulary other than the base's.
+        InputError: lists all problems: unknown keys, methods or parameters for which featcal has no recipe (only
+            without `merged`), a vocabulary other than the base's.
     """
     config = validate_configuration(read_recipe(file), str(file))
     base, tasks = _base_and_experts(config, file.parent)
@@ -75,13 +75,13 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
 
 @dataclass(frozen=True)
 class MergedModels:
-    """Models that a configuration merges, as references of a suite file.
+    """Models of a configuration, as references of a suite file.
 
     Args:
-        base: what the experts were fine-tuned from; None where the method does not say.
+        base: the model that the experts were fine-tuned from; None if the method does not name it.
         experts: task → reference.
-        coefficients: task → c of merged = base + Σ c (expert - base); None where no plain numbers say so.
-        is_exact: whether the method is this sum; else it keeps the order of the coefficients alone.
+        coefficients: task → c of merged = base + Σ c (expert - base); None if the recipe has no plain numbers.
+        is_exact: whether the method equals this sum; else it only preserves the order of the coefficients.
         notes: remarks on a vocabulary that is not the base's.
     """
 
@@ -94,14 +94,14 @@ class MergedModels:
 
 
 def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedModels:
-    """Return the models of a configuration whose output is there already, so that any method will do.
+    """Return the models of a configuration with existing output, so that any method is allowed.
 
     Args:
         content: of the configuration.
         beside: folder of the merged model; `label` names the configuration in messages.
 
     Raises:
-        InputError: mistakes in it, all of them.
+        InputError: lists all mistakes in it.
     """
     config = validate_configuration(content, label)
     base, tasks = _base_and_experts(config, beside)
@@ -117,7 +117,7 @@ def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedMo
 
 
 def _base_and_experts(config: Configuration, beside: Path) -> tuple[MergekitModel | None, dict[str, MergekitModel]]:
-    """Return the model that the experts were fine-tuned from, where the method names it, and the experts by task."""
+    """Return the model that the experts were fine-tuned from, if the method names it, and the experts by task."""
     base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
     models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
     experts = [model for model in dict.fromkeys(models) if model != base]
@@ -127,7 +127,7 @@ def _base_and_experts(config: Configuration, beside: Path) -> tuple[MergekitMode
 def _coefficients(
     config: Configuration, base: MergekitModel | None, tasks: Mapping[str, MergekitModel]
 ) -> tuple[dict[str, float] | None, bool]:
-    """Return how far the merge goes from the base to every expert, and whether that is all it does."""
+    """Return the coefficient of every expert, and whether the merge equals this sum."""
     recipe = _Recipe(config, base, tasks)
     content = recipe.content()
     if recipe.problems:
@@ -142,7 +142,7 @@ def _coefficients(
 
 
 def _vocabulary_problems(config: Configuration) -> Iterator[str]:
-    """Say why models may not read the same token ids."""
+    """List reasons why models may read token ids differently."""
     # Samples are tokenized once, by the base's tokenizer.
     tokenizer = config.tokenizer
     sources = {"tokenizer_source": config.tokenizer_source, "tokenizer.source": tokenizer and tokenizer.source}
@@ -164,7 +164,7 @@ def _notes(config: Configuration) -> Iterator[str]:
 
 @dataclass
 class _Recipe:
-    """A configuration as a recipe of featcal, and what stands in the way."""
+    """A configuration as a recipe of featcal, and the reasons why that may be impossible."""
 
     config: Configuration
     base: MergekitModel | None
@@ -173,7 +173,7 @@ class _Recipe:
     notes: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """Return what a suite file has under `merged`; only to be used if there are no problems."""
+        """Return the content of the key `merged` in a suite file; valid only without problems."""
         own, name = _methods(), self.config.merge_method
         if name not in own or self.config.models is None:
             what = f"merge_method '{name}'" if name not in own else "a merge of slices or modules"
@@ -221,7 +221,8 @@ class _Recipe:
         return options | {"normalize": normalize}
 
     def _with_base_among_the_experts(self, weights: Mapping[str, float], normalize: bool) -> dict[str, Any]:
-        """Turn sum_i w_i theta_i / W, base and experts, into theta_0 + sum_i (w_i / W) tau_i over the experts."""
+        """Convert sum_i w_i theta_i / W, over base and experts, into theta_0 + sum_i (w_i / W) tau_i over the
+        experts."""
         total = sum(weights.values()) + self._number("weight", self.base)
         if not normalize or total == 0:
             self.problems.append(
@@ -246,7 +247,7 @@ class _Recipe:
         return {} if wanted is None else {"dtype": wanted}
 
     def _value(self, name: str, model: MergekitModel | None, default: Any) -> Any:
-        """Look a parameter up as mergekit does: the model's own, else the file's."""
+        """Look up a parameter as mergekit does: the model's own, else the file's."""
         own = next((one.parameters for one in self.config.models or [] if one.model == model), {})
         return own.get(name, self.config.parameters.get(name, default))
 

@@ -1,4 +1,4 @@
-"""Make a suite of models and samples that are named: what `featcal suite init` and `featcal diagnose` take."""
+"""Make a suite from named models and samples, for `featcal suite init` and `featcal diagnose`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from featcal.system.paths import from_folder, local_path, neighbours
 from featcal.system.sandbox import require_links_inside
 
 DEFAULT_MERGE = {"method": "task-arithmetic", "scale": 0.3}
-"""Merge recipe where no other is given: the paper's."""
+"""Default merge recipe: the paper's."""
 
 
 @dataclass(frozen=True)
 class SuiteParts:
-    """Models and samples of a suite, as given on a command line: paths start from where the command runs.
+    """Models and samples of a suite from a command line; paths start from the working folder.
 
     Args:
-        base: None where nobody knows it, beside a merged model that is there.
+        base: None if it is unknown and `merged` is a model.
         experts: task → reference of its expert.
-        data: task → where its samples are, as `featcal.authoring.guess.guess` reads it.
+        data: task → place of its samples, as `featcal.authoring.guess.guess` reads it.
         merged: reference of a merged model, or a method of merging; None is Task Arithmetic at 0.3.
-        otherwise: texts that experts write, a source for the tasks that are not in `data`; None asks for samples.
+        otherwise: source of texts that experts write, for tasks that are not in `data`; None asks for samples.
         options: more keys of the suite file.
     """
 
@@ -55,7 +55,7 @@ class SuiteParts:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Text of a suite file, what was taken for granted in it and what it still lacks, a line each."""
+    """Text of a suite file, with its assumptions and its gaps, a line each."""
 
     text: str
     assumed: tuple[str, ...]
@@ -63,10 +63,10 @@ class Beginning:
 
 
 def write_suite_text(parts: SuiteParts, out: Path) -> Beginning:
-    """Write the text of the suite file `out`, without writing the file.
+    """Return the text of the suite file `out`, without writing the file.
 
     Raises:
-        InputError: models or samples that are not there, or samples of a task without an expert; all of them at once.
+        InputError: missing models or samples, or samples of a task without an expert; lists all of them.
     """
     problems: list[str] = []
     assumed: list[str] = []
@@ -114,9 +114,9 @@ def write_suite_text(parts: SuiteParts, out: Path) -> Beginning:
 
 
 def _reads(base: str, experts: Iterable[str]) -> Reads:
-    """Tell what the models make of texts, as far as files of models that are here say: encoders of text tell classes
-    apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
-    texts are, and a chat template writes conversations."""
+    """Determine from files of local models how they answer texts: encoders of text, and decoders whose experts all have
+    a classifier, with classes; folders of sentence-transformers with similarities; models with a chat template in
+    conversations."""
     with suppress(InputError):  # whoever opens the base says what is wrong
         folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
         if (folder / MODULES_FILE).is_file():
@@ -132,8 +132,8 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
 
 
 def _text_of(base: str) -> tuple[dict[str, int], list[str]]:
-    """Return the length at which a sentence-transformers folder cuts texts, as a key of a task, and lines on what it
-    does to them."""
+    """Return the length at which a sentence-transformers folder cuts texts, as a key of a task, and notes on what it
+    does to texts."""
     folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
     found, lines = SentenceText.from_folder(folder), []
     if found.max_seq_length is not None:
@@ -144,7 +144,7 @@ def _text_of(base: str) -> tuple[dict[str, int], list[str]]:
 
 
 def _classifies(expert: str) -> bool:
-    """Say whether the files of an expert say that it has a classifier for texts; False for one on the Hub."""
+    """Say whether an expert has a text classifier by its files; False for one on the Hub."""
     with suppress(InputError):
         base, adapter = split_lora(expert, Path.cwd())
         if adapter is not None:
@@ -154,7 +154,7 @@ def _classifies(expert: str) -> bool:
 
 
 def _classes(expert: str) -> dict[str, list[str]]:
-    """Return the class names in an expert's own files, as a key of its task; nothing for one on the Hub."""
+    """Return the class names in an expert's own files, as a key of its task; nothing for an expert on the Hub."""
     from featcal.family.opening import named_classes
 
     with suppress(InputError):
@@ -173,10 +173,10 @@ def _choose_merged(given: str | None, root: Path) -> tuple[str | dict[str, Any],
 
 
 def _model(given: str, root: Path, label: str) -> str:
-    """Return a model reference as a suite file in `root` says it.
+    """Return a model reference relative to a suite file in `root`.
 
     Raises:
-        InputError: a folder that is not there; a Hub id is taken unchanged.
+        InputError: a folder that does not exist; a Hub id stays unchanged.
     """
     if given.startswith(PREFIXES):
         kind, _, place = given.rpartition(":")
@@ -205,7 +205,7 @@ def _folder_or_id(given: str, root: Path, label: str) -> str:
 
 @contextmanager
 def _collect_problems(problems: list[str], label: str = "") -> Iterator[None]:
-    """Add the problems of an InputError inside the `with` to the list, instead of raising it."""
+    """Collect the problems of an InputError inside the `with` in the list, instead of raising it."""
     try:
         yield
     except InputError as error:

@@ -1,5 +1,5 @@
-"""Guess sources of samples from a path alone: what kind it is, which splits it has, and which columns are text,
-answers, pictures and labels. Everything that is taken for granted is said, and what cannot be known is asked for."""
+"""Guess sources of samples from a path: its kind, its splits, and which columns are text, answers, pictures and labels.
+Every assumption is reported, and a fact that cannot be known is asked for."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NAMES = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test",),
 }
-"""Names that the splits of a suite have elsewhere."""
+"""Other names for the splits of a suite."""
 _JSON = tuple(ending for ending, kind in ENDINGS.items() if kind == "jsonl")
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Keys of a task for its samples, as far as they could be found.
+    """The guessed keys of a task for its samples.
 
     Args:
         task: keys of the task: a source for every split that was found, or `use` of the catalogue.
-        assumed: what was taken for granted, a line each.
-        missing: what could not be known, a line each.
+        assumed: assumptions, a line each.
+        missing: facts that could not be found, a line each.
     """
 
     task: Mapping[str, Any]
@@ -52,11 +52,11 @@ def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
     """Find the sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
 
     YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
-    found, or a source for every split, `{calibration: {…}, test: {…}}`, which is taken unchanged.
+    guessed, or a source for every split, `{calibration: {…}, test: {…}}`, which stays unchanged.
 
     Args:
-        root: folder of the suite file, from which the paths in it start. `given` starts from where the command runs.
-        reads: what the models make of texts.
+        root: folder of the suite file, from which the paths in it start. `given` starts from the working folder.
+        reads: how the models answer texts.
 
     Raises:
         InputError: nothing is there, or it cannot be read.
@@ -104,7 +104,7 @@ def _guess_explicit(given: str, root: Path, reads: Reads) -> Guess:
 
 
 def _anchor(source: Any, root: Path) -> Any:
-    """Return a source with its path, if that is here, written as the suite file has to say it."""
+    """Return a source with its path, if that exists, rewritten relative to the suite file."""
     if not isinstance(source, dict):
         return source
     return {
@@ -132,7 +132,7 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
     refuse_other_files(path)
     raise InputError(
         f"samples: the name of {path} does not tell what kind it is ({', '.join(ENDINGS)}, or a folder of pictures); "
-        "say it out: '{tensors: FILE, key: NAME}', for example"
+        "write it out: '{tensors: FILE, key: NAME}', for example"
     )
 
 
@@ -143,7 +143,7 @@ def _table(file: Path) -> tuple[str, ColumnTable]:
 def _guess_table(
     source: Mapping[str, Any], table: ColumnTable, given: Mapping[str, Any], where: str, reads: Reads
 ) -> Guess:
-    """Guess from a file of rows: its column "split" tells splits apart, else all of it is for calibration."""
+    """Guess from a file of rows: a column "split" names the split of each row, else all rows are for calibration."""
     options, assumed, missing = source_options(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
@@ -154,7 +154,7 @@ def _guess_table(
 
 
 def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Guess from a folder: sub-folders or files are splits; without them it holds pictures for calibration."""
+    """Guess from a folder: sub-folders or files are splits; without them its pictures are for calibration."""
     # A metadata.parquet lies beside pictures and describes them; it is not a data set itself.
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
         return _guess_parquet(folder, root, given, reads)
@@ -196,7 +196,7 @@ def _find_below(folder: Path, name: str) -> Path | None:
 
 
 def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Guess from a folder in the Hub's layout: files or their folders have the names of splits."""
+    """Guess from a folder in the Hub's layout: files or their folders are named by split."""
     found = _find_splits(lambda name: name if read_parquet(folder, name)[1] else None)
     table, _ = read_parquet(folder, next(iter(found.values()), None))
     source = {"parquet": from_folder(folder, root)}
@@ -211,10 +211,10 @@ def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Re
 
 
 def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Guess from a data set on the Hub: names of splits and columns are asked for, and nothing else is kept.
+    """Guess from a data set on the Hub: only names of splits and columns are requested.
 
     Raises:
-        InputError: `datasets` is not installed, or the Hub does not say, or is not to be asked (a shared server).
+        InputError: `datasets` is not installed, or the Hub does not answer or may not be asked (a shared server).
     """
     require_no_hub("samples")
     repo, _, revision = name.partition("@")
@@ -232,7 +232,7 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
 
 
 def _find_splits(find: Callable[[str], T | None]) -> dict[str, T]:
-    """Return, for every split that is there, what `find` has under the first of its names."""
+    """Return, for every split that exists, the result of `find` for the first of its names."""
     places = {
         split: next((one for name in names if (one := find(name)) is not None), None) for split, names in NAMES.items()
     }
@@ -246,7 +246,7 @@ def _note_renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
 
 
 def _with_warning(task: Mapping[str, Any], assumed: tuple[str, ...], missing: tuple[str, ...], where: str) -> Guess:
-    """Return a guess, with a line on splits that were not found."""
+    """Return a guess, with a line about splits that were not found."""
     if "calibration" not in task:
         called = ", ".join(NAMES["calibration"])
         missing = (*missing, f"{where}: which samples are for calibration; no split is called {called}")

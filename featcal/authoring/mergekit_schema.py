@@ -1,4 +1,4 @@
-"""Describe the keys of a mergekit configuration (version 0.1.5), with the types its documentation gives them."""
+"""Describe the keys of a mergekit configuration (version 0.1.5), with the types of its documentation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MergekitModel(Strict):
     lora: ModelPlace | None = None
 
     def to_reference(self, beside: Path) -> str:
-        """Return the reference as a suite file has it; relative folders may lie in `beside`."""
+        """Return the reference in the form of a suite file; relative folders may be in `beside`."""
         parts = [self.model] if self.lora is None else [self.model, self.lora]
         return "+".join(model_reference(part.path, part.revision, beside) for part in parts)
 
@@ -101,7 +101,7 @@ class Configuration(Strict):
         return self
 
     def inputs(self) -> Iterator[MergekitModel]:
-        """Yield every model that is named as an input, as often as it is."""
+        """Yield every model that is named as an input, with repetitions."""
         parts: list[Configuration | Module] = [self, *(self.modules or {}).values()]
         for part in parts:
             yield from (one.model for one in part.models or [])

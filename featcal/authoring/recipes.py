@@ -1,4 +1,5 @@
-"""Make suites out of the recipes of other tools, mergekit's configurations and FusionBench's model pools, and back."""
+"""Convert the recipes of other tools, mergekit's configurations and FusionBench's model pools, into suites, and
+back."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ __all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
 
 
 def import_recipe(file: Path, merged: str | None = None) -> Imported:
-    """Make the suite that another tool's recipe describes; the keys show whose recipe it is.
+    """Convert another tool's recipe into a suite; its keys show which tool it belongs to.
 
     Args:
         file: YAML configuration of mergekit, or YAML model pool of FusionBench.
-        merged: folder or Hub id of the model that the tool made; None writes the merge as a recipe of featcal.
+        merged: folder or Hub id of the tool's merged model; None writes the merge as a recipe of featcal.
 
     Raises:
-        InputError: neither tool's file, or one that cannot be taken over; every reason is listed.
+        InputError: neither tool's file, or one that cannot be converted; every reason is listed.
     """
     from featcal.authoring.from_fusion_bench import import_fusion_bench, is_model_pool
     from featcal.authoring.from_mergekit import import_mergekit, is_configuration
@@ -37,13 +38,13 @@ def import_recipe(file: Path, merged: str | None = None) -> Imported:
 
 
 def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
-    """Write the suite of another tool's recipe; what is to be filled in stands at its head.
+    """Write the suite of another tool's recipe; its head lists what is to be filled in.
 
     Returns:
         The document of `featcal suite import --json`: `out`, `missing` and `notes`.
 
     Raises:
-        InputError: neither tool's file, one that cannot be taken over, or `out` is there already or cannot be written.
+        InputError: neither tool's file, one that cannot be converted, or `out` exists or cannot be written.
     """
     import yaml
 
@@ -60,7 +61,7 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
         The document of `featcal suite export-pool --json`: `out` and the names of its `models`.
 
     Raises:
-        InputError: FusionBench does not load such models, or `out` is there already or cannot be written.
+        InputError: FusionBench does not load such models, or `out` exists or cannot be written.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Write suites as FusionBench's model pools, so that its methods and tables can be run on the same models."""
+"""Export suites as FusionBench's model pools, to run its methods and tables on the same models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LORA_LOADERS = {
 def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     """Return a model pool with the base and the experts of a suite, and with those of its samples that are on the Hub.
 
-    How the models were merged, class names and text templates have no place in a pool.
+    A pool cannot hold the merge recipe, class names and text templates.
 
     Raises:
         InputError: the base cannot be found, or FusionBench does not load such models.
@@ -59,8 +59,8 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
 
 
 def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
-    """Return how FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
-    arguments."""
+    """Return the entry by which FusionBench loads a model: a folder or Hub id if the pool takes one, or a function with
+    its arguments."""
     under, adapter = split_lora(ref, root)
     path, within = _place(under, root)
     if adapter is None:
@@ -76,7 +76,7 @@ def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, A
 
 
 def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
-    """Return the pool's key for the base's tokenizer or processor; pools of encoder-decoders need it."""
+    """Return the pool's entry for the base's tokenizer or processor; pools of encoder-decoders need it."""
     if modality == "seq2seq" and not isinstance(base, str):
         return {"tokenizer": {**base, "_target_": "transformers.AutoTokenizer.from_pretrained"}}
     return {"processor" if modality == "pixels" else "tokenizer": base} if isinstance(base, str) else {}

@@ -1,1 +1,1 @@
-"""Fit methods of others beside calibration, on the same calibration samples."""
+"""Fit other methods than calibration, on the same calibration samples."""

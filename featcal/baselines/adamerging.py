@@ -1,5 +1,5 @@
-"""Merge by AdaMerging, layer-wise: train one coefficient per task and tensor so that the model is sure of its answers
-(Yang, Wang, Shen, Liu, Guo, Wang, Tao, AdaMerging, arXiv 2310.02575).
+"""Merge by AdaMerging, layer-wise: train one coefficient per task and tensor for confident predictions (Yang, Wang,
+Shen, Liu, Guo, Wang, Tao, AdaMerging, arXiv 2310.02575).
 
     theta^k = theta_0^k + sum_i l_ik (theta_i^k - theta_0^k),
 
@@ -42,7 +42,8 @@ START = 0.3
 
 @register_method(
     "adamerging",
-    "AdaMerging, layer-wise: coefficients trained on the entropy of predictions for calibration inputs",
+    "AdaMerging, layer-wise: coefficients trained for a low entropy of predictions on calibration inputs; slow, since "
+    "every step needs all layers",
     paper="2310.02575",
     needs=(
         SAMPLES,
@@ -60,7 +61,8 @@ class AdaMerging(Trained):
 def adamerging(
     run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: AdaMerging
 ) -> tuple[Weights, dict[str, Any]]:
-    """Merge the experts; with the coefficients by task and tensor, and the entropy on all samples before and after.
+    """Merge the experts; return the merge, the coefficients by task and tensor, and the entropy on all samples before
+    and after.
 
     Memory holds the tower three times and once more for every expert: every step needs all layers and task vectors.
 
@@ -104,7 +106,7 @@ def adamerging(
 
 
 class Merge:
-    """A merge by coefficients, with what their gradient needs."""
+    """A merge by coefficients, with the tensors for their gradient."""
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
         def load(weights: Weights) -> dict[str, Tensor]:
@@ -118,7 +120,7 @@ class Merge:
         """`[tasks, tensors]`"""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Make theta anew."""
+        """Recompute theta."""
         found = {}
         for k, (name, base) in enumerate(self._base.items()):
             found[name] = base.clone()
@@ -128,7 +130,7 @@ class Merge:
         return found
 
     def gradient(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, "tasks tensors"]:
-        """Return the gradient of the coefficients from that of the merged tensors; 0 where there is none."""
+        """Return the gradient of the coefficients from that of the merged tensors; 0 if there is none."""
         found = torch.zeros_like(self.coefficients)
         for k, (name, tensor) in enumerate(tensors.items()):
             own = tensor.grad
@@ -142,8 +144,8 @@ class Merge:
 def _entropy(
     run: Run, tensors: Mapping[str, Tensor], samples: Sequence[Sample], heads: Mapping[str, Head | None]
 ) -> float:
-    """Return the entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients
-    are enabled, add its own to those of the tensors."""
+    """Return the entropy of the predictions, its mean over the samples of a task, summed over tasks; if gradients are
+    enabled, add its own to those of the tensors."""
     total, counts = 0.0, Counter(one.task for one in samples)
     for batch, some in batch_by_shape(samples):
         features, parts = final(run, tensors, batch), []

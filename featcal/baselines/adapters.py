@@ -44,8 +44,8 @@ from featcal.system.formatting import some
 
 @register_method(
     "adapters",
-    "a small adapter per task over one model, in closed form: of every map's way to the expert's what a low rank "
-    "allows; a LoRA file per task",
+    "a small adapter per task over one model, in closed form: the best low-rank step of every map towards the "
+    "expert's; nearly the experts' scores, in a LoRA file per task",
     needs=(SAMPLES, MODULES, TASK),
     compared=tuple(f"adapters@{one}" for one in ("merged", *PROPOSED)),
 )
@@ -64,12 +64,12 @@ class Adapters(Sampled):
 def adapters(
     run: Run, experts: Mapping[str, ExpertPass], model: Weights, config: CalibrationConfig, options: Adapters
 ) -> tuple[Model, dict[str, Any]]:
-    """Fit the adapters of all tasks; return the model with them, and the share of the way that each leaves out.
+    """Fit the adapters of all tasks; return the model with them, and the remaining share of the difference for each.
 
     One block of the model and of one expert is in memory at a time, with the factors of all tasks.
 
     Raises:
-        InputError: an architecture without linear maps of its own, or a model that has more than its weights.
+        InputError: an architecture without separate linear maps, or a model with maps or heads of its own.
         NumericalError: features that are not finite.
     """
     if own := tasks_with_own_modules(model):
@@ -88,7 +88,7 @@ def adapters(
 def _fit(
     run: Run, one: ExpertPass, model: Weights, config: CalibrationConfig, options: Adapters
 ) -> tuple[dict[str, Factors], list[MapCut]]:
-    """Return the products of one task by the name of the weight, and what they leave out."""
+    """Return the products of one task by the name of the weight, and the remainders."""
     products: dict[str, Factors] = {}
     cuts: list[MapCut] = []
     passes = {one.task: one.copy_for_one_walk(model)}

@@ -57,10 +57,11 @@ class Coefficients(Sampled):
 
 
 def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficients) -> tuple[Weights, dict[str, Any]]:
-    """Merge the experts; with the coefficients by map and task, and by map the share of J(0) that they take away.
+    """Merge the experts; return the merge, the coefficients by map and task, and by map the share of J(0) that they
+    remove.
 
-    Memory holds one block of all models with the sums of that block, and what was merged so far: the whole tower in the
-    end, since the model is handed over and not written.
+    Memory holds one block of all models with the sums of that block, and the merged part: the whole tower in the end,
+    because the model is returned and not written.
 
     Args:
         experts: one expert pass per task; their batches are the samples.
@@ -101,7 +102,7 @@ def _count(
     merged: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
 ) -> ProjectionSums:
-    """Count one block on all tasks, in front of which all lanes stay; return its sums."""
+    """Count one block on all tasks, before which all lanes stay; return its sums."""
     block = stage.blocks[index]
     sums = ProjectionSums(stage, index)
     base, deployed = read_double(run, block, run.base), block.local(run.compute.move(merged))
@@ -155,7 +156,7 @@ class ProjectionSums:
             self._answers[key] = self._answers[key] + moved if key in self._answers else moved
 
     def solve(self, base: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-        """Return the tensors of every linear map, by name inside the block, and the account by name of the map.
+        """Return the tensors of every linear map, by name inside the block, and the report by name of the map.
 
         Args:
             base: the base's tensors of the block, in float64.
@@ -184,7 +185,7 @@ class ProjectionSums:
 def best(
     moved: list[Float[Tensor, "m d"]], vectors: list[Float[Tensor, "m d"]], answer: Float[Tensor, "m d"]
 ) -> tuple[Float[Tensor, " t"], float]:
-    """Return the shortest c with M c = v, and v^T c, by which J is below J(0).
+    """Return the shortest c with M c = v, and v^T c, the decrease of J from J(0).
 
     Args:
         moved: tau_k G.

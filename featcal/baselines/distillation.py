@@ -1,4 +1,4 @@
-"""Train all weights of a model's blocks on what the experts make of the same samples (distillation): a ceiling.
+"""Train all weights of a model's blocks on the experts' outputs for the same samples (distillation): a ceiling.
 
 It shows how far steps of gradient descent get on the samples that calibration sees, so how much of the gap to the
 experts can be closed with these samples at all. With f and p the final features and the probabilities of the model at
@@ -7,10 +7,10 @@ a task is
 
     mean ||f - f*||^2 / mean ||f*||^2 + mean KL(p* || p),
 
-means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models that
-bring no scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the
-loss is measured on as many samples of the validation split, whose labels nobody reads, and the model with the lowest
-one is kept: the start itself where no step lowers it.
+means over the positions of a sample and then over samples, and the loss of all is its mean over tasks. Models without
+scores have the first term alone. Steps are taken at three rates, each from the start; after some of them the loss is
+measured on as many samples of the validation split, whose labels are not read, and the model with the lowest one is
+kept: the start itself where no step lowers it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from featcal.suite.options import option
 CHECKS = 10
 """Measurements of the loss on held-out samples at each rate."""
 RATES = (1, 1 / 4, 1 / 16)
-"""Multiples of `rate` that are tried: a good start is spoilt by the first steps at a rate that a poor one needs."""
+"""Multiples of `rate` to try: a rate that a poor start needs spoils a good one."""
 
 
 @register_method(
     "distillation",
-    "full-weight distillation: steps of Adam on features and scores of the experts, of which held-out samples choose "
-    "how many; a ceiling for what the same samples allow",
+    "full-weight distillation: steps of Adam on features and scores of the experts, whose number held-out samples "
+    "choose; slow, a ceiling for what the same samples allow",
     needs=(
         SAMPLES,
         TRAINING,
@@ -72,7 +72,7 @@ class Distillation(Trained):
 
 @dataclass(frozen=True)
 class TargetSample(Sample):
-    """A sample with what its task's expert makes of it at every position that decides a token of its answer."""
+    """A sample with its expert's outputs at every position that decides a token of its answer."""
 
     features: Float[Tensor, "t k"]
     scores: Float[Tensor, "t c"] | None
@@ -83,7 +83,7 @@ class TargetSample(Sample):
 
 @dataclass(frozen=True)
 class Distiller:
-    """A model that learns from experts.
+    """A model in training on the experts' outputs.
 
     Memory holds the tower five times (weights, the best of them, gradient and two moments), and the experts' scores of
     every position that decides a token: as many numbers as the vocabulary has tokens.
@@ -92,14 +92,14 @@ class Distiller:
     run: Run
     model: Weights
     heads: Mapping[str, Head | None] | None
-    """By task, None for the model's own vocabulary; None altogether where models bring no scores."""
+    """By task, None for the model's own vocabulary; None if models have no scores."""
 
     def distil(self, experts: Mapping[str, ExpertPass], held: Mapping[str, ExpertPass], options: Distillation) -> Made:
         """Take the steps; return the best model, its loss on held-out samples and the start's, and its steps.
 
         Args:
             experts: one expert pass per task, whose batches are the samples.
-            held: passes over those that choose.
+            held: passes over the held-out samples, which choose the model.
 
         Raises:
             NumericalError: the loss is not finite.
@@ -146,7 +146,7 @@ class Distiller:
 
     @torch.no_grad()
     def _aim(self, one: ExpertPass) -> list[TargetSample]:
-        """Return all samples of a task with what its expert makes of them."""
+        """Return all samples of a task with its expert's outputs."""
         tensors = self.run.compute.place(one.weights.read(self.run.adapter.tower))
         found = [
             (sample, features, self._scores(tensors, one.task, features))
@@ -171,8 +171,8 @@ class Distiller:
         return None if self.heads is None else log_probabilities(self.run, tensors, features, self.heads[task])
 
     def loss(self, tensors: Mapping[str, Tensor], tasks: Sequence[Sequence[TargetSample]]) -> float:
-        """Return the loss of a tower on samples of every task; where gradients are enabled, add its own to those of
-        the tensors."""
+        """Return the loss of a tower on samples of every task; if gradients are enabled, add its own to those of the
+        tensors."""
         shares = {own[0].task: 1 / (len(tasks) * len(own)) for own in tasks}
 
         def parts() -> Iterator[Tensor]:
@@ -184,7 +184,7 @@ class Distiller:
         return accumulate_losses(parts(), "distillation")
 
     def _batches(self, samples: Iterable[TargetSample]) -> Iterable[tuple[Batch, list[TargetSample]]]:
-        """Return batches of one shape, as large as memory has room for."""
+        """Return batches of equal shape, as large as memory allows."""
         adapter = self.run.adapter
         return batch_for_gradients(adapter, samples) if torch.is_grad_enabled() else batch_by_shape(samples)
 

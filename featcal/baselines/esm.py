@@ -1,5 +1,5 @@
-"""Merge by Essential Subspace Merging: of every task vector what it does most to its own features (Li et al., Model
-Merging in the Essential Subspace, CVPR 2026, arXiv 2602.20208).
+"""Merge by Essential Subspace Merging: keep of every task vector its largest effects on its own features (Li et al.,
+Model Merging in the Essential Subspace, CVPR 2026, arXiv 2602.20208).
 
 With X_t the inputs of a linear map as expert t has them on its own samples and D_t = W_t - W_0 in R^{m x d} of T tasks,
 outputs shift by X_t D_t^T. Principal directions P_t of this shift are the eigenvectors of D_t G_t D_t^T with the
@@ -54,8 +54,8 @@ Directions: TypeAlias = tuple[Tensor, Tensor]
 
 @register_method(
     "esm",
-    "Essential Subspace Merging: of every task vector the directions in which it moves its own features most, made "
-    "orthogonal",
+    "Essential Subspace Merging: of every task vector the directions with the largest effect on its own features, "
+    "made orthogonal",
     paper="2602.20208",
     needs=(SAMPLES,),
 )
@@ -113,7 +113,7 @@ class BlockShifts:
         self._found: dict[str, list[Directions]] = {name: [] for name in self._maps}
 
     def count(self, steps: Iterable[BlockStep], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
-        """Take one task.
+        """Add one task.
 
         Args:
             steps: the expert's block on every batch of the task, with the inputs of its linear maps.
@@ -135,8 +135,8 @@ class BlockShifts:
                     self._found[name].append(directions(change, gram, self._tasks))
 
     def merge(self) -> dict[str, Tensor]:
-        """Return the change of every linear map before layers are scaled, as weights are stored, by name of the tensor
-        inside the block.
+        """Return the change of every linear map before layers are scaled, in the layout of stored weights, by name of
+        the tensor inside the block.
 
         Raises:
             NumericalError: no decomposition.
@@ -161,7 +161,7 @@ def directions(change: Float[Tensor, "m d"], gram: Float[Tensor, "d d"], tasks: 
 
 
 def merge_directions(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
-    """Return P A of the P_t and A_t of all tasks, with the scales of tasks and inputs."""
+    """Return P A from the P_t and A_t of all tasks, with the scales of tasks and inputs."""
     # Scale of the tasks.
     by_task = polarise(torch.stack([own.norm() for _, own in found]))
     coordinates = torch.cat([factor * own for factor, (_, own) in zip(by_task, found, strict=True)])
@@ -174,7 +174,7 @@ def merge_directions(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
 
 
 def scale_layers(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Scale the changes of the blocks of a stage against those of the same name in other blocks."""
+    """Scale the changes of the blocks of a stage relative to those of the same name in other blocks."""
     norms: dict[str, list[Tensor]] = {}
     for own in changes:
         for name, change in own.items():
@@ -184,7 +184,7 @@ def scale_layers(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tens
 
 
 def polarise(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return (size / mean of all sizes)^2; 0 where all sizes are 0.
+    """Return (size / mean of all sizes)^2; 0 if all sizes are 0.
 
     >>> polarise(torch.tensor([1.0, 3.0])).tolist()
     [0.25, 2.25]

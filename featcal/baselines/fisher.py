@@ -37,7 +37,7 @@ from featcal.suite.options import option
 from featcal.system.errors import NumericalError
 
 _TOGETHER = 2**26
-"""Bytes of the gradients of several labels that are taken together; of a larger tower one label's alone."""
+"""Bytes for the gradients of several labels together; in a larger tower labels are taken one by one."""
 
 
 @register_method(
@@ -61,7 +61,7 @@ class Fisher(Sampled):
 
 
 def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:
-    """Merge the experts; the base counts for its dtype alone.
+    """Merge the experts, in the base's dtype.
 
     Memory holds the tower of one expert three times (weights, gradient, information), and mean and two sums over
     experts in float64.
@@ -103,7 +103,7 @@ def information(
     """Measure F of one expert on its samples, by tensor.
 
     Args:
-        tensors: of the expert's tower, as the forward takes them, with gradients.
+        tensors: of the expert's tower, in the form of the forward pass, with gradients.
     """
     total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     generator = torch.Generator().manual_seed(options.seed)
@@ -131,7 +131,8 @@ def information(
 def labels_of(
     p: Float[Tensor, " c"], most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " l"], Float[Tensor, " l"]]:
-    """Choose labels, with their shares of an expectation over p: all, or the most probable and one of the others."""
+    """Choose labels, with their shares of an expectation over p: all, or the most probable ones and a sample of the
+    others."""
     if len(p) <= most:
         return torch.arange(len(p)), p
     top = p.topk(most - 1).indices

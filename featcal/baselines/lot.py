@@ -60,7 +60,7 @@ class Lot(Sampled):
 
 def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
     """Merge the experts. Memory holds one block of the base, of the mean and of one expert with the sums of that block,
-    and what was merged so far: the whole tower in the end, since the model is handed over and not written.
+    and the merged part: the whole tower in the end, because the model is returned and not written.
 
     Args:
         experts: one expert pass per task; their batches are the samples.
@@ -94,10 +94,10 @@ class DriftSums:
     """The sums over experts for the linear maps and norms of one block."""
 
     def __init__(self, stage: Stage, index: int, dtype: torch.dtype) -> None:
-        """Begin with no task.
+        """Start without a task.
 
         Args:
-            dtype: of the features, whose accuracy the pseudo-inverse goes by.
+            dtype: of the features; it sets the tolerance of the pseudo-inverse.
         """
         self._stage, self._index = stage, index
         # Sums are in float64, but no better than the features that they are made of.
@@ -108,7 +108,7 @@ class DriftSums:
         for name, norm in self._norms.items():
             check_norm(f"{block.name}.{name}", norm, stage.norm_offset)
         self.modules = (*block.linears, *self._norms)
-        """Modules whose inputs are wanted."""
+        """Modules whose inputs are needed."""
         self._groups: list[LinearGroup] = []
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
         """Sums of the experts' weights, and of their task vectors times these, by name of the tensor."""

@@ -1,4 +1,4 @@
-"""Take one closed Gauss-Newton step that brings a model's margins to the experts'.
+"""Take one closed-form Gauss-Newton step that moves a model's margins to the experts'.
 
 Of sample n of task i, s_n is the margin of the model between the class that the expert decides for and the best other
 one, s_n* the expert's own margin, c_i the mean of |s_n*| over the task, and r_n = (s_n* - s_n) / c_i. The rival is the
@@ -56,17 +56,18 @@ from featcal.system.errors import InputError, NoScores, NumericalError
 from featcal.system.fingerprints import seed_from_text
 
 RIDGES = (0.03, 0.1, 0.3, 1.0)
-"""Ridges that are tried, beside the mean of the kernel's diagonal."""
+"""Ridges to try, relative to the mean of the kernel's diagonal."""
 FLOOR = 0.03
 """Multiple of the identity in the metric of a map, whose diagonal has the mean 1 without it."""
 SKETCHED = 32
-"""Directions of a map's inputs, and of its outputs, that the kernel is estimated from; 0 forms it exactly."""
+"""Number of random directions, of a map's inputs and of its outputs, that estimate the kernel; 0 computes it
+exactly."""
 
 
 @register_method(
     "margin-step",
-    "one closed Gauss-Newton step that brings the margins of all linear maps together to the experts'; taken where a "
-    "leave-one-out error says that other samples gain, which `featcal merge` prints",
+    "one closed Gauss-Newton step of all linear maps together that moves the margins to the experts'; taken only if a "
+    "leave-one-out error predicts a gain on other samples, which `featcal merge` prints",
     needs=(SAMPLES,),
     compared=(f"margin-step@{PROPOSED[-1]}",),
 )
@@ -84,7 +85,7 @@ class MarginStep(Sampled):
 
 @dataclass(frozen=True)
 class SampleWithScores(Sample):
-    """A sample with the scores that its task's expert gives it."""
+    """A sample with its task's expert's scores."""
 
     wanted: Float[Tensor, " c"]
 
@@ -97,33 +98,33 @@ class Scorer:
     heads: Mapping[str, Head | None]
     """By task; None for the model's own vocabulary."""
     answers: Sequence[int]
-    """Tokens of the vocabulary that are scored: those that an expert's answer begins with."""
+    """Scored tokens of the vocabulary: the first tokens of the experts' answers."""
 
     def score(self, model: Weights, tensors: Mapping[str, Tensor], task: str, batch: Batch) -> Float[Tensor, "b c"]:
-        """Return the scores of one batch by a tower, with what their gradient needs where gradients are enabled."""
+        """Return a tower's scores of one batch, with the graph of their gradient if gradients are enabled."""
         features, head = map_features(model, task, final(self.run, tensors, batch)), self.heads[task]
         return self.run.adapter.output(tensors, features)[:, self.answers] if head is None else head.scores(features)
 
 
 @dataclass(frozen=True)
 class Batched:
-    """Samples of one shape and task that went through the model together."""
+    """Samples of one shape and task that run through the model together."""
 
     places: Sequence[int]
-    """Places of the samples among all."""
+    """Indices of the samples among all."""
     short: Float[Tensor, " b"]
     """s_n* - s_n."""
     margins: Float[Tensor, " b"]
     """s_n*."""
     inputs: Mapping[str, Float[Tensor, "b t d"]]
     slopes: Mapping[str, Float[Tensor, "b t m"]]
-    """g_nt, by map; a map that no margin depends on is left out."""
+    """g_nt, by map; maps that do not affect a margin are left out."""
 
 
 def take_step(given: FitInputs, options: MarginStep) -> Made:
-    """Take the step, if it is worth one; return the model, and the leave-one-out R2.
+    """Take the step, if it generalises; return the model, and the leave-one-out R2.
 
-    The whole tower of one model is in memory at a time, with what the gradients of a few samples need.
+    The whole tower of one model is in memory at a time, with the features for the gradients of a few samples.
 
     Raises:
         InputError: a task without margins, a mixture, or a module whose output is not one row per token.
@@ -156,7 +157,7 @@ def take_step(given: FitInputs, options: MarginStep) -> Made:
 
 @torch.no_grad()
 def _aim(scoring: Scorer, experts: Mapping[str, ExpertPass], rows: int) -> list[SampleWithScores]:
-    """Return samples of all tasks, as many of each as there are `rows` for, with their experts' scores."""
+    """Return samples of all tasks, `rows` in total, with their experts' scores."""
     run, found = scoring.run, list[SampleWithScores]()
     for task, one in experts.items():
         tensors = run.compute.place(one.weights.read(run.adapter.tower))
@@ -210,7 +211,7 @@ class _Step:
         return kernel
 
     def changes(self, coefficients: Float[Tensor, " n"]) -> dict[str, Float[Tensor, "m d"]]:
-        """Return dW of every map that a margin depends on.
+        """Return dW of every map that affects a margin.
 
         Args:
             coefficients: a_n / c_n.
@@ -251,8 +252,8 @@ class _Step:
 
 @contextmanager
 def watch_outputs(maps: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Keep the inputs of maps that run inside the `with`, and add a shift of 0 to every row of their outputs, which
-    gradients are taken by; yield both by name."""
+    """Store the inputs of maps that run inside the `with`, and add a zero shift to every row of their outputs, to take
+    gradients by; yield both by name."""
     inputs: dict[str, Tensor] = {}
     shifts: dict[str, Tensor] = {}
 
@@ -275,7 +276,8 @@ def watch_outputs(maps: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, Ten
 
 
 def factor_metric(moments: Sequence[Float[Tensor, "d d"]]) -> Float[Tensor, "d d"]:
-    """Return the lower Cholesky factor of A_l, given the second moments of the inputs by task; a task of 0 is none."""
+    """Return the lower Cholesky factor of A_l, given the second moments of the inputs by task; a task of zeros is
+    ignored."""
     shares = [one / size for one in moments if bool((size := torch.linalg.matrix_norm(one)) > 0)]
     if not shares:
         return torch.eye(len(moments[0])).to(moments[0])
@@ -294,11 +296,11 @@ class KernelSolution:
     """a."""
     ridge: float
     r2: float
-    """Share of the margins that samples explain which were left out one by one."""
+    """Leave-one-out R2 of the margins."""
 
 
 def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> KernelSolution:
-    """Solve (K + ridge mean(diag K) I) a = r by the ridge of `RIDGES` with the largest R2.
+    """Solve (K + ridge mean(diag K) I) a = r with the ridge of `RIDGES` that has the largest R2.
 
     Raises:
         NumericalError: the kernel is 0, or not finite.
@@ -317,7 +319,7 @@ def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> K
 
 
 def _directions(name: str, like: Float[Tensor, "b t w"]) -> Float[Tensor, "w s"]:
-    """Return random directions whose products estimate those of rows, the same for a name every time."""
+    """Return random directions whose products estimate those of rows, always the same for a name."""
     generator = torch.Generator().manual_seed(seed_from_text(name))
     drawn = torch.randn(like.shape[-1], SKETCHED, generator=generator) / SKETCHED**0.5
     found: Tensor = drawn.to(like)

@@ -1,4 +1,4 @@
-"""Take some steps of gradient descent that bring a model's final features closer to the experts'.
+"""Take some steps of gradient descent that move a model's final features closer to the experts'.
 
 The loss is the squared difference of the final features to those of the task's expert, on the same unlabelled samples
 that calibration sees: its mean over samples and entries, then over tasks. A step of Adam sees a few samples of every
@@ -40,7 +40,7 @@ class SampleWithFeatures(Sample):
 
 @register_method(
     "polished",
-    "some steps of Adam that bring a model's final features closer to the experts'; `featcal merge` prints the loss "
+    "some steps of Adam that move a model's final features closer to the experts'; `featcal merge` prints the loss "
     "before and after",
     needs=(
         SAMPLES,
@@ -64,8 +64,9 @@ def polish(
 ) -> tuple[Weights, dict[str, float]]:
     """Take the steps; return the model, and the loss on all samples before and after.
 
-    All of the tower moves that the final features depend on; it is stored in the model's own dtypes. Memory holds the
-    tower four times (weights, gradient and two moments) and what `gradients.TOGETHER` samples leave for the gradient.
+    All parameters of the tower that affect the final features are trained; they are stored in the model's own dtypes.
+    Memory holds the tower four times (weights, gradient and two moments) and what `gradients.TOGETHER` samples leave
+    for the gradient.
 
     Args:
         experts: one expert pass per task, with `kept`; their batches are the samples.
@@ -108,7 +109,7 @@ def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> li
 def _weigh(
     few: Sequence[Sequence[SampleWithFeatures]], tasks: Sequence[Sequence[SampleWithFeatures]]
 ) -> list[SampleWithFeatures]:
-    """Weigh some samples of every task so that their loss estimates that of all."""
+    """Weigh some samples of every task so that their loss estimates that of all samples."""
     return [
         replace(one, share=one.share * len(own) / len(some))
         for own, some in zip(tasks, few, strict=True)
@@ -117,10 +118,10 @@ def _weigh(
 
 
 def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iterable[SampleWithFeatures]) -> float:
-    """Return the loss of a tower; where gradients are enabled, add its own to those of the tensors.
+    """Return the loss of a tower; if gradients are enabled, add its own to those of the tensors.
 
     Args:
-        model: whose maps of final features apply.
+        model: gives the maps of final features.
     """
 
     def parts() -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Fit ProbSurgery: modules of Representation Surgery, trained with noise that they learn the size of; see `surgery`."""
+"""Fit ProbSurgery: modules of Representation Surgery, trained with noise of a learned size; see `surgery`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featcal.suite.options import option
 
 @register_method(
     "probsurgery",
-    "ProbSurgery: Representation Surgery whose modules are trained with noise that they learn the size of",
+    "ProbSurgery: Representation Surgery with modules that are trained with noise of a learned size",
     needs=(SAMPLES, TRAINING, MODULES, TASK),
     compared=tuple(f"probsurgery@{one}" for one in ("merged", *PROPOSED)),
 )

@@ -103,13 +103,13 @@ def react(
 
 
 def _takes_shift(run: Run, expert: Weights) -> bool:
-    """Say whether the head in the files of a task's expert has a bias, into which a shift of features can go."""
+    """Say whether the head in the files of a task's expert has a bias that can take up a shift of features."""
     first = run.adapter.classifier[:1]
     return not first or f"{first[0]}.weight" not in expert.info or f"{first[0]}.bias" in expert.info
 
 
 def regression(own: Float[Tensor, "n k"], wanted: Float[Tensor, "n k"], ridge: float, shifts: bool = True) -> AffineMap:
-    """Fit the affine map from a model's features to an expert's that is pulled to the identity; in float64.
+    """Fit the affine map from a model's features to an expert's, regularised towards the identity; in float64.
 
     Args:
         ridge: > 0.

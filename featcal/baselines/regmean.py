@@ -1,9 +1,9 @@
 """Merge by RegMean (Jin et al., arXiv 2212.09849), or by RegMean++ (arXiv 2508.03121).
 
-A linear map W is the one that answers the experts' inputs as the experts' own maps W_i do: it minimises
-sum_i tr((W - W_i) G~_i (W - W_i)^T), hence W = (sum_i W_i G~_i) (sum_i G~_i)^-1. G_i is the mean of x x^T over all
-tokens but padding, G~_i is G_i with its off-diagonal entries times `reduce`. Everything else is averaged: biases,
-norms, embeddings, and linear maps outside the blocks.
+A linear map W should map the experts' inputs as the experts' own maps W_i do: it minimises sum_i tr((W - W_i) G~_i (W -
+W_i)^T), hence W = (sum_i W_i G~_i) (sum_i G~_i)^-1. G_i is the mean of x x^T over all tokens but padding, G~_i is G_i
+with its off-diagonal entries times `reduce`. Everything else is averaged: biases, norms, embeddings, and linear maps
+outside the blocks.
 
 In RegMean x are the features of the expert alone. In RegMean++ they are what the expert's block makes of the features
 of the merged model so far, which is why its blocks are solved one after the other.
@@ -37,7 +37,7 @@ from featcal.system.errors import NumericalError
 
 # With its diagonal scaled to 1, sum G~ has a condition number of at most 1 + d reduce / (1 - reduce).
 FLOAT64_ABOVE = 0.99
-"""`reduce` above which products are formed in float64."""
+"""Value of `reduce` above which products are formed in float64."""
 
 
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}
@@ -47,7 +47,8 @@ encoders of text as well."""
 
 @register_method(
     "regmean",
-    "RegMean: the linear maps that are nearest to every expert's on its own features. `reduce` left out is 0.95 for "
+    "RegMean: the linear maps that are nearest to every expert's on its own features. The default of `reduce` is 0.95 "
+    "for "
     "pictures, 0.1 for T5 and encoders of text, 0.6 for decoders, as in their code (on t5-mini 0.9 is ten points "
     "better than 0.1)",
     paper="2212.09849",
@@ -75,9 +76,9 @@ class RegMean(Sampled):
 
 
 def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> Weights:
-    """Merge the experts; the base counts for its dtype alone. Memory holds one block of one or two experts and of the
-    merged model with the sums of that block, and what was merged so far: the whole tower in the end, since the model is
-    handed over and not written.
+    """Merge the experts, in the base's dtype. Memory holds one block of one or two experts and of the merged model with
+    the sums of that block, and the merged part: the whole tower in the end, because the model is returned and not
+    written.
 
     Args:
         experts: one expert pass per task; their batches are the samples.
@@ -114,7 +115,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
 def _experts_at(
     run: Run, walk: BlockwiseForward, experts: Mapping[str, ExpertPass], block: Block
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield every task with its expert's tensors of a block, whatever model the walk is of."""
+    """Yield every task with its expert's tensors of a block, whichever model is walked."""
     if all(walk.experts[task].weights is one.weights for task, one in experts.items()):
         yield from walk.experts_at(block)
         return
@@ -153,7 +154,7 @@ class RegressionSums:
         """Solve the weights of every linear map, by name inside the block.
 
         Args:
-            average: the mean of the experts' tensors of the block; of it stays what no expert's features reach.
+            average: the mean of the experts' tensors of the block, which remains where no expert has features.
         """
         solved: dict[str, Tensor] = {}
         for group in self._groups:
@@ -174,7 +175,7 @@ def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tens
     Args:
         gram_sum: sum_i G~_i, `[d, d]`, positive semi-definite.
         answer_sum: sum_i W_i G~_i, `[m, d]`.
-        average: `[m, d]`; of an input that is 0 in all samples its column stays.
+        average: `[m, d]`; its column stays for an input that is 0 in all samples.
 
     Raises:
         SolveError: the matrix is singular in other directions too.
@@ -185,6 +186,6 @@ def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tens
     # Share of an input that earlier ones do not determine: rounding alone lets Cholesky succeed.
     alone = factor.diagonal().square() / (gram_sum.diagonal() + unused)
     if int(info) != 0 or bool((alone < len(factor) * torch.finfo(factor.dtype).eps).any()):
-        raise SolveError("the sum of the Gram matrices is singular: there are inputs that others determine")
+        raise SolveError("the sum of the Gram matrices is singular: input features are linearly dependent")
     # The change from the average is solved for: where the right side is 0 the average stays exactly.
     return average + torch.cholesky_solve((answer_sum - average @ gram_sum).mT, factor).mT

@@ -1,9 +1,9 @@
 """Fit Representation Surgery (arXiv 2402.02705) or `probsurgery`: a small module per task after the final features.
 
 A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
-expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
-is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with the KL divergence to N(0, I) times `kl`
-in the loss, and is its mean afterwards.
+expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery the subtracted
+part is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with the KL divergence to N(0, I) times
+`kl` in the loss, and is its mean afterwards.
 
 Features are not normalised, as in the methods' own code. That code trains on test samples; here it is calibration
 samples. The task of a sample must be known when the model is used.
@@ -45,8 +45,8 @@ class LowRank:
 
 @register_method(
     "surgery",
-    "Representation Surgery: a low-rank module per task after the final features; classification only, and no "
-    "checkpoint holds them",
+    "Representation Surgery: a low-rank module per task after the final features; for classification only, and no "
+    "checkpoint can hold them",
     paper="2402.02705",
     needs=(
         SAMPLES,
@@ -69,7 +69,7 @@ class Surgery(Sampled):
 
     @property
     def noise(self) -> float | None:
-        """Return the weight of the KL divergence of the noise in training; None where no noise is drawn."""
+        """Return the weight of the KL divergence of the noise in training; None without noise."""
         return None
 
 
@@ -102,8 +102,8 @@ def with_modules(
     experts before and after.
 
     Args:
-        kind: of the model, for messages and progress.
-        fit: gives the maps by task from the model's final features and the experts'.
+        kind: name of the model for messages and progress.
+        fit: returns the maps by task from the model's final features and the experts'.
 
     Raises:
         InputError: a model that has maps or heads of its own already, or one whose answers are text.
@@ -136,7 +136,7 @@ def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) ->
 def _train_all(
     features: Mapping[str, Float[Tensor, "n k"]], targets: Mapping[str, Float[Tensor, "n k"]], options: Surgery
 ) -> dict[str, FeatureMap]:
-    """Train every task's module, those of tasks with as many samples side by side.
+    """Train every task's module, those of tasks with equally many samples side by side.
 
     They see the same rows and the same noise at every step, since one seed decides them for all tasks, and nothing of
     a task enters another's module: a step costs as many calls for eight tasks as for one.

@@ -1,9 +1,9 @@
-"""Calibrate singular values (arXiv 2602.05536): directions in which task vectors add up are scaled back, others up.
+"""Calibrate singular values (arXiv 2602.05536): scale back directions in which task vectors add up, and others up.
 
-Of every matrix of a merged model the task vector D = W - W_0 = U S V^T is taken apart. Along the left singular vector
-u_r the model answers with a_r = u_r^T D, an expert with a_r^i = u_r^T (W_i - W_0), and s_r^i = <a_r, a_r^i> /
-||a_r^i||^2 says how much of its answer is in the model's. The singular value is divided by the mean of
-max(alpha, s_r^i) over the experts. No data are needed.
+For every matrix of a merged model the task vector is decomposed, D = W - W_0 = U S V^T. Along the left singular vector
+u_r the model's response is a_r = u_r^T D, an expert with a_r^i = u_r^T (W_i - W_0), and s_r^i = <a_r, a_r^i> /
+||a_r^i||^2 says how much of its answer is in the model's. The singular value is divided by the mean of max(alpha,
+s_r^i) over the experts. No data are needed.
 
 Experts that answer with nothing along u_r, such as those whose matrix is the base's, do not count there; the paper does
 not say. FusionBench's code projects every expert on its own singular vectors, not on the model's.
@@ -45,8 +45,8 @@ class Svc(Baseline):
 def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) -> Weights:
     """Calibrate every matrix of the tower of a model; other tensors stay.
 
-    Memory holds one matrix of the base, the model and one expert in float64, and what was calibrated so far: the whole
-    tower in the end, since the model is handed over and not written.
+    Memory holds one matrix of the base, the model and one expert in float64, and the calibrated part: the whole tower
+    in the end, because the model is returned and not written.
     """
     shapes, found = run.adapter.shapes(), dict[str, Tensor]()
     matrices = [name for name in run.adapter.tower if len(shapes[name]) == 2]

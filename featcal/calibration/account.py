@@ -1,4 +1,4 @@
-"""Say in words how a model was calibrated, for its card and its record."""
+"""Describe in words how a model was calibrated, for its card and its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcal.suite.schema import Suite
 def account_of(
     family: Family, config: CalibrationConfig, defaults: CalibrationConfig, warnings: Sequence[str]
 ) -> CardProvenance:
-    """Return what the card of a calibration says of it.
+    """Return the description of a calibration for its model card.
 
     Args:
         defaults: the suite's own options.
@@ -31,7 +31,7 @@ def account_of(
 
 
 def describe_text(suite: Suite, task: str) -> dict[str, str]:
-    """Return the record's entry on a task whose samples its expert wrote; empty for other tasks."""
+    """Return the record's entry about a task whose samples its expert wrote; empty for other tasks."""
     source = suite.tasks[task].calibration
     asked = source.self_generated if source is not None else None
     return {} if asked is None else {"text": asked.description}

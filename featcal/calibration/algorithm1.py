@@ -24,17 +24,17 @@ from featcal.suite.calibration_options import PAPER, CalibrationConfig
 
 @runtime_checkable
 class Blocks(Protocol):
-    """Store of solved blocks, which also gives those of an interrupted run."""
+    """Store of solved blocks, including those of an interrupted run."""
 
     def read_finished(self, block: Block) -> dict[str, Tensor] | None:
         """Return the tensors of a block that an earlier run solved, by canonical name; None if it did not."""
 
     def facts(self, block: Block) -> Rounding:
-        """Return what `put` was told of a finished block beside its tensors."""
+        """Return the facts that were `put` with a finished block."""
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
-        """Take a solved block: its tensors by canonical name, in the dtype they are stored in, with the scales of those
-        that lie on a grid, and what that costs."""
+        """Store a solved block: its tensors by canonical name, in their storage dtype, the scales of quantised ones,
+        and the rounding error."""
 
 
 class InMemoryBlocks:
@@ -55,31 +55,31 @@ class InMemoryBlocks:
 
 @dataclass(frozen=True)
 class Account:
-    """Account of a calibration: tokens, drift, starved experts and the cost of storing."""
+    """Report of a calibration run: token counts, remaining drift, MoE experts left unsolved, rounding error."""
 
     tokens: Mapping[str, int]
     """By task: see `Streams.count_tokens`, in the first stage."""
     drift: Mapping[str, Mapping[str, float]]
     """By block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the block's own
-    stage (`Stage.own_state`): of a T5 decoder block those of the decoder."""
+    stage (`Stage.own_state`): for a T5 decoder block those of the decoder."""
     final: Mapping[str, FinalDrift]
-    """By task, where the merged model ran beside the calibration."""
+    """By task, if the merged model ran beside the calibration."""
     starved: Mapping[str, Sequence[str]]
-    """By block: experts of a mixture that keep the merged weights, since too few tokens came to them
-    (`RoutedGroup`), by name inside the block; blocks without any are left out."""
+    """By block: experts of a mixture that keep the merged weights because they got too few tokens (`RoutedGroup`), by
+    name inside the block; blocks without any are left out."""
     rounding: Mapping[str, Rounding]
-    """By block; a block that an interrupted run solved keeps the sums of that run."""
+    """By block; for a block that an interrupted run solved, the sums of that run."""
 
 
 class ForwardOrder:
-    """Algorithm 1 of the paper (Appendix H) on the models of one suite. It is run once.
+    """Algorithm 1 of the paper (Appendix H) on the models of one suite, to be run once.
 
     Args:
-        run: base and merged model, and the means of the calibration.
+        run: base and merged model, and the resources of the calibration.
         experts: one expert pass per task; their batches are the calibration samples.
-        blocks: a block that they have finished is only walked through.
-        first: keeps the statistics of the first calibrated block from run to run.
-        warn: run the merged model beside it on a few samples, to see whether its final drift was lower.
+        blocks: store of solved blocks; finished ones are only walked through.
+        first: cache for the statistics of the first calibrated block.
+        warn: also run the merged model on a few samples, to compare its final drift.
         watch: called with the finished statistics of every block, or piece, before it is solved.
     """
 
@@ -154,7 +154,7 @@ class ForwardOrder:
         return self._account(final)
 
     def _enter(self, stage: Stage) -> None:
-        """Make the first calls of a stage, and find which tokens count in it."""
+        """Make the first calls of a stage, and find its counted tokens."""
         with self.run.seconds("first calls"):
             self._baseline.enter(self.streams.enter(stage))
         self.streams.find_rows(stage, self.config)
@@ -168,8 +168,8 @@ class ForwardOrder:
         return merged
 
     def _count(self, stage: Stage, index: int, merged: Mapping[str, Tensor]) -> BlockStatistics:
-        """Return the statistics of a block: counted now on both streams, or taken from the last run where `first` has
-        them and they hold; none of a block in which nothing is calibrated."""
+        """Return the statistics of a block: from both streams, or from the last run if `first` has valid ones; none for
+        a block in which nothing is calibrated."""
         block = stage.blocks[index]
         statistics = BlockStatistics(stage, index, self.config, block.name in self.chosen)
         if not statistics.modules:
@@ -186,8 +186,8 @@ class ForwardOrder:
         return statistics
 
     def _note(self, stage: Stage, block: Block, solved: SolvedTensors, gaps: Mapping[str, Gap]) -> None:
-        """Note for the account how far the student is from the experts after a block, what storing the block costs,
-        and which experts of its mixtures were not solved."""
+        """Record the student's distance from the experts after a block, the block's rounding error, and the unsolved
+        experts of its mixtures."""
         self._gaps[block.name], self._rounding[block.name] = gaps, solved.rounding
         fitted = calibrated_maps(stage, block, self.config) if block.name in self.chosen else {}
         members = {
@@ -199,7 +199,7 @@ class ForwardOrder:
             self._starved[block.name] = starved
 
     def _account(self, final: Mapping[str, FinalDrift]) -> Account:
-        """Return the account of all tasks; of those that several ranks share from all their parts."""
+        """Return the report on all tasks; tasks that several ranks share are combined from all their parts."""
         ranks = self.run.ranks
         found = ranks.all_gather((self._tokens, self._gaps, ranks.select_led(final)))
         tasks = [*dict.fromkeys(task for own, _, _ in found for task in own)]

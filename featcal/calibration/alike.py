@@ -1,4 +1,4 @@
-"""Add up statistics that were counted apart, if they belong together."""
+"""Add up statistics that were counted separately, if they belong together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featcal.system.errors import InputError
 
 
 def require_alike(what: str, one: Mapping[str, object], other: Mapping[str, object]) -> None:
-    """Require that two accounts of a count agree, entry by entry.
+    """Require that two lists of facts about a count agree, entry by entry.
 
     Raises:
         InputError: they differ; names `what` and the first entry that differs.
@@ -23,7 +23,7 @@ def require_alike(what: str, one: Mapping[str, object], other: Mapping[str, obje
 
 
 def add_alike(total: Tensor, part: Tensor) -> None:
-    """Add in place, from whichever device; nothing is broadcast or rounded.
+    """Add in place, from any device, without broadcasting or rounding.
 
     Raises:
         InputError: another shape or dtype.

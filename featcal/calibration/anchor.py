@@ -1,5 +1,4 @@
-"""Make the anchor that the ridge pulls to: W_anc = rho W_mer + (1 - rho) W_base (Eq. 11), likewise of biases and
-norms."""
+"""Compute the anchor of the ridge: W_anc = rho W_mer + (1 - rho) W_base (Eq. 11), also for biases and norms."""
 
 from __future__ import annotations
 
@@ -18,12 +17,11 @@ from featcal.models.context import Run
 def read_merged_and_base(
     run: Run, block: Block, merged: Mapping[str, Tensor], rho: float, modules: Collection[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a block of the merged model and of the base, which its anchors are made of, by name inside
-    it, on the compute device.
+    """Read the tensors of a block of the merged model and of the base, for its anchors, by name inside the block, on
+    the compute device.
 
     Args:
-        rho: of the anchors; with 1 they are the merged model wherever they start from, and of a base that is not known
-            its tensors are given.
+        rho: of the anchors; with 1 they equal the merged model, whose tensors then stand in for an unknown base.
         merged: by canonical name.
         modules: those inside the block whose tensors are needed; None for all.
 
@@ -44,8 +42,8 @@ def read_merged_and_base(
 class AnchorWeights:
     """The anchor as a model of its own: base + rho (merged - base) in every tensor.
 
-    It is computed in float64 and given in the merged model's dtype. A calibration comes to it as lam goes to infinity.
-    Of a merge by Task Arithmetic with scale s it is Task Arithmetic with scale rho * s, but for one rounding.
+    It is computed in float64 and returned in the merged model's dtype. A calibration converges to it as lam goes to
+    infinity. For a merge by Task Arithmetic with scale s it is Task Arithmetic with scale rho * s, up to one rounding.
     """
 
     rho: float

@@ -1,4 +1,4 @@
-"""Measure the final drift that a calibration began with: the merged model's, beside it on a few samples."""
+"""Measure the merged model's final drift on a few samples, to warn if calibration raises it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, ModelStream, StageEntrance
 
 SAMPLES = 8
-"""Number of a task's calibration samples that are looked at, the first ones of its middle batch, since texts that stand
-together by length have their longest in the first batch; they cost one forward."""
+"""Number of calibration samples per task for this measurement: the first of its middle batch, because texts are sorted
+by length and the first batch has the longest. They cost one forward pass."""
 ROUNDING = 1e-4
-"""Least rise of the relative drift that is worth a warning."""
+"""Smallest rise of the relative drift that causes a warning."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class FinalDrift:
 
 
 class BaselineDrift:
-    """The merged model's own stream on a few samples of every task, walked while the blocks are calibrated.
+    """The merged model's own stream on a few samples of every task, advanced while the blocks are calibrated.
 
     Args:
-        experts: by task; tasks without one are not looked at.
+        experts: by task; tasks without one are not measured.
     """
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
         self._run = run
         self._places = {task: (len(one.batches) - 1) // 2 for task, one in experts.items()}
-        """Which batch of a task the samples are of."""
+        """Index of the batch that gives a task's samples."""
         self._lanes = {
             task: ModelStream(run.merged, [first_samples(one.batches[self._places[task]])], run.compute, run.store)
             for task, one in experts.items()
@@ -52,7 +52,7 @@ class BaselineDrift:
             lane.batches = [{n: t for n, t in batch.items() if n not in front.stage.spent} for batch in lane.batches]
 
     def advance(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
-        """Take the merged model through a block; `stored` are its tensors by canonical name."""
+        """Advance the merged model through a block; `stored` are its tensors by canonical name."""
         if not self._lanes:
             return
         tensors = block.local(self._run.compute.place(stored))
@@ -63,7 +63,7 @@ class BaselineDrift:
     def measure(
         self, experts: Mapping[str, ModelStream], calibrated: Mapping[str, ModelStream]
     ) -> dict[str, FinalDrift]:
-        """Compare final features, by task, of the merged model and the calibrated one with those of the experts.
+        """Compare the final features of the merged and the calibrated model with those of the experts, by task.
 
         Args:
             experts, calibrated: lanes by task, after the last block.

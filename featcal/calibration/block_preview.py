@@ -1,10 +1,10 @@
-"""Solve one block with other options while everything in front of it stays, for a slider before the exact run.
+"""Solve one block with other options while all blocks before it stay, for a slider before the exact run.
 
-What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
-from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
-see other features; and nothing after it is computed. The preview of the first calibrated block is therefore exact, and
-of others the better the less the options moved. Recipes that solve a block piece by piece do so on what the pieces in
-front give, and these stay as the exact run left them too: of the first block its first pieces alone are exact.
+The block's weights are exact for the inputs of the last exact run; an exact run in float32 differs from them only by
+rounding. But new options would also change the blocks before it, and thus its inputs; and nothing after the block is
+computed. The preview of the first calibrated block is therefore exact, and that of others is the better the less the
+options moved. Recipes that solve a block piece by piece solve every piece on the output of the pieces before it, which
+stay as the exact run left them: even in the first block only the first pieces are exact.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from featcal.system.formatting import did_you_mean
 
 @dataclass(frozen=True)
 class Before:
-    """One batch of a task in front of the block, on the samples that drift is measured on."""
+    """One batch of a task before the block, on the samples that measure drift."""
 
     call: Call
-    """Call of the block in the exact run's model."""
+    """Call of the block in the model of the exact run."""
     target: Tensor
     """The expert's state after it."""
     batch: Batch
@@ -45,17 +45,17 @@ class Before:
 
 @dataclass(frozen=True)
 class BlockPreview:
-    """A block as other options would leave it."""
+    """A block as other options would solve it."""
 
     config: CalibrationConfig
     layer: str
     tensors: Mapping[str, Tensor]
-    """All of the block, by canonical name, as they would be stored."""
+    """All tensors of the block, by canonical name, in their storage form."""
     drift: Mapping[str, float]
     """By task: mean over samples of ||h_model - h_expert|| after the block over the mean of ||h_expert||."""
 
     def relative_error(self, model: Weights) -> float:
-        """Return ||preview - model|| / ||model|| over the tensors of the block: the preview's error, if `model` is the
+        """Return ||preview - model|| / ||model|| over the tensors of the block; the preview's error, if `model` is the
         exact run."""
         theirs = model.read(self.tensors)
         gap = sum(float((widen(own) - widen(theirs[n])).square().sum()) for n, own in self.tensors.items())
@@ -65,8 +65,8 @@ class BlockPreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """One block of an exact run: its statistics with the options of `corners`, and the states in front of it of the
-    samples that drift is measured on."""
+    """One block of an exact run: its statistics with the options of `corners`, and the states before it of the samples
+    that measure drift."""
 
     config: CalibrationConfig
     """Options of the exact run."""
@@ -77,16 +77,16 @@ class Preview:
     statistics: Sequence[Sequence[BlockStatistics]]
     """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
-    """Content of the statistics, where `featcal.session.cache.nbytes` sees it."""
+    """Tensors of the statistics, where `featcal.session.cache.nbytes` counts them."""
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
-    """By task: relative drift after the block after the exact run."""
+    """By task: relative drift after the block in the exact run."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
         """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.
 
         Raises:
-            InputError: another option differs, which only an exact run can tell, or a part that does not exist.
+            InputError: another option differs, which needs an exact run, or a part does not exist.
             NumericalError: a system that cannot be solved with these options.
         """
         config = resolve_options(config, self.run.adapter, self.before)
@@ -115,13 +115,13 @@ def build_preview(
     fitted: Mapping[str, ExpertPass],
     measured: Mapping[str, ExpertPass],
 ) -> Preview:
-    """Walk to one block of an exact run and keep what its previews need.
+    """Walk to one block of an exact run and keep the inputs of its previews.
 
     Args:
-        config, model: options of the exact run and what it gave.
-        layer: the block, as tables name it.
-        fitted: the samples that it was calibrated on.
-        measured: the samples that drift is measured on, of every task that options may name.
+        config, model: options and result of the exact run.
+        layer: name of the block in tables.
+        fitted: the calibration samples.
+        measured: the samples that measure drift, of every task that options may name.
 
     Raises:
         InputError: no such block, nothing of it is calibrated, or the options name parts that do not exist.
@@ -168,7 +168,7 @@ def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, ind
 def _drift(
     run: Run, stage: Stage, block: Block, tensors: Mapping[str, Tensor], before: Mapping[str, Sequence[Before]]
 ) -> dict[str, float]:
-    """Return the relative drift by task after a block that is made of `tensors`, on what stands in front of it."""
+    """Return the relative drift by task after a block with these `tensors`, from the stored states before it."""
     found = {}
     placed = block.local(run.compute.place(tensors))
     for task, batches in before.items():
@@ -182,7 +182,7 @@ def _drift(
 
 
 def _walk_to(run: Run, passes: Mapping[str, ExpertPass], model: Weights, name: str) -> tuple[Streams, Stage, int]:
-    """Take both streams in front of a block, named by the prefix of its tensors; return them, its stage and index."""
+    """Advance both streams up to a block, named by the prefix of its tensors; return them, its stage and index."""
     streams = Streams(run, "walking to a block", passes, model)
     for stage in run.adapter.stages:
         streams.enter(stage)
@@ -199,7 +199,7 @@ def _walk_to(run: Run, passes: Mapping[str, ExpertPass], model: Weights, name: s
 def _collect_states(
     streams: Streams, task: str, stage: Stage, block: Block, expert: Mapping[str, Tensor]
 ) -> list[Before]:
-    """Return for every batch of a task the student's call, and where the expert goes from there."""
+    """Collect the student's call of the block for every batch of a task, and the expert's output."""
     lane = streams.student[task]
     steps = zip(lane.calls, streams.experts[task].walk(stage, block, expert), lane.batches, strict=True)
     return [Before(call, stage.state(step.after, batch), batch) for call, step, batch in steps]

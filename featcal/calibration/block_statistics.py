@@ -1,4 +1,4 @@
-"""Count sufficient statistics of one block: of every linear map and norm, per task and summed over tasks.
+"""Collect sufficient statistics of one block: for every linear map and norm, per task and summed over tasks.
 
 Features are dropped as soon as they are counted. Sums have the size of one task, whatever the number of experts.
 """
@@ -34,9 +34,9 @@ class BlockStatistics:
     """The statistics of every calibrated module of one block, from one snapshot of features.
 
     Args:
-        chosen: False for a block that is left as merged: nothing is counted.
-        only: the modules that are counted, where others are counted apart.
-        moved: of these, linear maps whose targets are made of the expert's outputs because those are moved.
+        chosen: False for a block that stays as merged, which needs no statistics.
+        only: the modules to count, if others are counted separately.
+        moved: the linear maps among these whose targets are shifted, and so are made from the expert's outputs.
     """
 
     def __init__(
@@ -55,33 +55,33 @@ class BlockStatistics:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routing = routing(stage, index, self._fitted)
-        """Modules that are given what the routers of mixtures decide, which tokens an expert gets; none where no
-        expert's map is counted."""
+        """Modules whose inputs contain the routers' decisions, which tokens an expert gets; none if no expert's map is
+        counted."""
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routing}
-        """All modules whose inputs are needed: those that are counted, and those that say which tokens count."""
+        """All modules whose inputs are needed: the counted ones, and those that decide which tokens count."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
         self._task: str | None = None
 
     @property
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
-        """Return the groups that are solved one by one: linear maps that share a statistic, then norms."""
+        """Return the groups in the order of the solve: linear maps that share statistics, then norms."""
         return (*self._linears, *self._norms)
 
     @property
     def priors(self) -> list[Prior]:
-        """Return the priors of all linear maps, group by group; empty without any."""
+        """Return the priors of all linear maps, group by group; empty without a prior."""
         return [prior for group in self._linears for prior in group.sums.priors]
 
     def take_priors(self, priors: Sequence[Prior]) -> None:
-        """Take over priors of the same maps from other statistics, which go on holding them; nobody changes them."""
+        """Share the priors of the same maps with other statistics; neither side may change them."""
         rest = iter(priors)
         for group in self._linears:
             group.sums.priors = list(islice(rest, len(group.names)))
 
     @property
     def is_started(self) -> bool:
-        """Say whether a batch was seen already."""
+        """Say whether a batch was counted already."""
         return bool(self.groups)
 
     @property
@@ -90,7 +90,7 @@ class BlockStatistics:
         return tuple(self._linears)
 
     def see(self, inputs: Named) -> None:
-        """Find out from the first inputs which linear maps share theirs.
+        """Find the linear maps that share their input, from the first inputs.
 
         Raises:
             InputError: a module whose statistics would be wrong; names it.
@@ -116,7 +116,7 @@ class BlockStatistics:
             self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
     def expert_modules(self, rows: TaskRows) -> tuple[list[str], list[str]]:
-        """Return the names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
+        """Return the names of the modules whose inputs, and of those whose outputs, form a task's targets."""
         asked = [group.expert_modules(rows.count(group.weighting)) for group in self._linears]
         inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
         return [*inputs], [*outputs]
@@ -133,12 +133,12 @@ class BlockStatistics:
         """Count one batch of a task.
 
         Args:
-            rows: which tokens of the task count.
-            position: of the batch among the task's.
-            inputs: what the student's modules were given.
+            rows: the counted tokens of the task.
+            position: index of the batch in the task.
+            inputs: the inputs of the student's modules.
             trace: the expert's block on the same batch.
             expert: its tensors of the block, by name inside it.
-            weighed: the rows of every batch with other weights, by group of linear maps; others have their own.
+            weighed: the rows of every batch with other weights, by group of linear maps; the other groups use `rows`.
         """
         self._task, tokens, other = rows.task, rows.batches[position], weighed or {}
         for group in self._linears:
@@ -155,13 +155,13 @@ class BlockStatistics:
         only: Collection[int] | None = None,
         directions: Named | None = None,
     ) -> None:
-        """Fold the task's statistics into the sums over tasks.
+        """Add the task's statistics to the sums over tasks.
 
         Args:
-            vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
-            only: places of the groups whose task ends here, where others end elsewhere.
-            directions: of the expert's decisions, by name of the map inside the block (`calibration.decisions`); None
-                where errors count alike.
+            vectors: task vectors for the prior (`LinearGroup.add_prior`); None without a prior.
+            only: indices of the groups whose task ends on this rank; None for all.
+            directions: margin gradients of the expert, by name of the map inside the block (`calibration.decisions`);
+                None for the plain squared error.
 
         Raises:
             InputError: a part of the task's tokens was not counted, nor merged.
@@ -184,10 +184,10 @@ class BlockStatistics:
         self._task = None
 
     def merge(self, other: BlockStatistics) -> None:
-        """Take over what was counted of the same block elsewhere; `other` is empty afterwards.
+        """Add the counts of another rank for the same block; `other` is empty afterwards.
 
-        Either may have finished tasks of its own and a part of one that is not finished (`TaskRows.part_of`), which
-        is then the same in both; `end_task` comes after its last part. Order matters to the last bits alone.
+        Both may have finished tasks of their own and a part of one unfinished task (`TaskRows.part_of`), the same in
+        both; call `end_task` after its last part. The order changes only the last bits.
 
         Raises:
             InputError: another block, other options, or parts that are not of one task; names what differs.
@@ -210,9 +210,9 @@ class BlockStatistics:
         other._linears, other._norms, other._task = [], [], None
 
     def with_config(self, config: CalibrationConfig) -> BlockStatistics:
-        """Return the same finished statistics, to be solved with other options; the solve leaves these as they are.
+        """Return the same finished statistics for a solve with other options, which leaves these unchanged.
 
-        They are shared: nothing may be counted in, or merged into, either of the two.
+        The two share their tensors: neither may be updated or merged afterwards.
         """
         # Shallow: sums are shared, and a solve replaces the groups' references alone.
         same = copy(self)
@@ -225,7 +225,7 @@ class BlockStatistics:
         """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
 
         Args:
-            counted: those of `corners`, on the same tokens; they stay as they are.
+            counted: statistics with the options of `corners`, on the same tokens; they stay unchanged.
         """
         # Barycentric coordinates: (alpha, beta) = (0, 0), (1, 0) and (1, 1) are the corners.
         shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
@@ -236,17 +236,17 @@ class BlockStatistics:
 
 
 def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
-    """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
-    statistics `BlockStatistics.combine` takes."""
+    """Return the same options with alpha 0 and 1 and, if the recipe uses beta, with alpha and beta 1: the inputs of
+    `BlockStatistics.combine`."""
     found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
     # lam 0 asks for products in float64 (`product_dtype`), which are good for any lam of the preview.
     return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
 
 class FirstBlock:
-    """Keeps the statistics of the first block between runs on the same models and samples.
+    """Cache of the first block's statistics for runs on the same models and samples.
 
-    The student enters it as the merged model, whatever the options; lam and rho come in with the solve.
+    The student's input to the first block is the merged model's for all options; only the solve uses lam and rho.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class FirstBlock:
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
     ) -> BlockStatistics | None:
-        """Return the statistics if the last run was of these very objects and counted alike, else None."""
+        """Return the statistics if the last run used these very objects and options that count alike, else None."""
         if self._kept is None:
             return None
         of, passes, counted, statistics = self._kept
@@ -268,7 +268,7 @@ class FirstBlock:
     def keep(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, statistics: BlockStatistics
     ) -> None:
-        """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
+        """Replace the cached statistics with those of a finished run; the expert passes themselves are not kept."""
         self._kept = (
             merged,
             [ref(one) for one in experts.values()],
@@ -282,7 +282,7 @@ def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
 
 
 def _counting_options(config: CalibrationConfig) -> dict[str, object]:
-    """Return the options that decide what is counted, and in which dtype; what biases need is counted either way."""
+    """Return the options that decide the content and dtype of the statistics; those of biases are always counted."""
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
     return {**options, "products": product_dtype(torch.float32, config)}
 
@@ -302,10 +302,10 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
 
 
 def likely_groups(stage: Stage, index: int, routers: bool = False) -> list[LinearGroup]:
-    """Return what `linear_groups` will find in a block that was not run yet, for estimates.
+    """Predict the groups that `linear_groups` will find in a block that did not run yet, for estimates.
 
-    Unless the stage says which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs are
-    taken to. Those of the experts of a mixture come last.
+    Unless the stage knows which maps share their input (`Stage.sharing`), maps of one module with equally wide inputs
+    are assumed to. Maps of the experts of a mixture come last.
 
     Args:
         routers: whether those of mixtures are calibrated.
@@ -331,7 +331,7 @@ def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
-    """Group linear maps by what they are fed, how tokens are weighted, and whether they have biases."""
+    """Group linear maps by their input, by the weighting of tokens, and by whether they have biases."""
     modules = stage.blocks[index].linears
     shared: dict[tuple[Hashable, str, bool], list[str]] = {}
     for name, module in modules.items():
@@ -342,11 +342,11 @@ def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[L
 
 
 def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
-    """Check that every counted map is given one row per token, `[batch, tokens, width]`; a norm may be given one for
-    every head of a token, where the stage knows which axis the heads have.
+    """Check that every counted map gets one row per token, `[batch, tokens, width]`; a norm may get one for every head
+    of a token, if the stage knows which axis the heads have.
 
     Raises:
-        InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
+        InputError: a module with another kind of input, whose rows are not the tokens that the weights belong to.
     """
     block = stage.blocks[index]
     for name, given in ((name, stage.arrange_tokens(given)) for name, given in inputs.items()):
@@ -360,6 +360,6 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
 
 
 def _calibrated_norms(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Module]:
-    """Return the LayerNorms and scale-only norms of a block that the options ask for, by name inside it."""
+    """Return the LayerNorms and scale-only norms of a block to calibrate, by name inside it."""
     shifted = block.layernorms if config.layernorms else {}
     return {**shifted, **(block.modules_of(stage.norm) if config.rmsnorms and stage.norm else {})}

@@ -67,13 +67,13 @@ if TYPE_CHECKING:
 def config_for(family: Family, **asked: Any) -> CalibrationConfig:
     """Return the options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
 
-    What a suite recommends for one recipe (`OWN`) says nothing of another, and gives way to `cautious`.
+    A suite's options for one recipe (`OWN`) are ignored for other recipes, and `cautious` overrides them.
 
     Args:
         asked: fields of `CalibrationConfig` and `SHORTHANDS`, by name.
 
     Raises:
-        InputError: no such option, a value outside its range, or an option that means nothing to the architecture.
+        InputError: no such option, a value outside its range, or an option without effect for the architecture.
     """
     problems = [f"no option '{name}'.{did_you_mean(name, ASKED)}" for name in asked if name not in ASKED]
     if problems:
@@ -89,12 +89,12 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
 
 @dataclass(frozen=True)
 class CalibrationResult(Drawable):
-    """A calibrated model and the account of how it was made."""
+    """A calibrated model and the record of its calibration."""
 
     family: Family
     config: CalibrationConfig
     weights: Weights
-    """The merged model with its calibrated blocks in place; accepted wherever a model is."""
+    """The merged model with its calibrated blocks; every function that takes a model accepts it."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
     drift by block (named as in tables) and of the final features, warnings where that rose (not where expert passes
@@ -108,7 +108,7 @@ class CalibrationResult(Drawable):
         Raises:
             InputError: `out` exists or cannot be written.
             NumericalError: the folder does not load back to the same model.
-            UncheckedError: it is written, but something of it could not be checked.
+            UncheckedError: it is written, but a check could not run.
         """
         origin = _origin(self.family)
         with OutputFolder(out) as folder:
@@ -117,8 +117,8 @@ class CalibrationResult(Drawable):
         return written
 
     def to_model(self) -> PreTrainedModel:
-        """Return the calibrated model as the library's own class has it, in eval mode: what `from_pretrained` makes of
-        the folder that `save` writes, bit for bit. It shares no memory with the result.
+        """Return the calibrated model as the library's own class, in eval mode: bit for bit what `from_pretrained`
+        loads from the folder that `save` writes. It shares no memory with the result.
 
         Raises:
             InputError: a model of another library than transformers.
@@ -139,10 +139,10 @@ def calibrate_family(
     """Calibrate in memory: Algorithm 1.
 
     Args:
-        config: left out, the options that the suite recommends, else the paper's for the architecture.
-        experts: expert passes to use again, from `expert_passes` with the same samples and precision; those of tasks
-            that the options leave out are not used.
-        first: keeps the statistics of the first block for the next run with the same `experts`, as far as they hold.
+        config: by default the options that the suite recommends, else the paper's for the architecture.
+        experts: expert passes to reuse, from `expert_passes` with the same samples and precision; passes of tasks that
+            the options leave out are not used.
+        first: cache for the statistics of the first block, for the next run with the same `experts`.
         watch: called with the finished statistics of every block, or piece, before it is solved.
 
     Raises:
@@ -165,7 +165,7 @@ def calibrate_family(
 
 
 def _seconds_since(started: float, busy: float) -> dict[str, float]:
-    """Return seconds of the clock, and of all processors that this process had, since both were read."""
+    """Return the seconds of the clock and of all the process's processors since both were read."""
     return {"total": time.perf_counter() - started, "processor": time.process_time() - busy}
 
 
@@ -179,14 +179,14 @@ def calibrate_to_folder(
     device: str = "auto",
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Calibrate straight to a folder: every finished block goes to disk, so that a killed run can be resumed.
+    """Calibrate directly to a folder: every finished block goes to disk, so that an interrupted run can be resumed.
 
     Args:
-        max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
-            written model is verified block by block where the whole does not fit; or limits of process and device.
+        max_memory: bytes of resident memory to stay within, or limits of process and device; token states beyond it go
+            to files, and a written model that does not fit is verified block by block.
 
-    Among several ranks (`distributed.join_process_group`) each calls this alike; every expert is read by those that
-    have its task, and rank 0 writes.
+    With several ranks (`distributed.join_process_group`) each rank makes the same call; the ranks with a task read its
+    expert, and rank 0 writes.
 
     Returns:
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json`. Empty on ranks but 0.
@@ -194,7 +194,7 @@ def calibrate_to_folder(
     Raises:
         InputError: suite, models, samples or folder are not usable.
         NumericalError: there is no trustworthy solution, or the folder does not load back to the same model.
-        UncheckedError: the folder is written, but something of it could not be checked; it has the document.
+        UncheckedError: the folder is written, but a check could not run; the error has the document.
     """
     started, busy = time.perf_counter(), time.process_time()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
@@ -234,19 +234,19 @@ def calibrate_to_folder(
 def _folder(
     out: str | Path, identity: Mapping[str, Any], resume: bool, ranks: Ranks
 ) -> AbstractContextManager[OutputFolder | None]:
-    """Open the folder that rank 0 writes; nothing for the others."""
+    """Open the output folder on rank 0; do nothing on the others."""
     return nullcontext() if ranks.rank else OutputFolder(out, identity, resume)
 
 
 def expert_passes(
     family: Family, config: CalibrationConfig, kept: WalkCache | None = None, split: str = "calibration"
 ) -> dict[str, ExpertPass]:
-    """Draw the samples of every task that takes part, with its expert; texts of unlike lengths stand by length.
+    """Draw the samples of every task that takes part, with its expert; texts of unequal lengths are sorted by length.
 
     They depend on tasks, samples, copies, seed, batch size and precision of `config`, not on lam, rho or alpha.
 
     Args:
-        kept: storage of `Family.expert_pass` for what the next walk finds again.
+        kept: cache of `Family.expert_pass` for the next walk.
         split: split of the samples, another one than "calibration" for methods that are defined on it.
     """
 
@@ -258,11 +258,11 @@ def expert_passes(
 
 
 def _resolve(config: CalibrationConfig | None, family: Family) -> CalibrationConfig:
-    """Return the options of a run with nothing left open; left out, those that the suite recommends.
+    """Return the complete options of a run; by default those that the suite recommends.
 
     Raises:
-        InputError: as `resolve` and `require_base`, and for the suite's own options where others stand in for them: the
-            card names both.
+        InputError: as `resolve` and `require_base`, also for a suite's own options that the run does not use, because
+            the card names both.
     """
     config_of_suite(family.suite, family.adapter)
     found = resolve_options(config or config_for(family), family.adapter, family.suite.tasks)
@@ -282,11 +282,11 @@ def _store(
     limits: MemoryLimits,
     out: Path,
 ) -> ActivationStore:
-    """Make the store of token states between two blocks, within limits of the process and of the device; what is beyond
-    both lies in files beside `out`.
+    """Make the store of token states between two blocks, within limits of the process and of the device; the rest goes
+    to files beside `out`.
 
     Raises:
-        InputError: a limit is below what one block needs, or is of a device and there is none.
+        InputError: a limit is below the need of one block, or is for a device and there is none.
     """
     folder = out.expanduser().absolute().parent
     if limits == MemoryLimits():
@@ -311,7 +311,7 @@ def _identity(
     drawn: Mapping[str, Mapping[str, Any]],
     hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return what identifies a run to a folder: only a run that agrees in all of it is resumed."""
+    """Return the facts that identify a run to a folder: only a run that agrees in all of them can be resumed."""
     return {
         "config": {name: value for name, value in asdict(config).items() if name not in IDLE},
         "suite": family.suite.model_dump(mode="json"),
@@ -365,7 +365,7 @@ def _record(
 
 
 def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Return the entries of a saved record on the models that were read: `of`, `inputs`, `licences` and `notes`.
+    """Return the entries of a saved record about the models that were read: `of`, `inputs`, `licences` and `notes`.
 
     Raises:
         InputError: a model that does not come from the base.
@@ -411,7 +411,7 @@ def _write(
 
 
 def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
-    """Run the canary on a model that generates; return its entry of the record. Empty for other models, and where the
+    """Run the canary on a model that generates; return its entry of the record. Empty for other models, and if the
     whole model may not be in memory."""
     family = made.family
     if not family.adapter.generates or not whole:

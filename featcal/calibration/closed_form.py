@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Affine = tuple[Float[Tensor, " d"], Float[Tensor, " d"]]
-"""Scale gamma and shift beta of a norm, or a pair of what belongs to them."""
+"""Scale gamma and shift beta of a norm, or a pair of values for them."""
 
 
 class SolveError(ArithmeticError):
@@ -21,14 +21,13 @@ class SolveError(ArithmeticError):
 
 
 def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
-    """Return the reference that the ridge pulls to, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real
-    rho."""
+    """Return the anchor of the ridge, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real rho."""
     return torch.lerp(base, merged, rho)
 
 
 def task_weight(gram_norm: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
-    """Return omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features; NaN for a
-    norm that is not finite."""
+    """Return omega = 1 / max(||G||_F, eps), Eq. (14), which makes tasks count equally whatever the scale of their
+    features; NaN for a norm that is not finite."""
     # 1 / inf would be 0: a task with broken features must not drop out without a word.
     return torch.where(gram_norm.isfinite(), 1.0 / gram_norm.clamp_min(eps), torch.nan)
 
@@ -66,7 +65,7 @@ def left_factor(left: Callable[[], Float[Tensor, "d d"]], lam: float, eps: float
     """Return L, lower triangular, of the left matrix of Eq. (17): L L^T = sum of omega_i G_i + (lam + eps) I.
 
     Args:
-        left: makes the sum of omega_i G_i, of which the lower triangle is read; L takes its place in memory.
+        left: returns the sum of omega_i G_i, of which the lower triangle is read; L overwrites it in memory.
 
     Raises:
         SolveError: the left matrix is not positive definite.
@@ -99,8 +98,8 @@ def divide_by_factor(right: Float[Tensor, "m d"], factor: Float[Tensor, "d d"]) 
 
 
 def _spectrum(left: Float[Tensor, "d d"], lam: float, eps: float) -> str:
-    """Describe the eigenvalues of a left matrix, given without its ridge, that cannot be factored with it, and name a
-    lam that would do."""
+    """Describe the eigenvalues of a left matrix, given without its ridge, that cannot be factored, and name a
+    sufficient lam."""
     left.diagonal().add_(lam + eps)
     found = torch.linalg.eigvalsh(left.double()) if bool(torch.isfinite(left.tril()).all()) else left.new_zeros(1)
     low, high = float(found[0]), float(found[-1])
@@ -146,7 +145,7 @@ def layernorm_affine(
         square_sum: sum over tasks of q_i, the second moments of the normalised features.
         mean_sum: sum over tasks of their means.
         target_sums: sums over tasks of q_i gamma_i + mean_i beta_i and of mean_i gamma_i + beta_i.
-        tasks: number of tasks N; they count alike, without omega.
+        tasks: number of tasks N; they have equal weights, without omega.
         eps: floor of the determinant.
     """
     a11 = square_sum + lam

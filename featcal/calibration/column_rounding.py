@@ -30,15 +30,15 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.extras import require_packages
 
 _TOGETHER = 128
-"""Columns that share one product for the errors after them, where a scale is for whole rows."""
+"""Columns that share one product for the errors after them, if a scale is for whole rows."""
 
 
 class Rounder:
-    """Rounds the weights of a block one by one, and keeps their scales and what rounding costs.
+    """Rounds the weights of a block one by one, and keeps their scales and rounding errors.
 
     Args:
-        grid: where weights may lie.
-        nearest: round every weight for itself, for comparison.
+        grid: grid of the quantised values.
+        nearest: round every weight by itself, for comparison.
     """
 
     def __init__(self, grid: QuantizationGrid, nearest: bool) -> None:
@@ -50,12 +50,12 @@ class Rounder:
     def round(
         self, name: str, weight: Float[Tensor, "m d"], factor: Float[Tensor, "d d"], merged: Float[Tensor, "m d"]
     ) -> Float[Tensor, "m d"]:
-        """Return a solved weight on the grid, in its own dtype, with the values that its storage dtype gives.
+        """Round a solved weight to the grid; return it in its own dtype, with the values of its storage dtype.
 
         Args:
             name: of the weight inside the block.
             factor: see `closed_form.left_factor`.
-            merged: what the solution replaces, in its storage dtype.
+            merged: the tensor that the solution replaces, in its storage dtype.
         """
         if self._nearest:
             rounded, scale = round_to_nearest(weight, self._grid, merged.dtype)
@@ -68,20 +68,20 @@ class Rounder:
 
 
 def rounder_of(config: CalibrationConfig) -> Rounder | None:
-    """Make what rounds as the options say; None where nothing is to be quantised."""
+    """Make the rounder for the options; None if nothing is quantised."""
     grid = grid_of(config)
     return None if grid is None else Rounder(grid, config.quantize.endswith("-nearest"))
 
 
 def grid_of(config: CalibrationConfig) -> QuantizationGrid | None:
-    """Return the grid that the options name; None where nothing is quantised."""
+    """Return the grid for the options; None if nothing is quantised."""
     if not config.is_quantized:
         return None
     return QuantizationGrid(int(config.quantize.removeprefix("int").partition("-")[0]), config.group_size)
 
 
 def calibrated_weights(merged: Weights, config: CalibrationConfig, solved: Mapping[str, Tensor]) -> Overlay:
-    """Return the merged model with its calibrated blocks in place; where they lie on a grid, it knows which.
+    """Return the merged model with its calibrated blocks; for quantised ones it knows the grid.
 
     Args:
         solved: tensors of the blocks by canonical name, with the scales of those that lie on a grid.
@@ -92,7 +92,7 @@ def calibrated_weights(merged: Weights, config: CalibrationConfig, solved: Mappi
 
 
 def require_packable(family: Family, config: CalibrationConfig) -> None:
-    """Check that what is to be quantised can be written, before it is calibrated.
+    """Check before a calibration that its quantised maps can be written.
 
     Raises:
         InputError: compressed-tensors is not installed, or transformers would not find the packed maps.
@@ -106,7 +106,7 @@ def require_packable(family: Family, config: CalibrationConfig) -> None:
 def round_to_nearest(
     weight: Float[Tensor, "m d"], grid: QuantizationGrid, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
-    """Round every weight for itself; see `round_columns` for arguments and what is returned."""
+    """Round every weight by itself; arguments and result are those of `round_columns`."""
     parts = torch.split(weight, grid.columns(weight.shape[1]), dim=1)
     scales = [grid.scale(part).to(dtype) for part in parts]
     rounded = [grid.round(part, scale) for part, scale in zip(parts, scales, strict=True)]
@@ -116,7 +116,7 @@ def round_to_nearest(
 def round_columns(
     weight: Float[Tensor, "m d"], factor: Float[Tensor, "d d"], grid: QuantizationGrid, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
-    """Round the columns from the last to the first, each at the value that makes up for those after it.
+    """Round the columns from the last to the first, each so that it compensates the errors of the columns after it.
 
     A group of columns gets its scale when its turn comes, from its best values given the columns after it; a scale for
     whole rows comes from the weight.
@@ -124,7 +124,7 @@ def round_columns(
     Args:
         weight: W*, the solution of Eq. (17).
         factor: L, lower triangular, of its left matrix.
-        dtype: storage dtype of the scales, in which a weight is made of its whole number and its scale.
+        dtype: storage dtype of the scales, and of the product of an integer and its scale.
 
     Returns:
         The weights as stored, in the dtype of `weight`, and the scales in `dtype`.

@@ -30,15 +30,15 @@ class Conditioning:
     """
 
     layer: str
-    """The block, as tables name it."""
+    """Name of the block in tables."""
     maps: str
     """The linear maps, by their names inside the block."""
     width: int
     """Features of their input: the side of the matrix."""
     tokens: int
-    """Tokens of all tasks that count; with fewer than `width` some directions are the anchor's alone."""
+    """Counted tokens of all tasks; with fewer than `width` only the anchor decides some directions."""
     smallest: float
-    """Smallest eigenvalue of the left matrix, `lam + eps` where the samples miss a direction."""
+    """Smallest eigenvalue of the left matrix; `lam + eps` if the samples miss a direction."""
     largest: float
     effective_rank: float
     """sum_j e_j / (e_j + lam + eps) over the eigenvalues e of the sum without lam: the number of directions that the
@@ -50,7 +50,7 @@ class Conditioning:
         return self.largest / self.smallest if self.smallest > 0 else float("inf")
 
     def to_json(self) -> dict[str, Any]:
-        """Return every number by its name; `condition` is None where it is infinite."""
+        """Return every number by its name; `condition` is None if it is infinite."""
         return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
 
 

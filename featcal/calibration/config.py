@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
-    """Return the options that were asked for, and the recipe's for the architecture where they were not.
+    """Complete the given options with the recipe's numbers for the architecture.
 
     Args:
         tasks: of the suite.
 
     Raises:
-        InputError: a value outside its range, an option switched on that means nothing to the architecture, or a
-            block, kind of map or task that does not exist.
+        InputError: a value outside its range, an option without effect for the architecture, or a block, kind of map or
+            task that does not exist.
     """
     if asked.get("augment") and adapter.modality != "pixels":
         raise InputError(
@@ -52,13 +52,13 @@ def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str,
 
 
 def options_without_base(suite: Suite) -> dict[str, Any]:
-    """Return the options of a calibration whose suite does not know its base, where nothing else is asked for: the
-    anchor is the merged model itself. None where it does."""
+    """Return default options for a suite whose base is not known: the anchor is the merged model. None if the base is
+    known."""
     return {"rho": 1.0} if suite.base is None else {}
 
 
 def require_base(config: CalibrationConfig, suite: Suite) -> None:
-    """Raise InputError if the base is not known and the options need it; says which do."""
+    """Raise InputError if the base is not known and the options need it; names these options."""
     if suite.base is not None:
         return
     needs = {
@@ -75,13 +75,13 @@ def require_base(config: CalibrationConfig, suite: Suite) -> None:
 
 
 def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
-    """Return the options that a suite recommends, and the recipe's for the architecture where it says nothing.
+    """Return the options that a suite recommends, completed with the recipe's for the architecture.
 
     Args:
-        adapter: None where the architecture is unknown.
+        adapter: None if the architecture is unknown.
 
     Raises:
-        InputError: as `config_of`, in words that say whose options these are.
+        InputError: as `resolve_recipe`; the message says that these are the suite's options.
     """
     asked = options_without_base(suite) | suite.calibration.explicit_options()
     try:
@@ -91,15 +91,14 @@ def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:
 
 
 def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
-    """Return the options with nothing left open.
+    """Return complete options: all numbers set, all parts by their own names.
 
-    Numbers that were left to the recipe become its own for the architecture and the number of samples. Every part
-    stands by its own name and in its own order, and all parts of a kind are None: several names may be one text with
-    commas between, a block may be named by the prefix of its tensors, and "all", where nothing is called so, is every
-    part, which takes back a suite's own choice.
+    Missing numbers get the recipe's values for the architecture and the number of samples. Parts get their own names
+    and order; None means all parts of a kind. One text may hold several names with commas, a block may be named by the
+    prefix of its tensors, and "all", if no part has that name, means every part, which overrides a suite's own choice.
 
     Raises:
-        InputError: something else than options, or names of parts that do not exist; says all of them.
+        InputError: not options, or names of parts that do not exist; lists all of them.
     """
     if not isinstance(config, CalibrationConfig):
         kind = type(config).__name__
@@ -115,17 +114,17 @@ def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> Ca
 
 
 def _refuse_idle(adapter: Adapter, asked: Sequence[str]) -> None:
-    """Raise InputError if options that were asked for change nothing for an architecture; names them."""
+    """Raise InputError if given options have no effect for an architecture; names them."""
     idle = sorted({*asked} & idle_options(adapter)) if asked else []
     if idle:
-        raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
+        raise InputError(f"{', '.join(idle)}: a {adapter.family} model is not affected by this option; leave it out")
 
 
 def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
     """Check that the linear maps of an architecture can be packed, and that groups of columns fit their inputs.
 
     Raises:
-        InputError: says what is in the way.
+        InputError: they cannot; says why.
     """
     kind = f"quantize: a {adapter.family} model"
     if not adapter.reads_packed:
@@ -146,7 +145,7 @@ def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
 
 
 def _fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationConfig:
-    """Return the options with the recipe's own numbers for the architecture and the samples where none were given."""
+    """Fill in the recipe's numbers for the architecture and the samples where none are given."""
     numbers = recipe_numbers(config.recipe, config.samples, adapter.class_token)
     if config.recipe == PAPER:  # which publishes other values for other architectures
         numbers |= {name: adapter.defaults[name] for name in OF_A_RECIPE if name in adapter.defaults}
@@ -155,14 +154,14 @@ def _fill_numbers(config: CalibrationConfig, adapter: Adapter) -> CalibrationCon
 
 
 def all_parts(adapter: Adapter, tasks: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return every block, kind of maps and task, by option, which take back a suite's own choice."""
+    """Return every block, kind of maps and task, by option; these values override a suite's own choice."""
     return {"blocks": tuple(adapter.block_layers()), "maps": tuple(adapter.parts()), "tasks": tuple(tasks)}
 
 
 def _find_parts(
     config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]
 ) -> dict[str, tuple[str, ...] | None]:
-    """Return every part by its own name and in its own order, by option; all parts of a kind are None.
+    """Return the chosen parts by option, with their own names and in their own order; None for all parts of a kind.
 
     Raises:
         InputError: unknown names, all of them.
@@ -186,7 +185,7 @@ def _find_parts(
 
 
 def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
-    """Split what is not a name itself at its commas; return all names one by one."""
+    """Split texts that are not a name themselves at their commas; return all names."""
     parts = (part for one in asked for part in ([one] if one in known else map(str.strip, one.split(","))))
     return [part for part in parts if part]
 
@@ -202,14 +201,14 @@ def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
-    """Return the linear maps of calibrated kinds by name inside the block, those of experts of a mixture included, and
-    its router where the options say so."""
+    """Return the linear maps of calibrated kinds by name inside the block, including those of experts of a mixture and,
+    if the options ask for it, its router."""
     known = {**block.maps, **(block.routers if config.routers else {})}
     return {name: linear for name, linear in known.items() if config.maps is None or stage.part(name) in config.maps}
 
 
 def idle_options(adapter: Adapter) -> set[str]:
-    """Return the options of `CalibrationConfig` that change nothing for an architecture."""
+    """Return the options of `CalibrationConfig` that have no effect for an architecture."""
     blocks = adapter.blocks()
     applies = {
         "biases": any(linear.bias is not None for block in blocks for linear in block.maps.values()),

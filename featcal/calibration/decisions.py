@@ -1,4 +1,4 @@
-"""Weigh errors by what they do to the experts' decisions (the option `decisions` of featcal's own recipes).
+"""Weigh errors by their effect on the experts' decisions (the option `decisions` of featcal's own recipes).
 
 Eq. (15) counts an error of a map's output alike in every direction. A decision does not: of the outputs of a late block
 a classifier reads a few directions per task, others for every task, and where tasks share a map they need not agree in
@@ -9,17 +9,17 @@ the rest. With z the scores of expert i, the margin of a sample is that of the l
 
 U_i `[n, m]` the rows u_n. Of classes the rival is the second best. Of a vocabulary, whose second best token is often no
 answer at all, it is a first token of any expert's answers, each in its turn: so a task keeps its answers apart from
-those of the others. The recipe's objective measures what a task loses in S_i in place of I,
+those of the others. The recipe's objective measures the loss of a task in the metric S_i instead of I,
 
     J(W) = sum_i omega_i / n_i ||S_i^(1/2) (W X_i - Y_i)||^2 + mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||^2
            + lam ||W - W_anc||^2,
 
 whose minimiser solves sum_i omega_i S_i W G_i + W (mu sum_i K_i + (lam + eps) I) = right-hand side: one linear system
-with m d unknowns. Conjugate gradients find what is to be added to the plain solution, the one with I in the place of
-every S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures
-U_i. S_i is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC,
-arXiv 1503.05671, whose sharing of weights over tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339)
-merges in such matrices by conjugate gradients. Deployed inputs, targets and margins are featcal's own.
+with m d unknowns. Conjugate gradients find the correction to the plain solution, the one with I in the place of every
+S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures U_i. S_i
+is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC, arXiv 1503.05671, whose sharing of weights over
+tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339) merges in such matrices by conjugate gradients.
+Deployed inputs, targets and margins are featcal's own.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from featcal.models.whole_forward import batch_by_shape, batch_for_gradients, fi
 from featcal.system.errors import InputError, NoScores, NumericalError
 
 KEPT = 0.99
-"""Share of the square of U that its principal directions hold which count: half of them, which is half the time."""
+"""Share of the square of U that the kept principal directions hold: half of the directions, and half of the time."""
 MOST_STEPS = 200
 """Steps of conjugate gradients after which a system counts as one that cannot be solved."""
 ENOUGH = 1e-2
-"""Share of the residual of the plain solution, with I in the place of every S_i, that may be left: no score sees less
-(docs/theory/recipes.md)."""
+"""Share of the plain solution's residual (with I for every S_i) at which the search may stop: a smaller one changes no
+score (docs/theory/recipes.md)."""
 NOISE = 1e-4
-"""Norm of U, beside that of the median map, up to which it is rounding: a shift that all keys share cancels in the
-softmax, and what is left of it in float32 is below 1e-6."""
+"""Norm of U, relative to that of the median map, up to which it is rounding: a shift that all keys share cancels in the
+softmax, and its remainder in float32 is below 1e-6."""
 
 
 def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -> dict[str, ExpertPass]:
-    """Return expert passes that know in which directions of a map's output every sample's margin moves.
+    """Return expert passes with the directions of every map's output that move a sample's margin.
 
-    The whole tower of one expert is in memory meanwhile, with what the gradients of a few samples need
+    The whole tower of one expert is in memory meanwhile, with the features for the gradients of a few samples
     (`whole_forward.samples_together`).
 
     Raises:
@@ -92,14 +92,14 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
 
 
 def find_answers(run: Run, passes: Mapping[str, ExpertPass], heads: Mapping[str, Head | None]) -> list[int]:
-    """Return the tokens that an answer of any expert to its own samples begins with; none where all have heads."""
+    """Return the first tokens of all experts' answers to their own samples; none if all have heads."""
     tokens = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
     return sorted({*torch.cat(tokens).tolist()}) if tokens else []
 
 
 @torch.no_grad()
 def _find_first_tokens(run: Run, one: ExpertPass) -> Tensor:
-    """Return the token that an expert's answer to each of its samples begins with, `[n]`."""
+    """Return the first token of an expert's answer to each of its samples, `[n]`."""
     tensors = run.compute.place(one.weights.read(run.adapter.tower))
     return torch.cat([_score(run, one, None, tensors, batch).argmax(1) for batch, _ in batch_by_shape(samples_of(one))])
 
@@ -115,15 +115,15 @@ def _score(
 def measure_margin_gradients(
     run: Run, one: ExpertPass, head: Head | None, answers: Sequence[int]
 ) -> dict[str, Float[Tensor, "r m"]]:
-    """Measure U of one expert on its samples, by the name that files give to a map, and keep its principal directions
-    (`principal_rows`); to be called inside `walking`.
+    """Measure U of one expert on its samples, by the name of a map in files, and keep its principal directions
+    (`principal_rows`); call it inside `walking`.
 
-    Maps that no margin depends on are left out: an attention's keys without rotary positions, and maps of a single
+    Maps that do not affect a margin are left out: an attention's keys without rotary positions, and maps of a single
     token's attention to itself.
 
     Args:
         head: of `heads_of`; None for the model's own vocabulary.
-        answers: tokens of the vocabulary that are rivals.
+        answers: tokens of the vocabulary that serve as rivals.
 
     Raises:
         NumericalError: a gradient that is not finite; names the task.
@@ -151,8 +151,8 @@ def measure_margin_gradients(
 
 
 def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: Sequence[int]) -> Tensor:
-    """Return the token `[n]` that each sample's best one is held against: the other answers, each in its turn; the
-    second best where there is no other."""
+    """Choose the rival token `[n]` of each sample's best one: the other answers, each in its turn; the second best if
+    there is no other."""
     found = []
     for first, next_best, turn in zip(best.tolist(), second.tolist(), turns, strict=True):
         others = [answer for answer in answers if answer != first] or [next_best]
@@ -162,8 +162,8 @@ def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: 
 
 @contextmanager
 def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]]:
-    """Add to the output of every linear map of the blocks a shift of 0 per sample, which gradients are taken by; fill
-    the shifts `[n, 1, m]` of maps that run inside the `with`, by the name that files give to a map."""
+    """Add a zero shift per sample to the output of every linear map, to take gradients by; collect the shifts `[n, 1,
+    m]` of maps that run inside the `with`, by the name of the map in files."""
     shifts: dict[str, Tensor] = {}
 
     def shift(name: str) -> Any:
@@ -187,7 +187,7 @@ def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]
 
 
 def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
-    """Return the fewest principal directions of U that hold `KEPT` of its square, each as long as U is along it."""
+    """Return the fewest principal directions of U that hold `KEPT` of its square; each has the length of U along it."""
     sizes, turn = torch.linalg.eigh(rows @ rows.mT)
     sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
     count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
@@ -202,11 +202,11 @@ class OutputMetric:
     share: float
     """delta."""
     factor: Float[Tensor, "m r"]
-    """V, whose columns are directions of U, so scaled that the trace of S is m."""
+    """V, whose columns are directions of U, scaled so that the trace of S is m."""
 
     @classmethod
     def from_rows(cls, rows: Float[Tensor, "r m"], share: float) -> OutputMetric:
-        """Make S of the principal directions of U."""
+        """Make S from the principal directions of U."""
         # The mean of their squares first: squares of small gradients would be below what float32 holds.
         rows = rows / torch.linalg.matrix_norm(rows)
         return cls(share, rows.mT * (share * rows.shape[1]) ** 0.5)
@@ -218,7 +218,7 @@ class OutputMetric:
 
 @dataclass(frozen=True)
 class TaskShare:
-    """The share of one task in the sums of one map, with what its decisions weigh errors by."""
+    """The share of one task in the sums of one map, with the directions of its decisions."""
 
     metric: OutputMetric
     gram: Gram
@@ -234,7 +234,7 @@ def weigh_by_decisions(
     left: Callable[[], Float[Tensor, "d d"]],
     ridge: float,
 ) -> Float[Tensor, "m d"]:
-    """Return the minimiser of J for one map: the plain solution W_1, and what the metrics change of it.
+    """Return the minimiser of J for one map: the plain solution W_1 plus the change by the metrics.
 
     With R the matrix of the plain system, the change D solves, in the dtype of the tasks' sums,
 
@@ -286,7 +286,7 @@ def weigh_by_decisions(
 
 @dataclass(frozen=True)
 class _System:
-    """The system of the outputs that some V reaches, `[k, d]`: X -> X left + sum_i V_i V_i^T X G_i."""
+    """The system for the outputs that some V reaches, `[k, d]`: X -> X left + sum_i V_i V_i^T X G_i."""
 
     factors: list[Tensor]
     """V_i, `[k, r]` with as many columns as its task has directions."""
@@ -303,7 +303,7 @@ class _System:
         return values @ self.left + stacked @ torch.cat([g.multiply(p) for p, g in zip(parts, self.grams, strict=True)])
 
     def divide(self, values: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """Return nearly what `apply` gives these values for."""
+        """Approximate the inverse of `apply` (the preconditioner)."""
         return divide_by_factor(self.before @ values, self.factor)
 
     def solve(self, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:

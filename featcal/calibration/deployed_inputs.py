@@ -1,4 +1,4 @@
-"""Count the second moments of what the linear maps of a finished model are given."""
+"""Compute the second moments of the inputs of a finished model's linear maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InputMetric:
 
 
 class DeployedInputs:
-    """The inputs of all linear maps of one block, counted as a calibration with these options counts its own."""
+    """The inputs of all linear maps of one block, counted with the token weights of a calibration."""
 
     def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
         self._stage, self._index, self._config = stage, index, config
@@ -43,10 +43,10 @@ class DeployedInputs:
 
         Args:
             batches: the inputs of all linear maps of the block, batch by batch.
-            rows: which tokens of the task count.
+            rows: the counted tokens of the task.
 
         Raises:
-            InputError: a map that is not given one row per token.
+            InputError: the input of a map does not have one row per token.
             NumericalError: features are not finite, or no token counts.
         """
         own: dict[str, Gram] = {}
@@ -90,8 +90,8 @@ class DeployedInputs:
 def map_changes(
     group: LinearGroup, start: Mapping[str, Tensor], end: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Float[Tensor, "m d"]]]:
-    """Yield the name inside the block and the change in float64, `[outputs, inputs]`, of every map that is not the same
-    in two models.
+    """Yield the name inside the block and the change in float64, `[outputs, inputs]`, of every map that differs between
+    two models.
 
     Args:
         start, end: tensors of the block by name inside it.

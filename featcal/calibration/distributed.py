@@ -1,8 +1,8 @@
-"""Share a block whose statistics several ranks count, each on its own tasks: who finishes, owns and solves it.
+"""Distribute a block over ranks that each count their own tasks: who finishes, owns and solves its groups.
 
-Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. A task's weight (Eq. 14) and
-targets are made once its moments are together. Every group of maps has an owner, which gets its sums, solves it, and
-sends what it solved to all. In a process that is alone nothing of this happens.
+Sums are additive over tasks (Eqs. 17, 55 and 58), and moments over the samples of a task. A task's weight (Eq. 14) and
+targets are made after its moments are combined. Every group of maps has an owner rank, which gets its sums, solves it,
+and sends the solution to all. A single process does nothing of this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Group = LinearGroup | NormGroup
 
 
 def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, TaskRows]:
-    """Return the rows that count, with the counts of the whole task where this rank has a part of it."""
+    """Return the counted rows, with the counts of the whole task if this rank has a part of it."""
     if not ranks.several:
         return rows
     counts = ranks.all_gather({task: own.counts() for task, own in rows.items()})
@@ -41,12 +41,12 @@ def end_task(
     vectors: TaskVectors | None = None,
     directions: Named | None = None,
 ) -> None:
-    """Fold a task into the sums. Where the ranks of a team count its parts, each of them ends some groups.
+    """Add a task to the sums. If a team of ranks counts its parts, each of them ends some groups.
 
     Args:
         expert: tensors of the expert's block by name inside it.
-        vectors: those that a prior is made of (`LinearGroup.add_prior`); None without a prior.
-        directions: of the expert's decisions, in a process that is alone (`BlockStatistics.end_task`).
+        vectors: task vectors for the prior (`LinearGroup.add_prior`); None without a prior.
+        directions: margin gradients of the expert, only in a single process (`BlockStatistics.end_task`).
 
     Raises:
         InputError: tokens of the task were not counted.
@@ -66,7 +66,7 @@ def end_task(
 
 
 def collect_sums(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
-    """Bring the sums over all tasks to the owners of the groups; return the groups of this rank, which solves them."""
+    """Send the sums over all tasks to the owners of the groups; return this rank's groups, which it solves."""
     owners = _owners(ranks, groups)
     if ranks.several:
         givers = [ranks.finishers(owner, place) for place, owner in enumerate(owners)]
@@ -81,12 +81,12 @@ def collect_sums(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
 def share_solutions(
     ranks: Ranks, groups: Sequence[Group], stored: dict[str, Tensor], lost: Rounding
 ) -> tuple[dict[str, Tensor], Rounding]:
-    """Return all solutions of a block, by name inside it, and the cost of storing them.
+    """Return all solutions of a block, by name inside it, and their rounding errors.
 
     Args:
-        groups: all of the block; they give up their statistics.
-        stored: what this rank solved, in the dtype it is stored in. Parts of one tensor may have several owners.
-        lost: measured by the owners, who alone have more digits than are stored.
+        groups: all of the block; their statistics are released.
+        stored: this rank's solutions, in their storage dtype. Parts of one tensor may have several owners.
+        lost: rounding errors, measured by the owners, which alone have the unrounded solutions.
     """
     if not ranks.several:
         return stored, lost
@@ -99,11 +99,11 @@ def share_solutions(
 
 
 def _nothing(theirs: Any) -> None:
-    """Take nothing, where no part of a group comes."""
+    """Do nothing, for a group without incoming parts."""
 
 
 def _owners(ranks: Ranks, groups: Sequence[Group]) -> list[int]:
-    """Return the rank that solves each group, shared out by the multiplications of factor and substitution."""
+    """Return the rank that solves each group, balanced by the multiplications of factor and substitution."""
     costs = [g.inputs**2 * (g.inputs / 3 + 2 * g.outputs) if isinstance(g, LinearGroup) else 1.0 for g in groups]
     return owners_of(costs, ranks.size)
 
@@ -115,8 +115,7 @@ def _collect(
     givers: Sequence[Sequence[int]],
     items: Sequence[tuple[Any, Callable[[Any], None]]],
 ) -> None:
-    """Bring statistics together by `Ranks.collect`; `items` are what this rank has of a group and what takes another
-    rank's."""
+    """Collect statistics with `Ranks.collect`; `items` are this rank's, with the functions that add another rank's."""
 
     def add(place: int, tensors: list[Tensor]) -> None:
         statistics, take = items[place]
@@ -126,8 +125,7 @@ def _collect(
 
 
 def _tensors(statistics: Any) -> list[Tensor]:
-    """Return the numbers of a dataclass of statistics, those of its parts included, as tensors in the order of its
-    fields."""
+    """Return the tensors of a dataclass of statistics and of its parts, in the order of its fields."""
     found: list[Tensor] = []
     for one in fields(statistics):
         value = getattr(statistics, one.name)
@@ -144,7 +142,7 @@ def _tensors(statistics: Any) -> list[Tensor]:
 
 
 def _rebuild(like: T, tensors: Iterator[Tensor]) -> T:
-    """Make statistics like others from the tensors that `_tensors` gave of them."""
+    """Rebuild statistics like others from the tensors of `_tensors`."""
     found: dict[str, Any] = {}
     for one in fields(like):  # type: ignore[arg-type]
         value = getattr(like, one.name)

@@ -1,4 +1,4 @@
-"""Share inputs and files among several ranks: those that have a task read its expert, rank 0 alone keeps files."""
+"""Distribute inputs and files among ranks: those with a task read its expert, and only rank 0 writes files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from featcal.system.progress import peak_rss_bytes
 class RoundRobinWeights(WrappedWeights):
     """A model that the ranks read together, in the same order: each reads some blocks and sends them to the others.
 
-    For a merge that is computed from all experts: each of them is read once for it, whatever the number of ranks.
+    It serves a merge that is computed from all experts: each expert is read once for it, for any number of ranks.
     """
 
     under: Weights
@@ -61,7 +61,7 @@ class SharedBlocks:
         return self._ranks.broadcast_tensors(found, 0) if self._ranks.broadcast_object(found is not None, 0) else None
 
     def facts(self, block: Block) -> Rounding:
-        """Return what the folder has of a finished block beside its tensors, on every rank."""
+        """Return the facts that the folder has about a finished block, on every rank."""
         return self._ranks.broadcast_object(None if self._folder is None else self._folder.facts(block), 0) or {}
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
@@ -71,8 +71,8 @@ class SharedBlocks:
 
 
 def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
-    """Return the family with models that count what is read of them, and these counts in bytes by label; the family as
-    it is where this process is alone."""
+    """Return the family with models that count the bytes read, and these counts by label; a single process gets the
+    family unchanged."""
     read: dict[str, int] = {}
     if not ranks.several:
         return family, read
@@ -86,7 +86,7 @@ def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
 
 
 def distribute_run(run: Run, ranks: Ranks) -> Run:
-    """Make a run that of one of several ranks."""
+    """Turn a run into that of one of several ranks."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
     return replace(run, ranks=ranks, merged=RoundRobinWeights(run.merged, ranks) if computed else run.merged)
 
@@ -95,8 +95,7 @@ def own_passes(
     family: Family, config: CalibrationConfig, ranks: Ranks
 ) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
     """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and the facts of
-    the draws (`read_draws`) for all tasks of the run.
-    """
+    the draws (`read_draws`) for all tasks of the run."""
     own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
     for task in ranks.mine(tasks):
         samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
@@ -113,8 +112,8 @@ def own_passes(
 
 
 def shares(run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
-    """Return the record of every rank: tasks, samples, bytes that it read of every model and exchanged until all blocks
-    were solved, seconds by stage, memory; empty for a process that is alone."""
+    """Return the record of every rank: tasks, samples, bytes read of every model and exchanged until all blocks were
+    solved, seconds by stage, memory; empty for a single process."""
     ranks = run.ranks
     if not ranks.several:
         return {}

@@ -1,4 +1,4 @@
-"""Sum symmetric products, of which the lower triangle alone is formed and kept."""
+"""Sum symmetric products; only the lower triangle is computed and stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from featcal.calibration.alike import add_alike, require_alike
 from featcal.models.compute import widen
 
 STRIP = 256
-"""Number of columns of a Gram matrix that are formed together."""
+"""Number of columns of a Gram matrix that are computed together."""
 
 
 def add_gram_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: Float[Tensor, "n d"]) -> None:
-    """Add left^T right in place; factors of another dtype give a product of that dtype, which is rounded once."""
+    """Add left^T right in place; a product of factors of another dtype has that dtype and is rounded once."""
     if left.dtype == total.dtype:
         # Accumulated inside the product: no second matrix of this size is needed.
         total.addmm_(left.mT, right)
@@ -53,7 +53,7 @@ class Gram:
             mine.addcmul_(theirs.to(mine), factor.to(mine))
 
     def merge(self, other: Gram) -> None:
-        """Add what was counted elsewhere; InputError if it is of another size or dtype."""
+        """Add the counts of another part; InputError if it has another size or dtype."""
         require_alike("Gram matrices", {"strips": len(self.strips)}, {"strips": len(other.strips)})
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             add_alike(mine, theirs)
@@ -89,7 +89,7 @@ class Gram:
         return matrix
 
     def multiply(self, rows: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """Return rows times the matrix, of which no whole copy is made."""
+        """Multiply rows by the matrix without building the whole matrix."""
         parts = [rows[:, start:] @ strip for start, strip in self._places()]
         product = torch.cat(parts, dim=1)
         for start, strip in self._places():

@@ -1,4 +1,5 @@
-"""Count linear maps that share their input (Eq. 13), weigh their tasks (Eq. 14), and solve them (Eqs. 17 and 55)."""
+"""Collect statistics of linear maps that share their input (Eq. 13), weigh their tasks (Eq. 14), and solve them (Eqs.
+17 and 55)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class LinearGroup:
     """Linear maps with the same input and the same token weighting: one Gram matrix, one Cholesky factor.
 
     All of them have biases, or none. Their m output rows are stacked. The target T_i = W_i C_i of a task (Eqs. 10 and
-    13) is formed in one of three ways, all the same up to rounding (`costs`).
+    13) is computed in one of three ways, equal up to rounding (`costs`).
     """
 
     def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, LinearMap]) -> None:
@@ -46,13 +47,13 @@ class LinearGroup:
         self.inputs = widths(modules[names[0]])[0]
         self.outputs = sum(self._rows)
         self.moved = False
-        """True if something is added to the experts' outputs, so that targets must be made of outputs."""
+        """True if the experts' outputs are shifted, so that targets must be made from outputs."""
         self._products = torch.float32
         self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
 
     def costs(self, tokens: int) -> dict[str, int]:
-        """Return how many multiplications the target of a task with so many tokens takes, by route.
+        """Return the multiplications that the target of a task with so many tokens takes, by route.
 
         - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
         - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
@@ -68,27 +69,27 @@ class LinearGroup:
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
     def expected_tokens(self, tokens: int) -> int:
-        """Estimate how many of so many tokens of a task pass these maps."""
+        """Estimate how many of a task's tokens pass these maps."""
         return tokens
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Return the modules of the expert whose inputs, and those whose outputs, the target of a task with so many
-        tokens is made of."""
+        """Return the expert's modules whose inputs, and those whose outputs, form the target of a task with so many
+        tokens."""
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
-        """Return the group's input, one row per token that counts."""
+        """Return the group's input, one row per counted token."""
         return tokens.take(inputs[self.names[0]])
 
     def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
-        """Return W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
+        """Return W_i x_exp: the expert's own outputs minus their biases; `expert` holds its tensors of the block."""
         own = [tokens.take(outputs[name]) for name in self.names]
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         # The bias comes back with the mean of the target (Eq. 55).
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """Return what an expert gives these maps at the tokens that count, and the rows of these.
+        """Return an expert's inputs of these maps at the counted tokens, and the rows of these.
 
         Args:
             inputs: of the student's modules; a mixture needs those of its router.
@@ -97,7 +98,7 @@ class LinearGroup:
         return self.features(theirs, tokens), tokens
 
     def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> TaskVectorEffect:
-        """Begin to see, in products of `dtype`, what a task's vectors do to its tokens."""
+        """Start to measure, in products of `dtype`, how strongly a task's vectors act on its tokens."""
         base = self.stack(vectors.base, "weight", dtype)
         rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(base) for name in self.names]
         return TaskVectorEffect(torch.cat(rows), base)
@@ -112,15 +113,15 @@ class LinearGroup:
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task: x_cal, and what the target is made of on the task's route.
+        """Count one batch of the current task: x_cal, and the inputs of the target on the task's route.
 
         Args:
             inputs: of the student's modules by name.
             trace: the expert's inputs and outputs of the modules that `expert_modules` names.
             expert: its tensors of the block.
-            tokens: which tokens of the batch count.
-            count: how many of the whole task count; they decide the route.
-            weighed: the rows of `expert_inputs` with other weights; None for their own.
+            tokens: the counted tokens of the batch.
+            count: number of counted tokens of the whole task, which decides the route.
+            weighed: the rows of `expert_inputs` with other weights; None to keep their own.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
         if self._task is None:
@@ -139,7 +140,7 @@ class LinearGroup:
     def _count(
         self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows, route: str, count: int
     ) -> None:
-        """Add rows to the current task, which begins with the first of them."""
+        """Add rows to the current task; the first rows begin it."""
         if self._task is None:
             self._task = CurrentTask(self.new_task(r.shape[1], x.device, sum_dtype(x.dtype)), route, count)
         self._task.statistics.update(x, r, tokens)
@@ -149,11 +150,11 @@ class LinearGroup:
         return TaskStatistics.zeros(rows, self.inputs, device, dtype)
 
     def end_task(self, expert: Named, config: CalibrationConfig, directions: Named | None = None) -> None:
-        """Fold the current task into the sums, weighed by omega_i (Eq. 14), which is of the whole task.
+        """Add the current task to the sums, weighted by omega_i (Eq. 14) of the whole task.
 
         Args:
             expert: tensors of the expert's block by name inside it.
-            directions: of its decisions, by name of the map inside the block; None where errors count alike.
+            directions: its margin gradients, by name of the map inside the block; None for the plain squared error.
 
         Raises:
             InputError: a part of the task's tokens was not counted, nor merged.
@@ -180,7 +181,7 @@ class LinearGroup:
     def _form_target(
         self, current: CurrentTask, expert: Named, alpha: float
     ) -> tuple[Float[Tensor, "m d"], Float[Tensor, " m"]]:
-        """Return n W_i C_i and n (W_i mu_i^tgt + b_i) of a task that was counted on its route (Eqs. 10 and 13)."""
+        """Return n W_i C_i and n (W_i mu_i^tgt + b_i) of a task from the sums of its route (Eqs. 10 and 13)."""
         task, weight = current.statistics, self.stack(expert, "weight", self._products)
         dtype = task.cross.dtype
         if current.route == "mixed":
@@ -196,7 +197,7 @@ class LinearGroup:
         return target, target_mean
 
     def add_prior(self, vectors: TaskVectors) -> None:
-        """Count the vectors of a task, once it is ended, in the prior of every map (the recipe "informed").
+        """Add the vectors of a finished task to the prior of every map (the recipe "informed").
 
         Raises:
             NumericalError: a task vector that is not finite; names the map.
@@ -218,7 +219,7 @@ class LinearGroup:
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Check that all tokens of a task were counted, and that one of them counts."""
+        """Check that all tokens of a task were counted, and that at least one of them has weight."""
         if not current.statistics.weight > 0:
             raise uncounted_error(self)
         if current.counted != current.tokens:
@@ -228,18 +229,18 @@ class LinearGroup:
 
     @property
     def is_starved(self) -> bool:
-        """Say whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
+        """Say whether the finished tasks have too few tokens for a solve; the maps then stay as merged."""
         return False
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Say whether the sums over the finished tasks are finite, by those of the smallest size, on their device."""
+        """Say whether the sums over the finished tasks are finite, judged by the smallest ones, on their device."""
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge(self, other: LinearGroup) -> None:
-        """Take over what another group of the same maps counted: other tasks, or other samples of the current one.
+        """Add the counts of another group of the same maps: other tasks, or other samples of the current one.
 
-        `other` gives up its statistics. A task that is split is merged before `end_task`; finished tasks are merged in
-        any order.
+        `other` is empty afterwards. Merge a task that is split before `end_task`; finished tasks may be merged in any
+        order.
 
         Raises:
             InputError: other maps, another precision, or parts that are not of one task.
@@ -262,7 +263,7 @@ class LinearGroup:
         other._task = other._sums = None
 
     def merge_part(self, part: CurrentTask) -> None:
-        """Take over other samples of the current task; InputError if they are not of the same task."""
+        """Add other samples of the current task; InputError if they are not of the same task."""
         self.current.merge(part, str(self))
 
     def _account(self) -> dict[str, object]:
@@ -280,10 +281,10 @@ class LinearGroup:
     def solve(
         self, merged: Named, base: Named, config: CalibrationConfig, rounder: Rounder | None = None
     ) -> dict[str, Tensor]:
-        """Solve the weights of all maps and, where asked for, their biases; this group gives up its sums.
+        """Solve the weights of all maps and, if requested, their biases; the sums of this group are released.
 
         Args:
-            merged, base: tensors of the block, by name inside it, that the anchor is made of.
+            merged, base: tensors of the block for the anchor, by name inside it.
             rounder: rounds every weight as soon as it is solved; biases are fitted to the rounded ones.
 
         Returns:
@@ -324,11 +325,12 @@ class LinearGroup:
     def _find_systems(
         self, sums: LinearSums, anchor: Float[Tensor, "m d"], base: Float[Tensor, "m d"], config: CalibrationConfig
     ) -> Iterator[tuple[tuple[str, ...], Callable[[], Tensor], Tensor, Tensor]]:
-        """Find the systems of Eq. (17): one of all maps, or one per map where each has a prior of its own on both sides
+        """Find the systems of Eq. (17): one for all maps, or one per map if each has a prior of its own
         (`calibration.prior`), whose W_0 is `base`.
 
         Yields:
-            Names of maps, what makes their left matrix without its ridge, their stacked targets and anchors.
+            Names of maps, a function that returns their left matrix without its ridge, their stacked targets and
+                anchors.
         """
         dtype = anchor.dtype
         if not (sums.priors or sums.apart):  # they share the left matrix, and their rows do not see each other
@@ -366,7 +368,7 @@ class LinearGroup:
         left: Callable[[], Tensor],
         ridge: float,
     ) -> Float[Tensor, "m d"]:
-        """Return the weight of one map with errors weighed by the experts' decisions, from the solution without."""
+        """Return the weight of one map with errors weighed by the experts' decisions, from the plain solution."""
         (name,) = names
         place = self.names.index(name)
         tasks = [
@@ -406,8 +408,8 @@ class LinearGroup:
         ]
 
     def systems(self, config: CalibrationConfig) -> Iterator[tuple[str, Float[Tensor, "d d"]]]:
-        """Yield the left matrix of every system that is solved, without its ridge, as `Gram.lower` has it in float64,
-        with the maps that it is of: all at once, or one by one where each has a prior of its own."""
+        """Yield the left matrix of every system to solve, without its ridge, as `Gram.lower` has it in float64, with
+        its maps: all at once, or one by one if each has a prior of its own."""
         sums, mu = self.sums, self.sums.scale * config.mu
         if not sums.priors:
             yield str(self), sums.gram.lower(torch.float64)
@@ -437,20 +439,20 @@ class LinearGroup:
         return self._task
 
     def let_go(self) -> None:
-        """Give up all statistics: another group has them."""
+        """Release all statistics, which another group has taken."""
         self._task = self._sums = None
 
     def combine(self, others: Sequence[LinearGroup], shares: Sequence[float]) -> None:
-        """Take so much of the targets of each of several groups of the same maps and tokens."""
+        """Combine the targets of several groups of the same maps and tokens, with these coefficients."""
         self._sums = LinearSums.combine([one.sums for one in others], shares)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Stack the rows of the group's weights or biases; a row per output, however weights are stored."""
+        """Stack the rows of the group's weights or biases, one row per output."""
         parts = [self._turn(name, kind, cast(tensors[f"{name}.{kind}"], dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
-        """Take stacked rows apart again, by name inside the block."""
+        """Split stacked rows again, by name inside the block."""
         parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
         return {f"{name}.{kind}": self._turn(name, kind, part) for name, part in parts}
 

@@ -1,4 +1,4 @@
-"""Keep statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
+"""Hold statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from featcal.system.errors import InputError
 
 @dataclass
 class TaskStatistics:
-    """The empirical moments of one task before they are divided by n, the sum of its token weights: x are the deployed
-    inputs (X_cal), r the rows that the right-hand side is made of."""
+    """The moments of one task before division by n, the sum of its token weights: x are the deployed inputs (X_cal), r
+    the rows of the right-hand side."""
 
     weight: float
     """Sum of the token weights: the n of Eq. (13)."""
@@ -36,7 +36,7 @@ class TaskStatistics:
 
     @classmethod
     def zeros(cls, rows: int, inputs: int, device: torch.device, dtype: torch.dtype) -> TaskStatistics:
-        """Make the statistics of no token."""
+        """Make empty statistics."""
         zero = partial(torch.zeros, dtype=dtype, device=device)
         return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
 
@@ -52,14 +52,14 @@ class TaskStatistics:
         add_gram_product(self.cross, r, x)
 
     def merge(self, other: TaskStatistics) -> None:
-        """Add what was counted of other samples of the same task; InputError if shapes or dtypes differ."""
+        """Add the counts of other samples of the same task; InputError if shapes or dtypes differ."""
         self.gram.merge(other.gram)
         for mine, theirs in ((self.cross, other.cross), (self.x_sum, other.x_sum), (self.r_sum, other.r_sum)):
             add_alike(mine, theirs)
         self.weight += other.weight
 
     def replay_targets(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
-        """Return the sum of W_i (alpha x_exp + (1 - alpha) x) x^T, which is n W_i C_i, where r are the expert's outputs
+        """Return the sum of W_i (alpha x_exp + (1 - alpha) x) x^T, which is n W_i C_i, if r are the expert's outputs
         W_i x_exp (Eqs. 10 and 13)."""
         dtype = self.cross.dtype
         if alpha == 1:
@@ -80,23 +80,23 @@ class LinearSums:
     mean: Float[Tensor, " d"]
     """Sum of omega_i mu_i, the mean of the deployed inputs."""
     target_mean: Float[Tensor, " m"]
-    """Sum of omega_i (W_i mu_i^tgt + b_i); without b_i where the maps have no biases."""
+    """Sum of omega_i (W_i mu_i^tgt + b_i); without b_i if the maps have no biases."""
     tokens: int = 0
-    """Tokens that count, of all tasks."""
+    """Counted tokens of all tasks."""
     tasks: int = 0
-    """Tasks that were added."""
+    """Number of tasks."""
     share: float = 0.0
     """Sum of their shares (`CurrentTask.share`)."""
     priors: list[Prior] = field(default_factory=list)
     """Prior of every map, in the order of the group; empty without a prior."""
     apart: list[tuple[LinearSums, Sequence[Tensor | None]]] = field(default_factory=list)
-    """The share of every task in these sums, with the directions of its decisions map by map; empty where errors count
-    alike in every direction."""
+    """The share of every task in these sums, with the directions of its decisions map by map; empty for the plain
+    squared error."""
 
     @property
     def scale(self) -> float:
-        """Return the factor of the ridge, so that it stands against N tasks whatever their shares sum to; 1 of maps
-        that all tokens pass, or none."""
+        """Return the factor that scales the ridge to N tasks, whatever their shares sum to; 1 for maps that all tokens
+        pass, or none."""
         # Maps that no token came to have a prior alone, which counts every task in full.
         return self.share / self.tasks if self.share else 1.0
 
@@ -111,7 +111,7 @@ class LinearSums:
         )
 
     def add(self, omega: Float[Tensor, ""], task: TaskStatistics, target: Tensor, target_mean: Tensor) -> None:
-        """Add one task: its sums over tokens become means, which count omega times.
+        """Add one task: its sums over tokens become means with weight omega.
 
         Args:
             target: n W_i C_i.
@@ -147,7 +147,7 @@ class LinearSums:
 
     @staticmethod
     def combine(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
-        """Return the first of sums over the same tokens, with so much of the targets of each."""
+        """Return the first of several sums over the same tokens, with the targets combined by these coefficients."""
         target, mean = (
             torch.stack([share * part for share, part in zip(shares, parts, strict=True)]).sum(0)
             for parts in ([one.target for one in sums], [one.target_mean for one in sums])
@@ -157,13 +157,13 @@ class LinearSums:
 
 @dataclass
 class CurrentTask:
-    """A task that is being counted."""
+    """The task that is being counted."""
 
     statistics: TaskStatistics
     route: str
     """See `LinearGroup.route`."""
     tokens: int
-    """Tokens of the whole task that count; they decide the route."""
+    """Counted tokens of the whole task; they decide the route."""
     counted: int = 0
     """Number of these tokens that are in the statistics."""
     mass: float = 0.0
@@ -171,14 +171,15 @@ class CurrentTask:
 
     @property
     def share(self) -> float:
-        """Return the share of the task's weights that come here, by which it counts; 1 for all of it."""
+        """Return the share of the task's weights that this expert of a mixture gets, which scales its part; 1 for all
+        of it."""
         return self.statistics.weight / self.mass if self.mass else 1.0
 
     def merge(self, other: CurrentTask, names: str) -> None:
         """Add other samples of the same task.
 
         Raises:
-            InputError: it is not the same, or samples are in both; says of which maps (`names`).
+            InputError: another task, or samples that are in both; names the maps (`names`).
         """
         mine, theirs = ({"tokens of the task": one.tokens, "routes": one.route} for one in (self, other))
         require_alike(names, mine, theirs)

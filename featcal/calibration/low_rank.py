@@ -1,6 +1,6 @@
-"""Cut a change of a linear map down to a low rank, in the metric of the map's inputs.
+"""Truncate a change of a linear map to a low rank, in the metric of the map's inputs.
 
-With D the change `[m, d]` and H = G + l I `[d, d]`, G the second moments of what the map is given and l > 0,
+With D the change `[m, d]` and H = G + l I `[d, d]`, G the second moments of the map's inputs and l > 0,
 
     tr((D - B A) H (D - B A)^T)
 
@@ -32,19 +32,19 @@ class Limits:
     rank: int | None = None
     """Largest rank, >= 1; None for that of the map."""
     energy: float | None = None
-    """Share in (0, 1] of what the change does to the inputs, in squares, that the smallest sufficient rank keeps; None
+    """Share in (0, 1] of the change's effect on the inputs, in squares, to keep by the smallest sufficient rank; None
     for as much as `rank` allows."""
 
     def __post_init__(self) -> None:
         if self.rank is None and self.energy is None:
-            raise InputError("say how large the adapter is to be: rank, or the energy that it keeps, or both")
+            raise InputError("give the size of the adapter: a rank, or the energy that it keeps, or both")
         if self.rank is not None and self.rank < 1:
             raise InputError(f"rank is at least 1, not {self.rank}")
         if self.energy is not None and not 0 < self.energy <= 1:
             raise InputError(f"energy is a share above 0 and at most 1, not {self.energy:g}")
 
     def choose(self, energies: Float[Tensor, " k"]) -> int:
-        """Return the rank for these squares of singular values, the largest first."""
+        """Return the rank for these squares of singular values, in descending order."""
         most = len(energies) if self.rank is None else min(self.rank, len(energies))
         if self.energy is None or self.energy == 1:
             return most
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Truncation:
-    """The best product of a rank for one change, and what it leaves out."""
+    """The best product of a given rank for one change, and the loss."""
 
     up: Float[Tensor, "m r"]
     """B, with orthonormal columns."""
@@ -68,14 +68,14 @@ class Truncation:
 
 
 def truncate(change: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], limits: Limits) -> Truncation:
-    """Return the product of low rank that is nearest to a change in the metric; of full rank it is the change.
+    """Return the product of low rank that is nearest to a change in the metric; with full rank it equals the change.
 
     Args:
         change: not 0.
         metric: H, symmetric and positive definite; its lower triangle is read.
 
     Raises:
-        NumericalError: the metric is not positive definite, or something is not finite.
+        NumericalError: the metric is not positive definite, or a value is not finite.
 
     >>> found = truncate(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.diag(torch.tensor([1.0, 100.0])), Limits(rank=1))
     >>> (found.up @ found.down).tolist(), found.left_out, found.total  # the small change meets the larger inputs
@@ -84,7 +84,7 @@ def truncate(change: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], limits:
     # `_ex` reports failure as a number, so that the error can say what to do.
     root, info = torch.linalg.cholesky_ex(metric)
     if int(info) != 0 or not bool(torch.isfinite(root.diagonal().sum() + change.sum())):
-        raise NumericalError("its inputs have no positive definite second moments; calibrate with a larger lam")
+        raise NumericalError("the second moments of its inputs are not positive definite; calibrate with a larger lam")
     left: Tensor
     left, values, _ = torch.linalg.svd(change @ root, full_matrices=False)
     energies = values.square()

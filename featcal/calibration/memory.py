@@ -1,4 +1,4 @@
-"""Estimate the memory of a calibration from shapes, and what a limit leaves for token states."""
+"""Estimate the memory of a calibration from shapes, and the share that a limit leaves for token states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, rss_bytes
 
 STARTED = 200 * 2**20
-"""Bytes that libraries take once they compute: thread pools, kernels, packed operands."""
+"""Bytes that libraries allocate once they compute: thread pools, kernels, packed operands."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,14 @@ class MemoryLimits:
     """Bytes that a calibration stays within; None sets no limit."""
 
     process: int | None = None
-    """Of the process's resident memory; token states beyond it lie in files meanwhile."""
+    """Limit of the process's resident memory; token states beyond it go to files."""
     device: int | None = None
-    """Of the device's memory; token states beyond it wait in the process's."""
+    """Limit of the device's memory; token states beyond it go to the process's memory."""
 
 
 def block_bytes(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, batch: int, tasks: int) -> int:
-    """Return the bytes that the largest block takes while it is calibrated, or what stands before the blocks.
+    """Return the bytes that the largest block takes during calibration, or the layers before the blocks if they take
+    more.
 
     Args:
         batch: tokens of the largest batch.
@@ -50,16 +51,17 @@ def state_budget(working: int, limit: int) -> int:
         limit: bytes of resident memory.
 
     Raises:
-        InputError: the limit is below what one block needs; says how much that is.
+        InputError: the limit is below the need of one block; says how much that is.
     """
     return _leave("--max-memory", rss_bytes() + STARTED, working, limit)
 
 
 def device_budget(device: torch.device, working: int, limit: int) -> int:
-    """Return the bytes that token states may take on a device so that all that lies there stays within `limit`.
+    """Return the bytes that token states may take on a device so that its memory stays within `limit`.
 
     Raises:
-        InputError: its memory is the processor's, or the limit is below what one block needs; says how much that is.
+        InputError: the device shares the processor's memory, or the limit is below the need of one block; says how much
+            that is.
     """
     if not has_own_memory(device):
         raise InputError(f"--max-device-memory: {device} has no memory of its own; use --max-memory")
@@ -79,8 +81,7 @@ def _leave(option: str, used: int, working: int, limit: int) -> int:
 def working_bytes(
     stage: Stage, index: int, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int, tasks: int
 ) -> int:
-    """Count the bytes that one block takes while it is calibrated: weights, moments, the solve, one batch's
-    features.
+    """Return the bytes of one block during calibration: weights, moments, the solve, one batch's features.
 
     Args:
         tokens: of the largest batch.
@@ -109,8 +110,8 @@ def working_bytes(
 
 
 def gradient_bytes(stages: tuple[Stage, ...], tokens: int, samples: int) -> int:
-    """Count the bytes of one expert's blocks and of what their gradients need of all features, where errors are weighed
-    by decisions.
+    """Return the bytes of one expert's blocks and of the features for their gradients, if errors are weighed by
+    decisions.
 
     Args:
         tokens: of a sample.
@@ -122,5 +123,5 @@ def gradient_bytes(stages: tuple[Stage, ...], tokens: int, samples: int) -> int:
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:
-    """Count the bytes of embeddings and all else before a stage: as stored, and in the compute dtype."""
+    """Return the bytes of embeddings and other layers before a stage: as stored, and in the compute dtype."""
     return sum(torch.Size(info[name].shape).numel() * (info[name].dtype.itemsize + 4) for name in stage.outer)

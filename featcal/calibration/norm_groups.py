@@ -1,4 +1,4 @@
-"""Count statistics of norms (Eqs. 56 and 58) and solve them: moments of the current model's own normalised inputs."""
+"""Collect statistics of norms (Eqs. 56 and 58) and solve them, from the calibrated model's own normalised inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NormTaskStatistics:
 
 @dataclass
 class NormSums:
-    """Sums over tasks of Eq. (58); tasks count alike."""
+    """Sums over tasks of Eq. (58); tasks have equal weights."""
 
     square: Float[Tensor, " d"]
     mean: Float[Tensor, " d"]
@@ -61,11 +61,12 @@ class NormSums:
 
 
 class NormGroup:
-    """One norm, scale * z (+ bias): moments of the current model's own z, expert features play no part (Eq. 57).
+    """Statistics of one norm, scale * z (+ bias): moments of the calibrated model's own z; expert features play no part
+    (Eq. 57).
 
-    Most LayerNorms have a bias; one without, or an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z
-    are left at 0. A norm over each head's part of a token has one scale for all heads: every head is a row, and all
-    rows of a token weigh what it weighs.
+    Most LayerNorms have a bias. One without, or an RMSNorm, whose z keeps its mean, has only a scale, and its sums of z
+    stay 0. A norm over each head's part of a token has one scale for all heads: every head is a row with the weight of
+    its token.
 
     Args:
         offset: the scale is the stored weight plus this: 1 in Gemma, whose norms are (1 + weight) * z.
@@ -95,7 +96,7 @@ class NormGroup:
         self._task.square += widen(square)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
-        """Fold the current task into the sums."""
+        """Add the current task to the sums."""
         task, self._task = self._task, NormTaskStatistics(self._zeros(), self._zeros())
         self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
 
@@ -104,9 +105,9 @@ class NormGroup:
         return torch.isfinite(self._sums.square.sum() + self._sums.mean.sum())
 
     def merge(self, other: NormGroup) -> None:
-        """Take over what another group of the same norm counted: other tasks, or other samples of the current one.
+        """Add the counts of another group of the same norm: other tasks, or other samples of the current one.
 
-        `other` gives up its statistics.
+        `other` is empty afterwards.
 
         Raises:
             InputError: another norm.
@@ -117,14 +118,14 @@ class NormGroup:
         other._start()
 
     def merge_part(self, part: NormTaskStatistics) -> None:
-        """Take over other samples of the current task; InputError if shapes differ."""
+        """Add other samples of the current task; InputError if shapes differ."""
         self._task.merge(part)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Solve the scale and, where there is one, the shift, in float64, by name inside the block.
+        """Solve the scale and, if there is one, the shift, in float64, by name inside the block.
 
         Args:
-            merged, base: tensors of the block, by name inside it, that the anchor is made of.
+            merged, base: tensors of the block for the anchor, by name inside it.
         """
         sums, name = self._sums, self.names[0]
         pairs = zip(self._affine(merged), self._affine(base), strict=True)
@@ -150,11 +151,11 @@ class NormGroup:
         return self._task
 
     def let_go(self) -> None:
-        """Give up all statistics: another group has them."""
+        """Release all statistics, which another group has taken."""
         self._start()
 
     def _affine(self, tensors: Named) -> closed_form.Affine:
-        """Return scale and shift, 0 where there is none, in float64."""
+        """Return scale and shift in float64; a missing shift is 0."""
         scale = widen(tensors[f"{self.names[0]}.weight"]) + self._offset
         return scale, widen(tensors[f"{self.names[0]}.bias"]) if self._shifted else torch.zeros_like(scale)
 
@@ -170,11 +171,11 @@ def normalised_sums(
     norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
     """Return the weighted sums over tokens of z, the normalised inputs before scale and shift, and of its square; z is
-    float32 at least.
+    at least float32.
 
     Args:
-        features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
-            counts the mean.
+        features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` for a norm over each head's part; a token counts
+            with the mean over its heads.
         offset: the scale is the stored weight plus this.
     """
     rows = tokens.take(features.flatten(2) if features.ndim == 4 else features)
@@ -194,10 +195,9 @@ def _normalise(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
-    """Check that a module of the library is the function that is solved for: weight * z + bias of a LayerNorm, (offset
-    + weight) * z of others.
+    """Verify numerically that a norm of the library computes weight * z + bias (LayerNorm) or (offset + weight) * z.
 
-    z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.
+    z is x minus its mean, over its standard deviation; or x over its root mean square if there is no shift.
 
     Raises:
         InputError: another function of its parameters, such as a scale with another offset, or other parameters.
@@ -223,4 +223,5 @@ def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
 
 
 _LARGE, _SAME = 1e3, 1e-4
-"""Size of inputs beside which no eps matters, wherever a norm adds it; largest relative difference of equal norms."""
+"""_LARGE: size of inputs for which eps is negligible, wherever a norm adds it. _SAME: largest relative difference of
+equal norms."""

@@ -11,7 +11,7 @@ FLOAT64_BELOW = 1e-3
 
 
 def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
-    """Return the dtype in which products are formed: wider than the features' where lam is below `FLOAT64_BELOW`."""
+    """Return the dtype of products: wider than the features' if lam is below `FLOAT64_BELOW`."""
     # In directions that the samples hardly have, rounding of a product shows divided by lam.
     careful = config.lam < FLOAT64_BELOW
     if features is torch.bfloat16:
@@ -20,12 +20,12 @@ def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dty
 
 
 def solve_dtype(products: torch.dtype) -> torch.dtype:
-    """Return the dtype of the solve, and of the sums over tasks that it is given: float64, but float32 for bfloat16
-    products, whose own rounding is far above float32's."""
+    """Return the dtype of the solve, and of its sums over tasks: float64, but float32 for bfloat16 products, whose
+    rounding is far above float32's."""
     # They come with a large lam alone: the condition is at most 1 + N / lam, as ||omega_i G_i|| = 1.
     return torch.float32 if products is torch.bfloat16 else torch.float64
 
 
 def sum_dtype(products: torch.dtype) -> torch.dtype:
-    """Return the dtype in which products are summed over the tokens of a task."""
+    """Return the dtype of sums of products over the tokens of a task."""
     return torch.promote_types(products, torch.float32)

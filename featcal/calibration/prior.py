@@ -1,8 +1,9 @@
-"""Count the prior of the recipe "informed": what the weights of the experts say of the inputs they were trained on.
+"""Compute the prior of the recipe "informed": an estimate, from the experts' weights, of the inputs that they were
+trained on.
 
 The gradient of a linear map is a sum of outer products with its inputs, so the rows of a task vector tau_i = W_i - W_0
 lie in the span of the inputs that expert i was trained on, all of its training data, the more the further they moved
-it. K_i = tau_i^T tau_i / ||tau_i^T tau_i||_F therefore stands for a Gram matrix of data that nobody has, and
+it. K_i = tau_i^T tau_i / ||tau_i^T tau_i||_F therefore replaces a Gram matrix of data that is not available, and
 
     mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||_F^2
 
@@ -33,8 +34,8 @@ from featcal.system.progress import Timing
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
 """B and A of a map whose task vector is B A."""
 _SAME = 1e-5
-"""Relative distance of a dense task vector from the product of its factors, beside the map's own size, below which they
-are the same."""
+"""Relative distance, compared with the map's own size, below which a dense task vector equals the product of its
+factors."""
 
 
 @dataclass
@@ -48,11 +49,11 @@ class Prior:
 
     @classmethod
     def zeros(cls, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> Prior:
-        """Make the sums of no task."""
+        """Make empty sums."""
         return cls(Gram.zeros(inputs, device, dtype), torch.zeros(outputs, inputs, device=device, dtype=dtype))
 
     def add(self, tau: Float[Tensor, "m d"] | Factors) -> None:
-        """Count the task vector of one task; one that is zero says nothing and adds nothing.
+        """Add the task vector of one task; a zero vector adds nothing.
 
         Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one.
 
@@ -82,7 +83,7 @@ class Prior:
         add_alike(self.pull, other.pull)
 
     def tensors(self) -> list[Tensor]:
-        """Return all that the sums hold."""
+        """Return all tensors of the sums."""
         return [*self.gram.strips, self.pull]
 
     def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
@@ -116,14 +117,14 @@ class TaskVectors:
     weights: Weights
     """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
     effort: Timing = field(default_factory=Timing)
-    """Work that went into counting them."""
+    """Time for counting them."""
 
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
-        """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an
-        adapter that lies over this very base.
+        """Return tau of the map with this name in the block, `[m, d]`, or its factors in float64 if the expert is an
+        adapter over this very base.
 
-        An expert that is stored in less precision than the base has moved from the base in its own precision: else a
-        map that was never trained would have its rounding for a task vector, which counts like any other.
+        For an expert with less precision than the base, the difference is taken in its own precision: otherwise the
+        task vector of an untrained map would be its rounding, with the same weight as any other.
         """
         stored = self.expert[f"{name}.weight"]
         pair = stored, self.base[f"{name}.weight"].to(stored.dtype)

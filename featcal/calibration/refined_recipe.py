@@ -1,14 +1,14 @@
-"""Run the recipes "refined" and "informed": calibrate a block piece by piece, each on what the pieces before it give it
-in their final form (docs/theory/recipes.md). They are featcal's own, not the paper's. "informed" has one more term per
+"""Run the recipes "refined" and "informed": calibrate a block piece by piece, each piece on the final output of the
+pieces before it (docs/theory/recipes.md). They are featcal's own, not the paper's. "informed" has one more term per
 linear map (`calibration.prior`).
 
-Algorithm 1 counts all modules of a block in one snapshot of the merged block, so that an output map is fitted to inputs
-that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as
-its pieces (norm, query, key and value maps, output map), and every piece is counted after those before it were solved.
-The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there.
+Algorithm 1 counts all modules of a block in one snapshot of the merged block, so an output map is fitted to inputs that
+never occur in the deployed model. Here a block is split into its residual parts (attention, then MLP), a part into its
+pieces (norm, query, key and value maps, output map), and every piece is counted after those before it are solved. The
+map that writes a part's result into the residual stream is fitted to close `beta` of the gap there.
 
-Where a norm stands between that map and the stream (the post-norms of Gemma-2 and OLMo-2) its output is not what is
-added, and a target moved by the gap would be wrong by the norm. Such a map is not a writer: it is fitted with beta 0.
+If a norm follows that map before the stream (the post-norms of Gemma-2 and OLMo-2), the norm's output is added instead,
+and a target shifted by the gap would be wrong. Such a map is not a writer: it is fitted with beta 0.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import Timing
 
 Weighed = Mapping[str, Sequence[TokenRows]]
-"""The rows of every batch of a task, by group of linear maps, where they are not those of the stage."""
+"""The rows of every batch of a task, by group of linear maps, if they differ from those of the stage."""
 
 
 class Pieces:
-    """Calibrates blocks piece by piece.
+    """Calibrate blocks piece by piece.
 
     Args:
-        streams: both in front of a block when it is calibrated, and after it afterwards.
+        streams: both before a block when it is calibrated, and after it afterwards.
         watch: called with the finished statistics of every piece before it is solved; then with those of `also`.
-        also: other options that every piece is counted with too, on the same tokens; they differ in lam, alpha or beta,
-            and nothing is solved with them.
+        also: other options for which every piece is counted too, on the same tokens; they differ in lam, alpha or beta,
+            and are not solved.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Pieces:
         self._parts: dict[tuple[object, ...], list[ResidualPart]] = {}
 
     def calibrate(self, stage: Stage, index: int) -> SolvedTensors:
-        """Run every expert through a block; then, piece by piece, count the student on what the pieces before give it
-        as they were solved, and solve.
+        """Run every expert through a block; then, piece by piece, count the student on the solved pieces before it, and
+        solve.
 
         Raises:
             NumericalError: features that are not finite, or a system that cannot be solved; names the block.
@@ -92,7 +92,7 @@ class Pieces:
         return solved
 
     def _find_parts(self, stage: Stage, block: Block) -> list[ResidualPart]:
-        """Find the residual parts of a block on an expert's first batch; once for blocks of the same modules.
+        """Find the residual parts of a block on an expert's first batch, once for blocks with the same modules.
 
         Raises:
             InputError: parts that together are not the block.
@@ -118,20 +118,20 @@ def _new_statistics(
 
 
 class _CountedBlock:
-    """One block while its pieces are counted, with the experts' inputs and outputs that targets need."""
+    """One block while its pieces are counted, with the experts' inputs and outputs for the targets."""
 
     def __init__(self, streams: Streams, config: CalibrationConfig, stage: Stage, block: Block) -> None:
         self._streams, self._run, self._config = streams, streams.run, config
         self._stage, self._block = stage, block
         self._entering: set[str] = set()
-        """Modules whose inputs are the residual stream in front of a part."""
+        """Modules whose input is the residual stream before a part."""
         self._traces: dict[str, CallList] = {}
         """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
-        """By task: rows with other weights, where the options say so."""
+        """By task: rows with other weights, if the options ask for them."""
 
     def run_experts(self, parts: Sequence[ResidualPart], counting: Sequence[BlockStatistics]) -> None:
-        """Take every expert through its block, and keep what targets need of it.
+        """Take every expert through its block, and keep its features for the targets.
 
         Args:
             counting: the statistics of all pieces.
@@ -157,12 +157,12 @@ class _CountedBlock:
     def count(
         self, part: ResidualPart, every: Sequence[BlockStatistics], student: Named, later: Sequence[BlockStatistics]
     ) -> None:
-        """Count one piece on all tasks; the student stands in front of the part.
+        """Count one piece on all tasks; the student is before the part.
 
         Args:
             every: statistics of the piece, with the options of the calibration first.
-            student: tensors of its block as they are now, by name inside it.
-            later: statistics of the pieces that are not counted yet.
+            student: current tensors of its block, by name inside it.
+            later: statistics of the remaining pieces.
         """
         statistics, seconds = every[0], self._run.seconds
         run = self._stage.sublayers(self._block, student)[part.name]
@@ -199,12 +199,12 @@ class _CountedBlock:
             self._settle_priors(one, found, effort)
 
     def clear(self) -> None:
-        """Give back the memory and the files of everything that was kept of the experts."""
+        """Release the memory and the files of all stored expert features."""
         for traces in self._traces.values():
             traces.clear()
 
     def _let_go(self, task: str, later: Sequence[BlockStatistics]) -> None:
-        """Drop what later pieces do not need of the expert of a task."""
+        """Release the expert features of a task that no later piece needs."""
         if self._run.store.is_limited:  # some of it may lie in files, which would be written anew
             return
         traces, (inputs, outputs) = self._traces[task], self._find_needed(later, task)
@@ -214,7 +214,7 @@ class _CountedBlock:
             traces.put(position, _trace(trace, kept, {name: returned[name] for name in outputs & returned.keys()}))
 
     def _find_needed(self, counting: Sequence[BlockStatistics], task: str) -> tuple[set[str], set[str]]:
-        """Find of which modules of a task's expert these statistics need the inputs, and of which the outputs."""
+        """Find the modules of a task's expert whose inputs, and whose outputs, these statistics need."""
         asked = [one.expert_modules(self._streams.rows[task]) for one in counting]
         inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
         return inputs | self._entering, outputs
@@ -223,7 +223,7 @@ class _CountedBlock:
         """Take the student of every task through a part, whose pieces are solved.
 
         Args:
-            student: tensors of its block as they are now, by name inside it.
+            student: current tensors of its block, by name inside it.
         """
         with self._run.seconds("student forward"):
             run = self._stage.sublayers(self._block, student)[part.name]
@@ -233,7 +233,7 @@ class _CountedBlock:
             self._run.store.settle()
 
     def _read_base(self, modules: Collection[str] | None = None) -> Named:
-        """Return the base's tensors of some modules of the block, or of all, from which task vectors are taken."""
+        """Read the base's tensors for some modules of the block, or for all; task vectors are taken from them."""
         names = self._block.names if modules is None else self._block.names_of(modules)
         return self._block.local(self._run.compute.move(self._run.base.read(names)))
 
@@ -241,16 +241,15 @@ class _CountedBlock:
         return TaskVectors(self._block, expert, base, self._streams.experts[task].weights, effort)
 
     def _find_priors(self, statistics: BlockStatistics) -> list[Prior] | None:
-        """Find the priors of a piece that an earlier calibration of the same experts left; None if there are none."""
+        """Find the priors of a piece that an earlier calibration with the same experts left; None if there are none."""
         room = self._streams.room if self._config.mu else None
         return None if room is None else room.find(self._prior_key(statistics), self._prior_objects())
 
     def _settle_priors(self, statistics: BlockStatistics, found: list[Prior] | None, effort: Timing) -> None:
-        """Give a piece, all of whose tasks are counted, the priors that were found, or leave its own for the next
-        calibration.
+        """Give a counted piece the cached priors, or cache its own for the next calibration.
 
         Args:
-            effort: what counting them took.
+            effort: the time that counting them took.
         """
         room, key = self._streams.room, self._prior_key(statistics)
         if room is None or not self._config.mu:
@@ -264,7 +263,7 @@ class _CountedBlock:
                 keep(prior)
 
     def _prior_key(self, statistics: BlockStatistics) -> Hashable:
-        """Return what tells the priors of a piece from others of the same experts: its maps and the dtype."""
+        """Return the cache key of a piece's priors among those of the same experts: its maps and the dtype."""
         dtype = product_dtype(self._run.compute.dtype, statistics.config)
         return Prior, self._block.name, tuple(group.names for group in statistics.linears), dtype
 
@@ -275,7 +274,7 @@ class _CountedBlock:
     def _begin_acting(
         self, groups: Sequence[LinearGroup], task: str, expert: Named, base: Named
     ) -> list[TaskVectorEffect]:
-        """Begin to see what the task's vectors do to the tokens of every group; of none where tokens keep their
+        """Start to measure the action of the task's vectors on the tokens of every group; of none if tokens keep their
         weights."""
         if not self._config.weigh_tokens:
             return []
@@ -286,8 +285,8 @@ class _CountedBlock:
     def _weigh_routed(
         self, statistics: BlockStatistics, run: Sublayer, task: str, expert: Named, base: Named
     ) -> Weighed:
-        """Weigh the tokens of a task that the student's router sends to every member of a mixture; the student runs as
-        far as its router."""
+        """Weigh the tokens of a task that the student's router sends to every expert of a mixture; the student runs up
+        to its router."""
         groups, seconds = statistics.linears, self._run.seconds
         acting = self._begin_acting(groups, task, expert, base)
         calls, batches = self._streams.student[task].calls, self._streams.rows[task].batches
@@ -302,8 +301,8 @@ class _CountedBlock:
 
 
 def _target_step(part: ResidualPart, call: Call, trace: Call, config: CalibrationConfig) -> BlockStep:
-    """Return the expert's inputs and outputs for the targets of one batch, with the output of the map that writes into
-    the stream moved by the gap there."""
+    """Return the expert's inputs and outputs for the targets of one batch, with the output of the writing map shifted
+    by the gap in the stream."""
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
     if config.beta and part.entering and part.writer in outputs:
         gap = inputs[part.entering] - call.hidden_state
@@ -319,12 +318,12 @@ def _reduce_step(
     expert: Named,
     tokens: Mapping[str, TokenRows],
 ) -> Call:
-    """Let task vectors act on one batch of an expert; return the inputs and outputs of it that stay.
+    """Apply task vectors to one batch of an expert; return the inputs and outputs to keep.
 
     Args:
         inputs: names of modules whose inputs stay.
         expert: its tensors of the block, by name inside it.
-        tokens: which of them count, by weighting.
+        tokens: the counted tokens, by weighting.
     """
     for group, one in acting:
         one.see(*group.expert_inputs({}, step.inputs, tokens[group.weighting], expert))
@@ -332,5 +331,5 @@ def _reduce_step(
 
 
 def _trace(call: Call, inputs: Named, outputs: Named) -> Call:
-    """Return what an expert's modules were given and returned on one batch, as a call that can be held."""
+    """Return the inputs and outputs of an expert's modules on one batch, as a call that can be stored."""
     return Call((call.hidden_state,), {"inputs": inputs, "outputs": outputs})

@@ -1,4 +1,4 @@
-"""Write what a calibration changed as a small adapter over the merge, or over the base."""
+"""Write the change of a calibration as a small adapter over the merge, or over the base."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from featcal.system.progress import Progress, silent
 from featcal.system.versions import all_versions
 
 Start = Literal["merged", "base"]
-"""The model that an adapter goes over: the one that was calibrated, or the base."""
+"""The model under an adapter: the calibrated merge, or the base."""
 
 
 @dataclass(frozen=True)
 class MapCut:
-    """The cut of the change of one linear map."""
+    """The truncation of the change of one linear map."""
 
     layer: str
     map: str
@@ -76,9 +76,9 @@ class RepairAdapter:
     end: Weights
     """The calibrated model."""
     products: Mapping[str, Factors]
-    """By canonical name of the weight, in the dtype that it is stored in."""
+    """By canonical name of the weight, in its storage dtype."""
     whole: Mapping[str, Tensor]
-    """All other tensors that differ, as the calibrated model has them."""
+    """All other tensors that differ, with the calibrated model's values."""
     cuts: Sequence[MapCut]
     """Cuts of every map that differs, blocks in forward order."""
     config: CalibrationConfig
@@ -87,7 +87,7 @@ class RepairAdapter:
 
     @property
     def weights(self) -> Weights:
-        """Return the model that the adapter gives over its start."""
+        """Return the model that the adapter makes of its start."""
         under = Overlay(self.start.label, self.start, self.whole)
         label = f"{self.start.label} with a repair"
         return Adapted(label, under, self.products, self.family.adapter.transposed_weights)
@@ -98,26 +98,26 @@ class RepairAdapter:
         return LowRankDifference(self.start, self.weights, self.products, [*self.whole])
 
     def layers(self) -> list[dict[str, Any]]:
-        """Return one row per block: layer, maps, smallest and largest rank, the share of the change that is left out,
-        in what it does to the inputs, and the maps one by one."""
+        """Return one row per block: layer, maps, smallest and largest rank, the lost share of the change (by its effect
+        on the inputs), and the maps one by one."""
         names = dict.fromkeys(one.layer for one in self.cuts)
         return [_summary(layer, [one for one in self.cuts if one.layer == layer]) for layer in names]
 
     @property
     def lost_share(self) -> float:
-        """Return the share of the change that all maps leave out together."""
+        """Return the share of the change that all maps lose together."""
         return left_out_share(self.cuts)
 
     def save(self, out: str | Path, base_model: str | None = None) -> dict[str, Any]:
         """Write a folder that peft loads over the start, with card and `featcal.json`; returns the record with `out`.
 
         Args:
-            base_model: what the start is called where the adapter is used, such as a repository of the Hub; None for
-                the suite's own reference, if that is one of the Hub.
+            base_model: name of the start for users of the adapter, such as a repository of the Hub; None for the
+                suite's own reference, if that is on the Hub.
 
         Raises:
-            InputError: `out` exists or cannot be written, or a tensor that differs has no place in an adapter.
-            NumericalError: read back, the adapter does not give the model.
+            InputError: `out` exists or cannot be written, or an adapter cannot hold a tensor that differs.
+            NumericalError: the adapter, read back, does not reproduce the model.
         """
         family, named = self.family, start_on_hub(self.family, self.over)
         base_model = base_model or (named.ref if named else None)
@@ -160,19 +160,19 @@ def fit_repair(
     limits: Limits,
     progress: Progress = silent,
 ) -> RepairAdapter:
-    """Cut the change from the merged model, or from the base, to a calibrated model down to a low rank, map by map.
+    """Truncate the change from the merged model, or from the base, to a calibrated model to a low rank, map by map.
 
-    The metric is that of the calibration's own objective: second moments of what the maps of the finished model are
-    given, tasks weighed by Eq. (14), and its ridge. One block of each model is in memory at a time.
+    The metric is that of the calibration's own objective: second moments of the inputs of the finished model's maps,
+    tasks weighted by Eq. (14), and its ridge. One block of each model is in memory at a time.
 
     Args:
         family: its merged model is the one that was calibrated.
         model: the calibrated one.
-        config: options of the calibration; samples, token weights, lam and eps are taken of them.
+        config: options of the calibration, for samples, token weights, lam and eps.
         passes: the calibration samples of its tasks.
 
     Raises:
-        InputError: an architecture that peft cannot adapt, or a model that is not changed at all.
+        InputError: an architecture that peft cannot adapt, or a model without any change.
         NumericalError: features that are not finite.
     """
     require_adaptable(family.adapter)
@@ -201,7 +201,7 @@ def fit_repair(
 
 
 class _Fit:
-    """An adapter in the making."""
+    """An adapter under construction."""
 
     def __init__(self, family: Family, start: Weights, model: Weights, config: CalibrationConfig, limits: Limits):
         self._family, self._start, self._model, self._config, self._limits = family, start, model, config, limits
@@ -210,7 +210,7 @@ class _Fit:
         self._cuts: list[MapCut] = []
 
     def cut(self, stage: Stage, block: Block, inputs: DeployedInputs) -> None:
-        """Cut the changes of one block."""
+        """Truncate the changes of one block."""
         layer = self._family.adapter.name_of(block)
         before, after = (block.local(one.read(block.names)) for one in (self._start, self._model))
         with prefix_errors(layer):
@@ -220,7 +220,7 @@ class _Fit:
         self._take_whole(name for name in block.names if name not in self._products)
 
     def finish(self) -> RepairAdapter:
-        """Take what lies outside the blocks."""
+        """Add the tensors outside the blocks."""
         inside = {name for block in self._family.adapter.blocks() for name in block.names}
         self._take_whole(name for name in self._family.adapter.tower if name not in inside)
         over: Start = "merged" if self._start is self._family.merged else "base"
@@ -237,14 +237,14 @@ class _Fit:
 def cut_changes(
     layer: str, inputs: DeployedInputs, start: Mapping[str, Tensor], end: Mapping[str, Tensor], limits: Limits
 ) -> tuple[dict[str, Factors], list[MapCut]]:
-    """Cut the changes of all linear maps of a block that differ.
+    """Truncate the changes of all linear maps of a block that differ.
 
     Args:
         inputs: of these maps.
         start, end: tensors of the block by name inside it.
 
     Returns:
-        B and A by the name of the map inside the block, in the dtype that it is stored in; and what they leave out.
+        B and A by the name of the map inside the block, in its storage dtype; and the losses.
     """
     products: dict[str, Factors] = {}
     cuts: list[MapCut] = []
@@ -269,13 +269,13 @@ def _summary(layer: str, own: Sequence[MapCut]) -> dict[str, Any]:
 
 
 def left_out_share(cuts: Sequence[MapCut]) -> float:
-    """Return the share of the change, in what it does to the inputs, that some maps leave out together, 0-1."""
+    """Return the share of the change, by its effect on the inputs, that some maps lose together, 0-1."""
     total = sum(one.total for one in cuts)
     return sum(one.left_out for one in cuts) / total if total else 0.0
 
 
 def _notes(written: Written) -> list[str]:
-    """Say what an adapter holds beside products of low rank."""
+    """Return notes on the content of an adapter besides products of low rank."""
     notes = []
     if written.whole:
         what = some(written.whole)

@@ -1,7 +1,7 @@
-"""Find the residual parts of a block (attention, then MLP), and the pieces that they fall into.
+"""Find the residual parts of a block (attention, then MLP) and their pieces.
 
-One batch is run through the parts to see which modules are given the same tensor, which one is given the residual
-stream, and whose output is added to it.
+One batch is run through the parts, to see which modules share an input, which one gets the residual stream, and whose
+output is added to it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from featcal.models.lane import run_block
 from featcal.system.errors import InputError
 
 _SAME = 0.02
-"""Relative difference of what a part adds to the stream and of what its last map puts out, beside rounding, below
-which they are the same: a scale or a norm between them is more."""
+"""Relative difference, beyond rounding, up to which the addition to the stream equals the output of a part's last map:
+a scale or a norm between them differs by more."""
 
 
 @dataclass(frozen=True)
 class ResidualPart:
-    """A residual part of a block, as one batch was seen to pass through it."""
+    """A residual part of a block, as observed on one batch."""
 
     name: str
     given: Mapping[str, Tensor]
-    """Linear maps and norms that were called, in order, with a token of their inputs: the same tensor where they share
-    it."""
+    """The linear maps and norms in the order of their calls, with a token of their inputs: the same tensor if they
+    share it."""
     entering: str | None
-    """The module whose input is the residual stream in front of the part; None where none gets it unchanged."""
+    """The module whose input is the residual stream before the part; None if no module gets it unchanged."""
     writer: str | None
-    """The linear map whose output is added to the stream; None where something comes between, or it is one of many."""
+    """The linear map whose output is added to the stream; None if another operation is between, or if it is one of
+    many."""
     mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    """Mixture of every map of a mixture of experts, and True if the map is given what the others make."""
+    """Mixture of every map of a mixture of experts, and True if the map's input is computed by other maps of the
+    mixture."""
 
     @cached_property
     def pieces(self) -> list[tuple[str, ...]]:
-        """Group the modules by shared input, in the order of their first call; of a mixture first the maps of all
-        experts that are given tokens, then all that are given what these make."""
+        """Group the modules by shared input, in the order of their first call; in a mixture first the maps of all
+        experts that get tokens, then the maps after them."""
         shared: dict[Hashable, list[str]] = {}
         for name, given in self.given.items():
             shared.setdefault(self.mixed.get(name, id(given)), []).append(name)
@@ -50,10 +52,10 @@ class ResidualPart:
 
 
 def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[ResidualPart]:
-    """Run one batch through the residual parts of a block; return how it passes through each of them.
+    """Run one batch through the residual parts of a block; return the observed parts.
 
     Args:
-        placed: tensors of the block as the forward takes them, by name inside it.
+        placed: tensors of the block in the form of the forward pass, by name inside it.
 
     Raises:
         InputError: parts that together are not the block.
@@ -80,7 +82,7 @@ def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: C
 def _part(
     name: str, block: Block, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], stream: tuple[Tensor, Tensor]
 ) -> ResidualPart:
-    """Describe a part by what its modules were given and put out, and by the residual stream before and after it."""
+    """Describe a part by the inputs and outputs of its modules, and by the residual stream before and after it."""
     before, after = stream
     # By identity: a copy of the stream, or a normed one, is not the stream.
     entering = next((module for module, tensor in given.items() if tensor is before), None)
@@ -93,7 +95,7 @@ def _part(
 
 
 def _mixture_maps(block: Block) -> dict[str, tuple[str, bool]]:
-    """Return what `Part.mixed` says of the maps of a block's mixtures."""
+    """Return `Part.mixed` for the maps of a block's mixtures."""
     return {
         f"{name}.{place}.{own}": (name, own == member.leaving)
         for name, mixture in block.mixtures.items()
@@ -103,7 +105,7 @@ def _mixture_maps(block: Block) -> dict[str, tuple[str, bool]]:
 
 
 def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
-    """Say whether a map's output, unchanged, is what a part adds to the stream."""
+    """Say whether a part adds a map's output to the stream unchanged."""
     if before.shape != after.shape:  # a merger of patches: what comes out is another stream
         return False
     gap = (widen(after) - widen(before) - widen(output)).norm()
@@ -111,6 +113,6 @@ def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
 
 
 def _rounding(state: Tensor) -> Tensor:
-    """Return the norm of what sums in the dtype of a state may be off by."""
+    """Return a bound on the rounding error of sums in the dtype of a state."""
     size: Tensor = widen(state).norm()
     return 8 * torch.finfo(state.dtype).eps * size

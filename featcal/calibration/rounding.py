@@ -1,8 +1,8 @@
-"""Measure the cost of storing a solution: how far rounding to half precision moves what calibration moved.
+"""Measure the rounding error of storing a solution in half precision, relative to the change by calibration.
 
-The closed forms are solved in float64 and written in the dtype of the tensors that they replace. Where that is float16
-or bfloat16, what calibration adds to a weight can be as small as the steps between numbers there, and rounding takes
-some of it back: ||stored - solved||_F / ||solved - merged||_F says how much.
+The closed forms are solved in float64 and written in the dtype of the tensors that they replace. In float16 or bfloat16
+the change of a weight can be as small as the spacing of numbers, and rounding undoes a part of it: ||stored -
+solved||_F / ||solved - merged||_F measures that part.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from featcal.system.formatting import percent
 
 Rounding = Mapping[str, tuple[float, float]]
 """By dtype ("bfloat16", "float16"): sums over solved tensors of ||solved - merged||_F^2 and of ||stored - solved||_F^2,
-in float64. Empty where nothing that was solved is stored in half precision. As JSON it keeps every bit."""
+in float64. Empty if no solved tensor is stored in half precision. JSON keeps every bit of it."""
 CHUNK = 2**20
-"""Count of a tensor's numbers that are in memory in float64 together."""
+"""Number of a tensor's values that are converted to float64 together."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -30,11 +30,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def rounding(merged: Mapping[str, Tensor], solved: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> Rounding:
-    """Measure the sums of some tensors, chunk by chunk on the device of the solve.
+    """Compute these sums for some tensors, chunk by chunk on the device of the solve.
 
     Args:
-        merged: tensors that the solutions replace; may hold more.
-        solved: solutions in the precision of the solve.
+        merged: the replaced tensors; may hold more.
+        solved: solutions in the dtype of the solve.
         stored: these solutions in the dtype of `merged`.
     """
     return sum_parts(
@@ -70,7 +70,7 @@ def sum_parts(parts: Iterable[Rounding]) -> Rounding:
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """Cost of storing a calibrated model, for its record."""
+    """Rounding error of a stored calibrated model, for its record."""
 
     dtype: str
     """Dtype of the rounding; several are joined by " and "."""
@@ -94,7 +94,7 @@ class QuantizationError:
 
 
 def summarise_storing(blocks: Mapping[str, Rounding]) -> QuantizationError | None:
-    """Sum up the cost of all blocks; None where nothing that was solved is stored in half precision."""
+    """Summarise the rounding error of all blocks; None if no solved tensor is stored in half precision."""
     total = sum_parts(blocks.values())
     if not total:
         return None
@@ -104,12 +104,12 @@ def summarise_storing(blocks: Mapping[str, Rounding]) -> QuantizationError | Non
 
 
 def _share(sums: Rounding) -> float:
-    """Return the share that rounding takes back; 0 where nothing moved."""
+    """Return the share of the change that rounding undoes; 0 if nothing changed."""
     moved, lost = (math.fsum(one) for one in zip(*sums.values(), strict=True))
     # Where nothing moved nothing is rounded either: merged weights are their own rounding.
     return math.sqrt(lost / moved) if moved else 0.0
 
 
 def _percent(share: float) -> str:
-    """Return a share in % with one decimal, or with its first digit where that would be 0.0."""
+    """Return a share in % with one decimal, or with one digit if that would be 0.0."""
     return f"{percent(share)} %" if share >= 0.001 or not share else f"{100 * share:.1g} %"

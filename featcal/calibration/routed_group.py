@@ -1,5 +1,5 @@
-"""Count statistics of the linear maps of one expert of a mixture, on the tokens that the student's router sends to it,
-and of the router itself, which every token passes.
+"""Collect statistics of one expert's linear maps in a mixture, on the tokens that the student's router sends to it, and
+of the router itself, which every token passes.
 
 In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The router of
 the student decides which tokens count, and with which weight: what a member makes of a token enters the sum of all
@@ -33,7 +33,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 
 @dataclass(frozen=True)
 class ExpertSlot:
-    """Place of a member: its mixture, and its number in it."""
+    """Index of an expert of a mixture ("member" in code): its mixture, and its number in it."""
 
     name: str
     """Name of its mixture, inside the block."""
@@ -46,21 +46,20 @@ class ExpertSlot:
         return self.mixture.members[self.place]
 
     def maps(self, names: Collection[str]) -> list[str]:
-        """Return names inside the block for maps of the member."""
+        """Return names inside the block for maps of this member."""
         return [f"{self.name}.{self.place}.{name}" for name in names]
 
 
 class RoutedGroup(LinearGroup):
-    """Maps of one member that share an input, solved if the router sends it as many tokens, over all tasks, as the
-    widest input of its maps has features; with a prior always, also from the prior alone.
-    """
+    """Maps of one member with a shared input. They are solved if the member gets at least as many tokens, over all
+    tasks, as the widest input of its maps has features; with a prior always."""
 
     def __init__(self, names: Collection[str], weighting: str, seat: ExpertSlot) -> None:
         inside = {name: seat.mixture.get_submodule(name[len(seat.name) + 1 :]) for name in seat.maps(names)}
         super().__init__([*inside], weighting, inside)
         self._seat = seat
         self.floor = seat.member.widest
-        """Tokens over all tasks below which the member is starved."""
+        """Number of tokens over all tasks below which the member is not solved."""
 
     def expected_tokens(self, tokens: int) -> int:
         return int(tokens * self._seat.mixture.token_share)
@@ -71,12 +70,13 @@ class RoutedGroup(LinearGroup):
         return "inputs" if self.inputs <= self.outputs else "mixed"
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Return the module that is given the expert's states of all tokens; the student's router chooses among
+        """Return the module whose inputs are the expert's states of all tokens; the student's router selects among
         them."""
         return [f"{self._seat.name}.{TOKENS}"], []
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """Return what an expert gives these maps at the tokens that the student's router sends here, and their rows."""
+        """Return the expert's inputs of these maps at the tokens that the student's router sends here, and their
+        rows."""
         _, places, own, _ = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         return self._expert_features(theirs[f"{self._seat.name}.{TOKENS}"][places], expert), own
 
@@ -90,7 +90,7 @@ class RoutedGroup(LinearGroup):
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all members together."""
+        """Count one batch of the current task; `count` tokens of the task count in all members together."""
         kept, places, own, mass = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         x = inputs[self.names[0]][kept]
         states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
@@ -107,8 +107,8 @@ class RoutedGroup(LinearGroup):
     def _choose_tokens(
         self, shares: Float[Tensor, "tokens members"], tokens: TokenRows
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
-        """Choose, of the m tokens that the router sends to the member, the n that count; return which, their places
-        among all tokens of the batch, their rows, and the sum of all weights in all members."""
+        """Select, of the m tokens that the router sends to the member, the n that count; return the selection, their
+        places among all tokens of the batch, their rows, and the sum of all weights in all members."""
         shares = shares.to(find_device(shares.device, torch.float64))  # where the weights are
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
@@ -121,7 +121,7 @@ class RoutedGroup(LinearGroup):
         return kept, places, TokenRows(len(places), float(own.sum()), None, own), mass
 
     def _expert_features(self, states: Float[Tensor, "n width"], expert: Named) -> Float[Tensor, "n d"]:
-        """Return the inputs of the expert's maps at these states of its own."""
+        """Compute the inputs of the expert's maps at these states of its own."""
         member = self._seat.member
         if not self.names[0].endswith(f".{member.leaving}"):
             return states
@@ -129,7 +129,7 @@ class RoutedGroup(LinearGroup):
         return member.inner_features(states, gate, up)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Accept any number of tokens: the router decides how many come here."""
+        """Accept any number of tokens, because the router decides how many come here."""
 
     @property
     def is_starved(self) -> bool:
@@ -140,7 +140,7 @@ class RoutedGroup(LinearGroup):
     def solve(
         self, merged: Named, base: Named, config: CalibrationConfig, rounder: Rounder | None = None
     ) -> dict[str, Tensor]:
-        """Solve the maps; nothing of a starved member."""
+        """Solve the maps; return nothing for a member with too few tokens."""
         if self.is_starved:
             self.let_go()
             return {}
@@ -151,7 +151,7 @@ class RouterScores(LinearGroup):
     """The router of a mixture as a linear map, from a token's state to the scores of the experts."""
 
     def route(self, tokens: int) -> str:
-        """Choose the inputs: the library's module puts out more than the scores."""
+        """Choose the route "inputs": the library's module returns more than the scores."""
         return "inputs"
 
 
@@ -177,7 +177,8 @@ def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[Route
 
 
 def routing(stage: Stage, index: int, maps: Collection[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules of a block that are given the router's shares for some `maps`, by name inside the block."""
+    """Return the modules of a block whose inputs contain the router's shares for some `maps`, by name inside the
+    block."""
     mixtures = stage.blocks[index].mixtures
     return {
         f"{name}.{SHARES}": mixture.get_submodule(SHARES)

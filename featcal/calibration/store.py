@@ -1,4 +1,4 @@
-"""Turn the statistics of a block into the tensors that are stored: the solve of Algorithm 1, and the rounding after."""
+"""Turn the statistics of a block into stored tensors: the solve of Algorithm 1, and the rounding after it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Watch = Callable[[BlockStatistics], None]
 
 @dataclass(frozen=True)
 class SolvedTensors:
-    """Solved tensors of a block, as they are stored."""
+    """Solved tensors of a block in their storage form."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors by canonical name, in the dtype they are stored in."""
+    """Tensors by canonical name, in their storage dtype."""
     rounding: Rounding = field(default_factory=dict)
     scales: dict[str, Tensor] = field(default_factory=dict)
-    """Scales of weights that lie on a grid, by the name of the weight with `SCALE`."""
+    """Scales of quantised weights, by the name of the weight with `SCALE`."""
 
     def __or__(self, other: SolvedTensors) -> SolvedTensors:
         """Add other tensors of the same block."""
@@ -46,23 +46,24 @@ class SolvedTensors:
     def from_finished(
         cls, finished: Mapping[str, Tensor], merged: Mapping[str, Tensor], lost: Rounding
     ) -> SolvedTensors:
-        """Return what was solved of a block that an earlier run finished: its tensors that are not as merged."""
+        """Return the solved tensors of a block that an earlier run finished: those that differ from the merged
+        model."""
         # The others stay where a run without interruption has them in memory: this can show in the last bit.
         own = {name: tensor for name, tensor in finished.items() if name in merged and not tensor.equal(merged[name])}
         return cls(own, lost, {name: tensor for name, tensor in finished.items() if name not in merged})
 
 
 def watch_nothing(statistics: BlockStatistics) -> None:
-    """Look at nothing."""
+    """Ignore the statistics (the default of `watch`)."""
 
 
 def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tensor]) -> SolvedTensors:
-    """Solve all that was counted of a block (Algorithm 1, lines 9 to 15), in the dtype it is stored in.
+    """Solve all counted groups of a block (Algorithm 1, lines 9 to 15), in their storage dtype.
 
-    Several ranks solve some groups each.
+    With several ranks each solves some groups.
 
     Args:
-        statistics: of finished tasks; they give up their sums.
+        statistics: of finished tasks; their sums are released.
         merged: tensors of the merged model's block by canonical name.
 
     Raises:
@@ -95,7 +96,7 @@ def _name_scales(block: Block, stored: Named) -> dict[str, Tensor]:
 
 @contextmanager
 def prefix_errors(place: str) -> Iterator[None]:
-    """Put a place, such as a block and a task, in front of what a NumericalError inside the `with` says."""
+    """Prefix the message of a NumericalError inside the `with` with a place, such as a block and a task."""
     try:
         yield
     except NumericalError as error:
@@ -103,8 +104,8 @@ def prefix_errors(place: str) -> Iterator[None]:
 
 
 def to_stored(block: Block, old: Mapping[str, Tensor], solved: Named) -> dict[str, Tensor]:
-    """Return solutions, by name inside the block, under canonical names in the dtype and place of the tensors that they
-    replace.
+    """Return solutions, by name inside the block, under canonical names, in the dtype and layout of the replaced
+    tensors.
 
     Raises:
         NumericalError: one does not fit its dtype.
@@ -113,7 +114,7 @@ def to_stored(block: Block, old: Mapping[str, Tensor], solved: Named) -> dict[st
 
 
 def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
-    """Return solutions in the dtype and place of the tensors that they replace, both by name inside the block.
+    """Return solutions in the dtype and layout of the replaced tensors, both by name inside the block.
 
     Raises:
         NumericalError: one does not fit its dtype.
@@ -126,7 +127,7 @@ def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor
 
 
 def _misfit(solution: Tensor, dtype: torch.dtype) -> str:
-    """Say why a solution is not finite in a dtype, and what to do."""
+    """Explain why a solution is not finite in a dtype, and what to do."""
     largest, limit, kind = float(solution.abs().max()), torch.finfo(dtype).max, dtype_name(dtype)
     if not math.isfinite(largest):
         return "the solution is not finite; calibrate with a larger lam"

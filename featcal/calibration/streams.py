@@ -1,8 +1,8 @@
 """Walk both streams of every task side by side: the student's, which is calibrated, and the expert's own.
 
-The student's stream is the deployed one: it has passed the calibrated blocks, so that a block is fitted to what it will
-be given (Eq. 45). The expert is fed with its own stream, never with the student's: targets (Eq. 10) mix what both give
-the same module.
+The student's stream is the deployed one: it has passed the calibrated blocks, so that a block is fitted to its deployed
+inputs (Eq. 45). The expert runs on its own stream, never on the student's: targets (Eq. 10) mix the inputs of the same
+module in both.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _STUDENT = "student"
 
 
 class Streams:
-    """Both streams of every task, walked through the blocks side by side. To be walked inside `walking`.
+    """Both streams of every task, walked through the blocks side by side, inside `walking`.
 
     Args:
         label: name of the walk for progress.
         passes: one expert pass per task; their batches are the samples.
-        student: the model under calibration as it is in front of the first block.
+        student: the model under calibration, before its first block.
     """
 
     def __init__(self, run: Run, label: str, passes: Mapping[str, ExpertPass], student: Weights) -> None:
@@ -48,18 +48,19 @@ class Streams:
         self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
         """Lanes by task."""
         self.rows: Mapping[str, TaskRows] = {}
-        """By task: the tokens that count in the stage, with their weights (`find_rows`)."""
+        """By task: the counted tokens of the stage, with their weights (`find_rows`)."""
 
     def directions(self, task: str, block: Block) -> Named:
-        """Return the directions of the decisions of a task's expert, by name of the map inside a block."""
+        """Return, per linear map of the block, the margin gradients of a task's expert
+        (`decisions.measure_margin_gradients`)."""
         found = self._passes[task].directions
         own = {name: block.stored_name(name) for name in block.linears}
         return {name: found[stored] for name, stored in own.items() if stored in found}
 
     @property
     def room(self) -> WalkCache | None:
-        """Return the room for what the next walk of the same experts can use; None if there is none, or if this process
-        has a share of the tasks alone."""
+        """Return the cache for the next walk of the same experts; None if there is none, or if this process has only a
+        share of the tasks."""
         rooms = {id(one.kept): one.kept for one in self._passes.values()}
         return None if self.run.ranks.several or len(rooms) > 1 else next(iter(rooms.values()))
 
@@ -68,12 +69,12 @@ class Streams:
         return self.walk.enter(stage)[_STUDENT]
 
     def find_rows(self, stage: Stage, options: TokenOptions) -> None:
-        """Find which tokens count in a stage that the lanes have entered: masks are the same in all of its blocks."""
+        """Find the counted tokens of a stage that the lanes have entered; masks are the same in all of its blocks."""
         self.rows = shared_rows(self.run.ranks, lane_rows(stage, self.student, self._passes, options))
 
     def count_tokens(self) -> dict[str, int]:
-        """Return how many tokens every task has in this stage, padding left out; of pictures with a text, those of the
-        text."""
+        """Return the number of every task's tokens in this stage without padding; for pictures with a text, those of
+        the text."""
 
         def count(call: Call, batch: Batch) -> int:
             mask = batch.get("attention_mask")
@@ -84,14 +85,14 @@ class Streams:
     def count(self, every: Sequence[BlockStatistics], merged: Mapping[str, Tensor]) -> None:
         """Count one snapshot of a block on all tasks, one expert in memory at a time (Algorithm 1, lines 3, 7 and 8).
 
-        The experts are past the block then. The student stays in front of it until the block is calibrated.
+        Afterwards the experts have passed the block; the student stays before it until the block is calibrated.
 
         Args:
-            every: empty statistics of one block; several differ in alpha alone and count the same features.
+            every: empty statistics of one block; several may differ in alpha and count the same features.
             merged: tensors of the student's block, by canonical name.
 
         Raises:
-            NumericalError: features that are not finite, or a task of which no token counts; names block and task.
+            NumericalError: features that are not finite, or a task without a counted token; names block and task.
         """
         run, block = self.run, every[0].block
         student = block.local(run.compute.place(merged))
@@ -124,14 +125,14 @@ class Streams:
         """Take the student of every task through the calibrated block (Algorithm 1, line 17).
 
         Args:
-            calibrated: tensors of the block as they are stored, by canonical name; None where the student is past
-                the block already.
+            calibrated: stored tensors of the block, by canonical name; None if the student has already passed the
+                block.
 
         Returns:
-            By task how far the student is from the expert after the block, over the stage's own tokens.
+            The distance of the student from the expert after the block, by task, over the stage's own tokens.
 
         Raises:
-            NumericalError: that is not finite; names block and task.
+            NumericalError: a distance that is not finite; names block and task.
         """
         run = self.run
         run.store.settle()
@@ -160,7 +161,7 @@ class Streams:
 
 
 def _time_each(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
-    """Yield the same things, and count the time that each takes to come to a stage of the work."""
+    """Yield the same items, and time how long each takes to arrive at a stage of the work."""
     coming = iter(things)
     while True:
         with seconds(stage):

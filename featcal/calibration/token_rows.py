@@ -1,4 +1,4 @@
-"""Find the tokens that count, and their weights: known before a stage starts, and alike in every block of it."""
+"""Find the counted tokens and their weights, before a stage starts; they are the same in every block of it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Named = Mapping[str, Tensor]
 
 
 def uncounted_error(what: object) -> NumericalError:
-    """Return the error of a task of which no token counts; `what` was to be counted."""
+    """Return the error for a task without a counted token; `what` was to be counted."""
     return NumericalError(f"{what}: no token of a task counts; see its samples")
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The tokens of one batch that count under one weighting."""
+    """The counted tokens of one batch under one weighting."""
 
     count: int
     """Number of tokens with a weight above 0."""
     total: float
     """Sum of their weights."""
     index: Int[Tensor, " n"] | None = None
-    """Their positions among all tokens of the batch; None for all of them."""
+    """Their positions among all tokens of the batch; None for all."""
     weights: Float[Tensor, " n"] | None = None
-    """Their weights in float64; None where all are 1."""
+    """Their weights in float64; None if all are 1."""
 
     @classmethod
     def from_weights(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
-        """Make the rows of `Stage.token_weights`; `tokens` is their number where all weights are 1."""
+        """Make the rows from `Stage.token_weights`; `tokens` is their number if all weights are 1."""
         if weights is None:
             return cls(tokens, float(tokens))
         flat = widen(weights).flatten()
@@ -55,7 +55,7 @@ class TokenRows:
         )
 
     def spread(self, tokens: int) -> Float[Tensor, " tokens"]:
-        """Return the weight of every token of the batch, in float64; on the CPU where all are 1."""
+        """Return the weight of every token of the batch, in float64; on the CPU if all are 1."""
         if self.index is None:
             return torch.ones(tokens, dtype=torch.float64) if self.weights is None else self.weights
         whole = torch.zeros(tokens, dtype=torch.float64, device=self.index.device)
@@ -63,7 +63,7 @@ class TokenRows:
         return whole
 
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
-        """Take one row per token that counts from `[batch, tokens, d]` or `[batch * tokens, d]`."""
+        """Take one row per counted token from `[batch, tokens, d]` or `[batch * tokens, d]`."""
         flat = features.reshape(-1, features.shape[-1])
         return flat if self.index is None else flat[self.index.to(flat.device)]
 
@@ -81,20 +81,20 @@ class TaskRows:
 
     batches: Sequence[Mapping[str, TokenRows]]
     task: str = ""
-    """Name of the task where the batches are a part of it."""
+    """Name of the task, if the batches are a part of it."""
     whole: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of that whole task that count, by weighting; empty where the batches are all there is."""
+    """Counted tokens of that whole task, by weighting; empty if the batches are the whole task."""
 
     def count(self, weighting: str) -> int:
-        """Count the tokens of the whole task that count."""
+        """Return the number of tokens with non-zero weight in the whole task (all ranks)."""
         return self.whole[weighting] if self.whole else self._own(weighting)
 
     def counts(self) -> dict[str, int]:
-        """Count the tokens of these batches that count, by weighting."""
+        """Return the number of counted tokens of these batches, by weighting."""
         return {weighting: self._own(weighting) for weighting in (self.batches[0] if self.batches else ())}
 
     def part_of(self, task: str, counts: Iterable[Mapping[str, int]]) -> TaskRows:
-        """Return these batches as a part of a task whose parts, this one included, have `counts`."""
+        """Return these batches as a part of a task with `counts` over all its parts."""
         # The route of a task depends on all its tokens (`LinearGroup.route`), and parts must agree on it.
         whole: Counter[str] = Counter()
         for part in counts:

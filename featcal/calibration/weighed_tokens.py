@@ -1,14 +1,15 @@
-"""Weigh tokens by what the expert's task vector does to them (the option `weigh_tokens` of featcal's own recipes).
+"""Weigh tokens by how strongly the expert's task vector acts on them (the option `weigh_tokens` of featcal's own
+recipes).
 
-An expert differs from the base where its training data made it, and many tokens of a sample (background, frame words)
-are none of its business. With tau the task vectors and W_0 the base's weights of all maps that share an input, stacked,
-and b_t what the expert gives them at token t,
+Training changed an expert only where its data did; many tokens of a sample (background, frame words) are irrelevant to
+it. With tau the task vectors and W_0 the base's weights of all maps that share an input, stacked, and b_t their input
+in the expert at token t,
 
     r_t = ||tau b_t||^2 / (||W_0 b_t||^2 + 1e-6 mean ||W_0 b||^2),  s_t = (r_t / mean r)^(1/2) / mean of all these,
 
-with r_t / mean r held within 0.01 and 100. s_t multiplies the weight that the token has anyway (mask, patch weight,
-share of the router). Means are over the tokens of the task, weighed as they are without s, so a task's total stays what
-it was. Nothing of the student's goes in, but for the router's choice in a mixture. featcal's own.
+with r_t / mean r clipped to 0.01 and 100. s_t multiplies the token's other weights (mask, patch weight, share of the
+router). Means are over the tokens of the task, with their weights without s, so a task's total weight does not change.
+The student plays no part, except for the router's choice in a mixture. This is featcal's own.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from featcal.system.distributed import Ranks
 from featcal.system.errors import NumericalError
 
 FLOOR = 1e-6
-"""Share of the mean that is added to ||W_0 b||^2 of a token, so that a token with 0 there has a ratio too."""
+"""Share of the mean that is added to ||W_0 b||^2 of a token, so that a token with 0 has a ratio too."""
 LEAST, MOST = 0.01, 100.0
 """Range of a token's ratio to the mean, before the root."""
 
 
 @dataclass
 class TaskVectorEffect:
-    """Action of one expert's task vector on the tokens that one group of maps is given, batch by batch."""
+    """Action of one expert's task vector on the tokens of one group of maps, batch by batch."""
 
     change: Float[Tensor, "k d"]
     """change^T change = tau^T tau (`prior.spanning_rows`)."""
@@ -48,14 +49,14 @@ class TaskVectorEffect:
         """Count the next batch.
 
         Args:
-            given: what the expert gives the maps at the tokens of `rows`.
+            given: the expert's inputs of the maps at the tokens of `rows`.
         """
         made = (given.to(one.dtype) @ one.mT for one in (self.change, self.base))
         self._squares.append(torch.stack([widen(one.square()).sum(1) for one in made]))
         self._rows.append(rows)
 
     def all(self) -> tuple[Float[Tensor, "2 n"], Float[Tensor, " n"]]:
-        """Return the squares of all batches, and the weights that their tokens have so far."""
+        """Return the squares of all batches, and the current weights of their tokens."""
         squares = torch.cat(self._squares, dim=1)
         ones = squares.new_ones(1)
         own = [ones.expand(rows.count) if rows.weights is None else rows.weights for rows in self._rows]
@@ -70,13 +71,13 @@ class TaskVectorEffect:
 
 
 def weigh(acting: Sequence[TaskVectorEffect], ranks: Ranks) -> list[list[TokenRows]]:
-    """Return the rows of every batch with s_t in their weights, of every group that `begin_acting` is of.
+    """Return the rows of every batch with s_t in their weights, for every group of `begin_acting`.
 
     Args:
-        ranks: those that share the task, of which each has seen a part of its tokens, add up what means are made of.
+        ranks: ranks that share the task; each has seen a part of its tokens, and they add up the sums of the means.
 
     Raises:
-        NumericalError: what the expert gives its maps, or what these make of it, is not finite.
+        NumericalError: inputs or outputs of the expert's maps are not finite.
     """
     if not acting:
         return []
@@ -98,7 +99,6 @@ def weigh(acting: Sequence[TaskVectorEffect], ranks: Ranks) -> list[list[TokenRo
 
 
 def _root(ratio: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, " n"]:
-    """Return s_t before it is divided by its mean; 1 where nothing tells tokens apart, as where the expert is the
-    base."""
+    """Return s_t before division by its mean; 1 if nothing distinguishes the tokens, as when the expert is the base."""
     mask = mean.isfinite() & (mean > 0)
     return torch.where(mask, (ratio / mean).clamp(LEAST, MOST).sqrt(), 1.0)

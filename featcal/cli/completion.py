@@ -1,4 +1,4 @@
-"""Offer a shell suites and names of models after half a word."""
+"""Complete suites and names of models in a shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featcal.system.resources import embedded_suites, ready_suites
 
 
 def complete_suite(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the suites that come with featcal, then YAML files in the folder that is named and one below it."""
+    """Return the suites that come with featcal, then YAML files in the folder before the cursor and one below it."""
     names = [name for name in (*embedded_suites(), *ready_suites()) if name.startswith(begun)]
     # Half a word may hold characters of a pattern, which are meant as they are.
     files = (file for pattern in ("*.yaml", "*/*.yaml") for file in glob(f"{escape(begun)}{pattern}"))
@@ -20,12 +20,12 @@ def complete_suite(context: click.Context, param: click.Parameter, begun: str) -
 
 
 def complete_model(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names of models that begin so, without their options; after an @ those of the model below."""
+    """Return the names of models with this beginning, without their options; after an @ those of the model below."""
     above, at, last = begun.rpartition("@")
     names = (*NAMED, *method_names())
     return [CompletionItem(f"{above}{at}{name}") for name in names if name.startswith(last)]
 
 
 def complete_models(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return what `complete_model` does, and the name of all methods."""
+    """Return the names of `complete_model`, and those of all methods."""
     return complete_model(context, param, begun) + [CompletionItem(ALL)] * ALL.startswith(begun)

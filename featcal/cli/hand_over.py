@@ -1,4 +1,4 @@
-"""Check and complete a folder for another program, for `featcal check --for` and `featcal export --for`."""
+"""Check and complete a folder for another program: `featcal check --for` and `featcal export --for`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def target_options(what: str, left_out: str) -> Callable[[T], T]:
     """Return `--for` and `--base` of a command.
 
     Args:
-        what: what the command does for the program that is named.
-        left_out: what it does without one.
+        what: action of the command for the named program.
+        left_out: action without a program.
     """
     return block(
         click.option(
@@ -45,7 +45,7 @@ def target_options(what: str, left_out: str) -> Callable[[T], T]:
 
 
 def check_folder(path: Path, targets: Sequence[str], base: str | None, as_json: bool) -> int:
-    """Print everything that stands between a folder and some programs; return the exit status."""
+    """Print all obstacles between a folder and some programs; return the exit status."""
     from featcal.preflight.handover.check import check_for
 
     found = check_for(path, targets, base)
@@ -57,7 +57,7 @@ def check_folder(path: Path, targets: Sequence[str], base: str | None, as_json: 
 
 
 def show_handovers(found: Checked) -> None:
-    """Print problems on stderr; notes, files and the next commands on stdout."""
+    """Print problems on stderr, and notes, files and the next commands on stdout."""
     for one in found.handovers:
         _show(one, found)
 
@@ -82,7 +82,7 @@ def _show(one: Handover, found: Checked) -> None:
 
 
 def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Path, as_json: bool) -> None:
-    """Write a model with everything beside it that its base has and some programs want; check what was written."""
+    """Write a model with the files of its base that some programs need; check the written folder."""
     from featcal.export.write import rewrite
     from featcal.formats.locate import checkpoint_folder
     from featcal.preflight.handover.check import check_for, complete_folder
@@ -103,7 +103,7 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
 
 
 def say_where_to(out: str) -> None:
-    """Print the command that checks a written folder for the other programs that are known to run its class."""
+    """Print the command that checks a written folder for other programs that can run its class."""
     named = read_json(Path(out) / "config.json").get("architectures") if (Path(out) / "config.json").is_file() else None
     known = SUPPORT.get(named[0]) if isinstance(named, list) and named else None
     targets = [target for target in SOURCES if getattr(known, target, False)]

@@ -13,9 +13,9 @@ from featcal.cli.terminal import print_document, say_problems
 @JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with everything that was recorded.")
 def list_runs(suite: str | None, as_json: bool, as_csv: bool) -> None:
-    """List what was measured in the app and by sweeps.
+    """List the runs of the app and of sweeps.
 
-    Runs are kept in the user's cache folder; the environment variable FEATCAL_CACHE names another.
+    Runs are stored in the user's cache folder; the environment variable FEATCAL_CACHE sets another.
     """
     from featcal.figures import run_tables
     from featcal.studies.history import History

@@ -84,7 +84,7 @@ def drift_command(
 ) -> None:
     """Split drift into local mismatch and propagation, by layer.
 
-    Drift is how far a model's features are from the expert's, on the samples of each task.
+    Drift is the distance of a model's features to the expert's, on the samples of each task.
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
     """
@@ -120,19 +120,19 @@ _LOOKS = {
     "depth": "--depth holds features after every block",
     "tokens": "--tokens each holds the states of whole batches",
 }
-"""Measures that keep no limit of memory, and why."""
+"""Measures that do not respect a memory limit, and why."""
 
 
 @dataclass(frozen=True)
 class _SampleAndLayer:
-    """The one sample and layer that are shown of measures sample by sample; None for no sample, and for all layers."""
+    """Return the sample and layer to show for measures per sample; None for no sample, and for all layers."""
 
     sample: int | None
     layer: str | None
 
 
 def _refuse_together(more: Collection[str], shown: _SampleAndLayer, max_memory: int | None) -> None:
-    """Raise UsageError for options that mean nothing together."""
+    """Raise UsageError for mutually exclusive options."""
     for name, why in _LOOKS.items():
         if name in more and max_memory is not None:
             raise click.UsageError(f"{why} in memory; leave out --max-memory")
@@ -211,10 +211,10 @@ def features_command(
 ) -> None:
     """Compare features with the experts', layer by layer.
 
-    Shown are cosine and distance, and with --json places on a PCA map.
+    The table has cosine and distance; --json adds positions on a PCA map.
 
-    A feature is the class token's state after a layer, or the mean over tokens where there is none; the head's are
-    the final ones. One map shows all models, the expert among them. The table has means over samples, --json every
+    A feature is the class token's state after a layer, or the mean over tokens if there is no class token; the head's
+    are the final features. One map shows all models and the expert. The table has means over samples, --json every
     sample.
     """
     from featcal.session.feature_maps import FeatureMaps, clouds_json
@@ -235,7 +235,7 @@ def features_command(
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Print every table that was measured beside drift by layer."""
+    """Print every table that was measured besides drift by layer."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()

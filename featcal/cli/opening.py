@@ -17,7 +17,7 @@ def load(suite: str) -> Suite:
     """Return a suite that comes with featcal, or the one in a file.
 
     Raises:
-        InputError: there is no such suite or file, or its content is wrong.
+        InputError: there is no such suite or file, or its content is invalid.
     """
     # In functions, here and in every command: `featcal --help` is not to wait for torch.
     from featcal.suite.schema import load_suite
@@ -29,7 +29,7 @@ def open_suite_session(suite: str, device: str, *, one_shot: bool = True, max_me
     """Return a suite's session.
 
     Args:
-        one_shot: True if one model is measured, so that nothing is kept for a second one.
+        one_shot: True if only one model is measured, so that nothing needs to be cached for a second one.
         max_memory: bytes that the session stays within; None for no limit.
 
     Raises:
@@ -46,7 +46,7 @@ def open_suite_session(suite: str, device: str, *, one_shot: bool = True, max_me
 
 
 def scored_split(session: Session, split: str | None) -> str:
-    """Return the split that a command scores on, its own or the suite's, and say on stderr what flatters."""
+    """Return the split to score on, the command's or the suite's, and warn on stderr if it flatters the scores."""
     chosen = split or session.family.suite.scored_split
     if split is None and chosen == "calibration":
         print_message(

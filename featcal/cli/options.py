@@ -1,4 +1,4 @@
-"""Define the options that several commands have, one by one and in blocks."""
+"""Define the options that several commands share, one by one and in blocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Size(click.ParamType[int]):
 
 
 class NewPath(click.Path):
-    """Path of what is to be written; `~` is the home folder, which a shell leaves alone in `--out=~/x`."""
+    """Path of a file or folder to write; `~` is the home folder, which a shell does not expand in `--out=~/x`."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -64,14 +64,13 @@ def block(*options: Option) -> Callable[[T], T]:
 
 
 def _some(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return names that were given; None where there are none, which means all of them."""
+    """Return the given names; None if there are none, which means all."""
     # click gives an empty tuple for an option that was not given, which would mean no part at all.
     return given or None
 
 
 def note_folders(context: click.Context, param: click.Parameter, given: Any) -> Any:
-    """Return the name of a model, or of several each once, and say which of those that were typed a folder here has as
-    well."""
+    """Return the name of a model, or of several each once, and note names that are also folders here."""
     names = given if isinstance(given, str | None) else tuple(dict.fromkeys(given))
     # Whoever typed nothing meant no folder.
     typed = context.get_parameter_source(str(param.name)) is not ParameterSource.DEFAULT
@@ -88,7 +87,7 @@ def model_option(default: str = "merged", help: str = "The model: ", flag: str =
 
     Args:
         help: text in front of the grammar of names.
-        flag: what it is called where a command has a `--model` for several models too.
+        flag: its name, for commands whose `--model` is for several models.
     """
     return click.option(
         flag,
@@ -102,11 +101,11 @@ def model_option(default: str = "merged", help: str = "The model: ", flag: str =
 
 
 def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *, or_all: bool = False) -> Option:
-    """Return `--model` of a command for several models, of which each is taken once.
+    """Return `--model` of a command for several models, without repetitions.
 
     Args:
         help: text in front of the grammar of names.
-        left_out: models that are taken without it, in words, if there is no default.
+        left_out: models that the command uses without it, in words, if there is no default.
         or_all: whether "all" stands for every method.
     """
     return click.option(
@@ -170,14 +169,14 @@ MEASURED = block(
         "--split", type=SPLIT, help="Split of these samples.  [validation if every task has it, else calibration]"
     ),
 )
-"""Options for the samples that a command measures features on."""
+"""Options for the samples on which a command measures features."""
 
 
 def calibration_options(*but: str) -> Callable[[T], T]:
     """Return the options of a calibration, each as `suite.calibration_options` defines it.
 
     Args:
-        but: names of options that the command has in its own way, or not at all.
+        but: names of options that the command defines itself, or does not have.
     """
     return block(*(_calibration_option(name, one) for name, one in ASKED.items() if name not in but))
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DiagnosisOrder:
-    """Order to diagnose a merged model; None and {} stand for what its folder is to say.
+    """Request to diagnose a merged model; with None and {} the files of its folder decide.
 
     Args:
-        models: shown beside it in the report.
+        models: further models of the report.
         out: the report; None for none.
         suite: the suite file where it is written without a report too; None for beside the report.
     """
@@ -48,7 +48,7 @@ class DiagnosisOrder:
 
     @property
     def command(self) -> str:
-        """Return the command line that writes report and suite; "" where this one does."""
+        """Return the command line that writes report and suite; "" if this run does."""
         named = [] if self.base is None else ["--base", self.base]
         named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
         named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> int:
-    """Print the verdict on a merged model, and write its report if one is asked for; return the exit status."""
+    """Print the verdict on a merged model, write its report if requested, and return the exit status."""
     if asked.out is not None:
         require_packages("plotly", "jinja2")
         from featcal.figures.report.write import free
@@ -147,7 +147,7 @@ def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_js
 def _write(
     asked: DiagnosisOrder, out: Path, session: Session, lines: Sequence[str], on: EvaluationSamples
 ) -> dict[str, Any]:
-    """Write the report and return its document; the suite comes after it, so that a failure leaves none behind."""
+    """Write the report and return its document; the suite file is written last, so that a failure leaves none."""
     require_packages("plotly", "jinja2")
     from featcal.figures.report.write import write_report
 
@@ -180,7 +180,7 @@ def _find_origins(asked: DiagnosisOrder) -> Origins:
 
 
 def _parts(asked: DiagnosisOrder, origins: Origins, on: EvaluationSamples) -> SuiteParts:
-    """Return models and samples of the suite; experts write texts where no samples are given."""
+    """Return models and samples of the suite; without samples experts write texts."""
     from featcal.authoring.from_merge import sample_source
     from featcal.authoring.from_paths import SuiteParts
 

@@ -74,17 +74,18 @@ def calibrate_command(
 ) -> None:
     """Calibrate a model in closed form and write the checkpoint.
 
-    --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
+    --model names the model to calibrate, which is also the ridge's anchor: any merge, baseline or checkpoint.
 
-    [Brackets] give the default of an option, by recipe where that decides; a suite file may set its own under
+    [Brackets] give the default of an option, by recipe if it depends on that; a suite file may set its own under
     `calibration`.
 
     The table shows for every block and task the relative drift of the calibrated features from the expert's on the
     calibration samples. It is taken over the block's own tokens: in a T5 decoder over the decoder's, without the
     encoder's output. With torchrun (docs/scale.md) several processes share the tasks; one of them writes and prints.
 
-    A model that generates text is then compared with the merged one as `featcal study canary` does; one that it breaks
-    is written too, with warnings. Where a check fails, a warning says what was not checked, and the exit status is 1.
+    A model that generates text is then compared with the merged one as in `featcal study canary`. If its generation is
+    broken, the model is written too, with warnings. If a check fails to run, a warning names it, and the exit status is
+    1.
     """
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
@@ -123,7 +124,7 @@ def calibrate_command(
 
 
 def list_checkpoint(session: Session, config: CalibrationConfig, model: str, out: Path) -> None:
-    """Put the folder on the list of checkpoints that the app shows."""
+    """Add the folder to the app's list of checkpoints."""
     from featcal.studies.checkpoints import Checkpoints
     from featcal.studies.recording import run_of
 
@@ -134,7 +135,7 @@ def list_checkpoint(session: Session, config: CalibrationConfig, model: str, out
 
 
 def show_drift(document: Mapping[str, Any], as_json: bool) -> None:
-    """Print warnings and notes on stderr, and the document, or its drift after every block and where it lies."""
+    """Print warnings and notes on stderr, and the document, or its drift after every block and the folder."""
     say_notes(document)
     rows = [(block, *(f"{value:.4f}" for value in one.values())) for block, one in document["relative_drift"].items()]
     print_document(document, as_json, rows, ("block, relative drift", *document["tasks"]))
@@ -143,14 +144,14 @@ def show_drift(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def is_doubtful(document: Mapping[str, Any], require_canary: bool) -> bool:
-    """Say whether something of a written model could not be checked, or generation is not known to be sound where that
-    is required."""
+    """Say whether a check of a written model could not run, or generation is not known to work although that is
+    required."""
     # A missing canary is a failure too: generation could not be checked.
     return "unchecked" in document or (require_canary and document.get("canary", {}).get("broken", True))
 
 
 def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:
-    """Say on stderr where the chosen precision is slow on this machine."""
+    """Warn on stderr if the chosen precision is slow on this machine."""
     from featcal.preflight.estimates import note_slow_precision
 
     for note in note_slow_precision(config, family.compute.device):
@@ -158,7 +159,7 @@ def _say_slow_precision(config: CalibrationConfig, family: Family) -> None:
 
 
 def _say_written(document: Mapping[str, Any]) -> None:
-    """Say what was written, and where to go from there."""
+    """Print the written folder and the next commands."""
     print_message(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
     if "bytes" in document:
         packed, dense = document["bytes"]["packed"], document["bytes"]["dense"]
@@ -179,7 +180,7 @@ def _say_written(document: Mapping[str, Any]) -> None:
 def conditioning_command(suite: str, model: str, device: str, as_json: bool) -> None:
     """Measure how well posed a calibration's linear systems are.
 
-    Shown are the eigenvalues of their left matrices (Eq. 17).
+    It prints the eigenvalues of their left matrices (Eq. 17).
     """
     session = opening.open_suite_session(suite, device)
     found = [one.to_json() for one in session.fit.conditioning(model, bar())]
@@ -213,10 +214,10 @@ def sweep_command(
 ) -> None:
     """Calibrate with every combination of lam, rho and alpha.
 
-    --model names what is calibrated: any merge, baseline or checkpoint.
+    --model names the model to calibrate: any merge, baseline or checkpoint.
 
-    They are measured on validation samples, beside baselines that need no calibration. Every point is kept in the
-    history (`featcal history list`): an interrupted sweep continues where it stopped, and the app draws it.
+    Each is measured on validation samples, and so are baselines without calibration. The history (`featcal history
+    list`) keeps every point: an interrupted sweep continues where it stopped, and the app draws it.
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import run_tables
@@ -272,8 +273,8 @@ def select_command(
     times: how probable are the experts' decisions under it? Candidates are the merge (--of) as it is, the recipes at
     their defaults, and "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays
     unless another one is better by more than the paired interval; the chosen one is then calibrated on all samples.
-    Only calibration samples are read. Results are kept, so an interrupted choice continues where it stopped. With
-    fewer than 8 samples of a task nothing can be told, and the default stays.
+    Only calibration samples are read. Results are cached, so an interrupted choice continues where it stopped. With
+    fewer than 8 samples of a task no candidate can be judged, and the default stays.
 
     With --minutes every merger that needs neither samples nor training is tried too, as it is and calibrated: a quarter
     of the time goes to the first fold, the rest to those that are best on it.

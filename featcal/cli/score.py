@@ -67,8 +67,8 @@ def evaluate_command(
 ) -> None:
     """Score models on every task of a suite.
 
-    --card fills in the scores of a folder's card, with the 95 % interval of the difference to what it was made of.
-    --lm-eval scores on tasks of lm-evaluation-harness instead.
+    --card writes the scores into a folder's card, with the 95 % interval of the gain over the model that was
+    calibrated. --lm-eval scores on tasks of lm-evaluation-harness instead.
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
     """
@@ -109,7 +109,7 @@ def evaluate_command(
 
 
 def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> dict[str, Scores]:
-    """Write the card of a folder anew with its scores, and return what was scored by the name of the model."""
+    """Rewrite the card of a folder with its scores, and return the scores by the name of the model."""
     from featcal.formats.hub import CARD_FILE
     from featcal.studies.history import History
     from featcal.studies.scored_card import score_into_card
@@ -119,12 +119,12 @@ def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> 
     history = History()
     found = score_into_card(session, folder, on, history, progress=bar())
     _say_looks(session, on, history)
-    print_message(f"the scores stand in {folder / CARD_FILE}", err=True)
+    print_message(f"the scores are in {folder / CARD_FILE}", err=True)
     return {scores.model: scores for scores in found}
 
 
 def _say_looks(session: Session, on: EvaluationSamples, history: History) -> None:
-    """Say on stderr how often the suite's test split was looked at, if this was another look."""
+    """Print on stderr how often the suite's test split was used, if this run used it again."""
     from featcal.studies.recording import hash_of
 
     if on.split == "test":
@@ -134,7 +134,7 @@ def _say_looks(session: Session, on: EvaluationSamples, history: History) -> Non
 
 
 def _require_unset(*names: str) -> None:
-    """Raise InputError for options of the running command that the harness would not see."""
+    """Raise InputError for options of the running command that the harness would ignore."""
     context = click.get_current_context()
     flags = {str(param.name): param.opts[0] for param in context.command.params}
     # By source, not by value: a default that is typed out was meant too.
@@ -144,7 +144,7 @@ def _require_unset(*names: str) -> None:
 
 
 def _scores_of(session: Session, models: Sequence[str], view: EvaluationSamples) -> dict[str, Scores]:
-    """Return the scores of each model, and report looks at the test split on stderr."""
+    """Return the scores of each model, and report uses of the test split on stderr."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks
 
@@ -177,13 +177,12 @@ def compare_command(suite: str, models: tuple[str, ...], table: bool, **options:
     Exactly two models, without an option that belongs to a table (--table, --seeds, --out, --csv, --markdown), are
     compared sample by sample: the difference B - A with its interval, and the samples that B gets right and A does not,
     or the other way. The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test;
-    neither covers other calibration seeds. A rank correlation has the interval alone, since none of its answers is
-    right or wrong.
+    neither covers other calibration seeds. A rank correlation has only the interval, because its answers are not right
+    or wrong.
 
-    Otherwise there is a table: scores (average, share of the experts', worst task), drift and cosine of the final
-    features, what making a model costs and what it needs, with the 95 % interval over calibration seeds. Every
-    finished row is kept in the cache folder, so an interrupted table continues where it stopped. A method that cannot
-    be used is a row that says why.
+    Otherwise it prints a table: scores (average, share of the experts', worst task), drift and cosine of the final
+    features, cost and needs of each model, with the 95 % interval over calibration seeds. The cache folder keeps every
+    finished row, so an interrupted table continues where it stopped. The row of a method that cannot be used says why.
     """
     context = click.get_current_context()
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
@@ -196,7 +195,8 @@ def compare_command(suite: str, models: tuple[str, ...], table: bool, **options:
         return
     if "samples" in given:
         raise click.UsageError(
-            "--samples are the calibration samples of a table; add --table, or say --eval-samples for what is scored"
+            "--samples are the calibration samples of a table; add --table, or give --eval-samples for the scored "
+            "samples"
         )
     _compare_two(
         suite, models, **{name: options[name] for name in ("split", "eval_samples", "seed", "device", "as_json")}
@@ -294,11 +294,11 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
 def canary_command(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
     """Check that a language model still generates.
 
-    The prompts come from the calibration samples. Of the model's greedy answers of up to 64 tokens it counts those that
-    loop, those that are empty and those that end by themselves. Of the answers of each task's expert it measures the
-    perplexity under the model, and how far the model's distributions of the next token are from the expert's.
-    Generation is broken if one of these is clearly worse than both the expert's and that of --against; for a
-    perplexity, by more than two standard errors over prompts.
+    The prompts come from the calibration samples. It counts the model's greedy answers of up to 64 tokens that loop,
+    that are empty and that end by themselves. It measures the perplexity of each expert's answers under the model, and
+    the distance between the model's and the expert's distributions of the next token. Generation is broken if one of
+    these is clearly worse than both the expert's and that of --against; for a perplexity, by more than two standard
+    errors over prompts.
     """
     from featcal.evaluation.generation_check import note_unchecked
 

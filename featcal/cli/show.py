@@ -64,7 +64,7 @@ def report_command(
     "[none]",
 )
 @click.option(
-    "--max-memory", type=Size(), help="With --shared: memory that suites may need together.  [half of what is free]"
+    "--max-memory", type=Size(), help="With --shared: most memory of all suites together.  [half of the free memory]"
 )
 @click.pass_context
 def app_command(
@@ -72,8 +72,8 @@ def app_command(
 ) -> int:
     """Start the app in a browser, on 127.0.0.1.
 
-    Further options go to streamlit. A shared server has no accounts: put a server that asks for passwords in front of
-    it (docs/serving.md).
+    Further options go to streamlit. A shared server has no accounts: put it behind a server that asks for passwords
+    (docs/serving.md).
     """
     from featcal.server.launch import start_app
     from featcal.system.sandbox import ServerRules
@@ -102,13 +102,13 @@ def app_command(
 @click.option(
     "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
 )
-@click.option("--max-memory", type=Size(), help="Memory that a job may need, by the estimate.  [half of what is free]")
+@click.option("--max-memory", type=Size(), help="Most estimated memory of a job.  [half of the free memory]")
 @click.option(
     "--max-minutes",
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Minutes that a job may take, by the estimate.",
+    help="Most estimated minutes of a job.",
 )
 def mcp_command(
     roots: tuple[str, ...],
@@ -121,8 +121,8 @@ def mcp_command(
     """Serve ten tools to an agent, over MCP on stdin and stdout.
 
     A client of the Model Context Protocol starts this command itself (docs/serving.md has its configuration). Agents
-    check, diagnose, choose and compare within the folders of --root; what takes long is a job with an estimate first.
-    Needs the package mcp: pip install 'featcal[mcp]'.
+    check, diagnose, choose and compare within the folders of --root; long work is a job with an estimate first. Needs
+    the package mcp: pip install 'featcal[mcp]'.
     """
     from featcal.server.agents.access import Access
     from featcal.server.agents.serve import queue_name, serve

@@ -1,4 +1,4 @@
-"""Start without a suite file: make one of the models and samples that are named."""
+"""Start without a suite file: make one from named models and samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str
 
 
 def _models_and_samples(required: bool = True) -> Option:
-    """Return the options for the models and samples of a suite; where none is required, files may say the same."""
+    """Return the options for the models and samples of a suite; options that are not required can come from files."""
     alone = "" if required else "  [as the files of FOLDER say]"
     without = "none: the suite file asks for them" if required else "texts that experts write"
     return block(
@@ -68,10 +68,10 @@ def _models_and_samples(required: bool = True) -> Option:
 def init_command(
     base: str, experts: Mapping[str, str], data: Mapping[str, str], merged: str | None, out: Path, as_json: bool
 ) -> int:
-    """Write a suite file of models and samples, and check it.
+    """Write a suite file from models and samples, and check it.
 
-    Splits and columns are found; everything that was assumed is printed, and so is what could not be found out. The
-    same lines head the file, which is then yours to edit. Exit status 1 if something is wrong or to be filled in.
+    featcal finds splits and columns, prints its assumptions and what it could not find, and writes these lines at the
+    head of the file, which you can edit. Exit status 1 if something is wrong or to be filled in.
     """
     from featcal.authoring.from_form import read_draft, write_draft
     from featcal.authoring.from_paths import SuiteParts, write_suite_text
@@ -123,14 +123,14 @@ def diagnose_command(
 ) -> int:
     """Say what is wrong with a merged model, and what to do.
 
-    How much of the experts it keeps, which task suffers most, which layer causes most of the final drift, what a
-    calibration with the suite's options brings: all measured, with intervals.
+    It measures, with intervals: how much of the experts the merge keeps, which task suffers most, which layer causes
+    most of the final drift, and the gain of a calibration with the suite's options.
 
-    A merged model of your own needs no suite: name its FOLDER (or Hub id). Base and experts are those of the
-    mergekit_config.yml or the card in it, unless --base and --expert say otherwise; without --data experts write the
-    texts that are measured on. What lies beside the weights is compared first: tokenizer, chat template, configuration.
-    --out writes a report and the suite; --model calibrated shows in it what calibration would give. If base, experts or
-    samples are not in order, the exit status is 1 and nothing is written.
+    A merged model of your own needs no suite: name its FOLDER (or Hub id). Base and experts come from its
+    mergekit_config.yml or card, unless --base and --expert name others; without --data the experts write the texts to
+    measure on. The files beside the weights are compared first: tokenizer, chat template, configuration. --out writes a
+    report and the suite; --model calibrated adds a calibrated model to it. If base, experts or samples are not in
+    order, the exit status is 1 and nothing is written.
 
     --json prints one document for one model, and {"models": [...]} with a document for each of several.
     """
@@ -153,10 +153,10 @@ def diagnose_command(
 
 
 def _is_suite(named: str) -> bool:
-    """Say whether a suite is named, rather than a model.
+    """Say whether the name is a suite's, rather than a model's.
 
     Raises:
-        InputError: nothing is there that is either.
+        InputError: it is neither.
     """
     from featcal.formats.hub import hub_model
     from featcal.formats.lora import split_lora

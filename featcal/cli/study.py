@@ -1,4 +1,4 @@
-"""Run studies from the command line, which measure many models alike."""
+"""Run studies from the command line: they measure many models in the same way."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def run_study(
     """Run a study with the options of its command, and print it.
 
     Args:
-        usual: models that are measured if none are named.
+        usual: models to measure if none are named.
         options: models, seeds, samples, eval_samples, split, out and device; the others are forms of the output, of
             which at most one is true.
 
     Raises:
-        InputError: the file exists, or the study cannot be made.
+        InputError: the file exists, or the study cannot run.
     """
     from featcal.studies.compare import named_methods
     from featcal.studies.store import Rows
@@ -96,7 +96,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
 
 
 def _keep(study: Study, rows: Rows) -> None:
-    """Keep a study for the app, and say what could not be kept."""
+    """Keep a study for the app, and report on stderr if that fails."""
     from featcal.studies.library import keep_study
 
     for problem in filter(None, [*rows.problems, keep_study(study)]):
@@ -141,7 +141,7 @@ def budget_command(suite: str, counts: str | None, **options: Any) -> None:
 @click.option("--severities", help="Severities from 1 to 5, between commas.  [3]")
 @_STUDY
 def corrupt_command(suite: str, kinds: str | None, severities: str | None, **options: Any) -> None:
-    """Measure what corrupted calibration pictures cost.
+    """Measure the effect of corrupted calibration pictures.
 
     Test pictures stay clean (Table 6 and Fig. 4 of the paper).
     """
@@ -159,8 +159,8 @@ def corrupt_command(suite: str, kinds: str | None, severities: str | None, **opt
 def schedule_command(suite: str, **options: Any) -> None:
     """Compare the forward order with stale and parallel features.
 
-    Whole models are scored (Prop. 8). "stale" fits every block after one that is still the merged model's, "parallel"
-    fits all of them on the merged model's features; each takes as many calibrations as there are blocks.
+    It scores whole models (Prop. 8). "stale" fits every block on the output of a block of the merged model, "parallel"
+    fits all blocks on the merged model's features; each takes as many calibrations as there are blocks.
     """
     from featcal.studies import schedule as of
 
@@ -187,7 +187,7 @@ def ablate_command(suite: str, **options: Any) -> None:
 def tasks_command(suite: str, counts: str | None, **options: Any) -> None:
     """Measure methods on the suite's first 2, 4, 8, … tasks.
 
-    The experts of these tasks are merged anew.
+    It merges the experts of these tasks anew.
     """
     from featcal.studies import tasks as of
 
@@ -207,10 +207,10 @@ def tasks_command(suite: str, counts: str | None, **options: Any) -> None:
 def paper_command(
     suite: str, models: tuple[str, ...], out: Path | None, device: str, as_json: bool, **drawn: Any
 ) -> None:
-    """Measure what the paper's tables have, beside what they print.
+    """Measure the paper's tables, next to the printed scores.
 
-    A suite of one of the paper's tables is merged, calibrated and scored as the paper does it. Every score stands
-    beside the printed one, with a 95 % interval and whether both agree.
+    It merges, calibrates and scores a suite of one of the paper's tables by the paper's protocol. Every score is next
+    to the printed one, with a 95 % interval and a verdict on whether both agree.
     """
     from featcal.studies.paper import printed_scores
 

@@ -1,4 +1,4 @@
-"""List and check suites, and turn suite files of other tools into one and back."""
+"""List and check suites, and convert suite files from and to other tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def list_suites(as_json: bool) -> None:
     """List the suites that come with featcal.
 
-    Models and samples of embedded ones come with it too; those of the published benchmarks are on the Hub.
+    Embedded suites include models and samples; those of the published benchmarks are on the Hub.
     """
     from featcal.suite.facts import shipped_suites
 
@@ -40,11 +40,10 @@ def list_suites(as_json: bool) -> None:
 def check_command(suite: str, probe: bool | None, targets: tuple[str, ...], base: str | None, as_json: bool) -> int:
     """Find every problem of a suite at once; estimate the cost.
 
-    The cost of a calibration is in memory, disk and time, and what would be fetched. Exit status 1 if there is a
-    problem.
+    The cost of a calibration is memory, disk, time and downloads. Exit status 1 if there is a problem.
 
-    With --for it is the folder of a model that is looked at: every obstacle between it and another program, and the
-    next commands to the letter. Nothing is fetched or written.
+    With --for it checks the folder of a model: it lists every obstacle between it and another program, and the exact
+    commands to run next. Nothing is fetched or written.
     """
     if targets:
         if probe is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featcal.studies.records import Records
 
 _LARGE = 1e6
-"""Number from which a cell has digits and a power of ten."""
+"""Numbers from here on are printed with a power of ten."""
 
 
 def print_document(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
@@ -50,20 +50,20 @@ def print_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
 
 
 def require_new(out: Path | None) -> None:
-    """Raise InputError if what is to be written exists."""
+    """Raise InputError if the file or folder to write exists."""
     if out is not None and out.exists():
         raise InputError(f"{out} exists; name another file or folder")
 
 
 def require_new_file(out: Path | None) -> None:
-    """Raise InputError if a document is to be written to a file that exists, or into a folder that does not."""
+    """Raise InputError if the file for a document exists, or its folder does not."""
     require_new(out)
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file")
 
 
 def write_document(out: Path | None, text: str) -> None:
-    """Write a document to a new file, if one is named.
+    """Write a document to a new file, if a file is named.
 
     Raises:
         InputError: the file exists, or its folder cannot be written to.
@@ -80,19 +80,19 @@ def write_document(out: Path | None, text: str) -> None:
 
 
 def print_message(text: str, err: bool = False, colour: str | None = None) -> None:
-    """Print one message; names in it may come from files, so control characters are escaped."""
+    """Print one message with its control characters escaped, since names in it may come from files."""
     click.secho(message(text), err=err, fg=colour)
 
 
 def say_notes(document: Mapping[str, Any]) -> None:
-    """Print warnings and notes of a written model on stderr."""
+    """Print warnings and notes about a written model on stderr."""
     for kind, colour in (("warning", "red"), ("note", None)):
         for one in document.get(f"{kind}s", ()):
             print_message(f"{kind}: {one}", err=True, colour=colour)
 
 
 def say_problems(records: Records) -> None:
-    """Print on stderr what is wrong with the history or another list."""
+    """Print problems of the history or another list on stderr."""
     for problem in records.problems:
         print_message(f"warning: {problem}", err=True)
 

@@ -1,4 +1,4 @@
-"""Write models from the command line, and write them again."""
+"""Write models from the command line, and replay their records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from featcal.studies.replay.again import Replayed
 
 _FLAGS = {"over": "--of"}
-"""Options whose flag is not their name."""
+"""Options whose flag has another name."""
 _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 
 
@@ -73,9 +73,9 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
 def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **options: Any) -> int:
     """Merge the experts of a suite into a checkpoint.
 
-    --method polished:steps=30@MODEL brings a model's final features closer to the experts' by a few steps of gradient
-    descent, without labels; the loss before and after is printed. With `react`, whose maps per task are multiplied
-    into heads, the folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
+    --method polished:steps=30@MODEL moves a model's final features closer to the experts' by a few steps of gradient
+    descent, without labels, and prints the loss before and after. `react` multiplies a map per task into the heads: its
+    folder holds the model and `heads`, one file per task; `featcal evaluate --model` reads both.
 
     RECIPE is a YAML file of mergekit in the place of a suite. With --calibrate the folder holds what `featcal diagnose`
     says (diagnosis.json), the suite (suite.yaml), and the models `merged` and `calibrated`. Of a method that featcal
@@ -190,15 +190,16 @@ def _show_baseline(document: Mapping[str, Any], as_json: bool) -> None:
 def export_command(folder: str, layout: str | None, kind: str, out: Path, as_json: bool, **options: Any) -> None:
     """Write a model for the library that will load it; verify it.
 
-    hf gives a folder that transformers 4.57 and 5 read alike, or a note that says which is needed; open_clip a folder
+    hf writes a folder that transformers 4.57 and 5 both read, or notes which one is needed; open_clip writes a folder
     for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE.
 
     --as adapter takes a folder that `featcal calibrate` wrote, runs it once over its calibration samples, and writes
-    what was changed of the merged model, or of the base, as a LoRA: of every linear map the part that does most to the
-    map's own inputs. What every layer leaves out is printed.
+    its change from the merged model, or from the base, as a LoRA: for every linear map the part of the change that has
+    most effect on the map's own inputs. It prints what every layer loses.
 
-    --for gives a folder of transformers with what another program wants beside the weights (tokenizer.model, chat
-    template, generation options; for ollama a Modelfile), then checks it. Converting is that program's own affair.
+    --for writes a transformers folder with the files that another program needs beside the weights (tokenizer.model,
+    chat template, generation options; for ollama a Modelfile), then checks it. That program's own tools do the
+    conversion.
     """
     if kind == "adapter":
         if layout is not None:
@@ -236,10 +237,10 @@ def _export_adapter(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Write what a calibration changed as an adapter.
+    """Write the change of a calibration as an adapter.
 
     Args:
-        options: those of an adapter by name; None where they are not given.
+        options: those of an adapter by name; None for those that are not given.
     """
     from featcal.calibration.low_rank import Limits
     from featcal.session.model_names import recorded_suite
@@ -274,10 +275,10 @@ def _ranks(low: int, high: int) -> str:
 @click.option("--dry-run/--yes", "dry_run", default=True, help="Only show what would be sent, or send it.  [dry run]")
 @JSON
 def push_command(folder: Path, repo: str, private: bool, licence: str | None, dry_run: bool, as_json: bool) -> None:
-    """Send a written folder to the Hub; without --yes show it.
+    """Upload a written folder to the Hub; without --yes show it.
 
-    Shown are all files with their sizes and the card as it will be. Nothing is sent of a half-written folder, of one
-    without weights, or of one whose licence is not known. The token is found by the Hub's own client (`hf auth login`).
+    It shows all files with their sizes and the final card. It refuses a half-written folder, one without weights, and
+    one without a known licence. The Hub's own client finds the token (`hf auth login`).
     """
     from featcal.export import push as sending
 
@@ -305,7 +306,7 @@ def push_command(folder: Path, repo: str, private: bool, licence: str | None, dr
 @click.option("--device", help="cpu, cuda or mps.  [the record's]")
 @JSON
 def replay_command(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
-    """Run what wrote a featcal.json again; compare bit by bit.
+    """Run the command behind a featcal.json again; compare bit by bit.
 
     RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is compared with
     the weight files beside it, else with the hashes in it. If anything differs, the exit status is 1, and the inputs,
@@ -335,7 +336,7 @@ def replay_command(record: Path, suite: str | None, out: Path | None, device: st
 
 
 def _say_unchecked(found: Replayed) -> None:
-    """Say what could not be checked of a model that was made again, and end with status 1 if there is any."""
+    """Print what could not be checked of the new model, and exit with status 1 if there is anything."""
     for sentence in found.unchecked:
         print_message(f"warning: {sentence}", err=True, colour="red")
     if found.unchecked:

@@ -1,4 +1,4 @@
-"""Collect what a measurement finds of one task, batch by batch."""
+"""Collect the measurements of one task, batch by batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featcal.system.errors import NumericalError
 
 @dataclass
 class Record:
-    """The layers of one task, whose samples may come in several walks, one after the other."""
+    """Measurements of the layers of one task, whose samples may be walked in several parts."""
 
     attribution: bool
     numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Record:
         """Compare a layer of the first batch with a second computation of one of its samples.
 
         Args:
-            class_token: parts are of the first token alone.
+            class_token: use only the first token.
         """
         states, before = (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
         self.residuals[crossing.layer] = _residuals(parts, split_drift(states, before, class_token), second.row)

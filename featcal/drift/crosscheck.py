@@ -1,7 +1,7 @@
 """Compute one sample of every task a second time and in another way, to check the numbers of the first run.
 
-e = m + p holds for any three tensors, so it says nothing about how they came to be. A wrong state, a wrong mask,
-dropout left on or a stream that was not carried on shows only if the layers are run again by other means.
+e = m + p holds for any three tensors, so it says nothing about how they came to be. A wrong state or mask, active
+dropout or a stream that did not advance shows only if the layers are run again by other means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SecondStates:
     """The states of one sample around one layer in float64, `[1, tokens, width]`, or `[1, k]` after the last layer."""
 
     row: int
-    """Position of the sample in the first batch."""
+    """Row of the sample in the first batch."""
     before: tuple[Tensor, Tensor] | None
     """The expert's and the model's states before the layer; None in the first one."""
     expert: Tensor
@@ -59,7 +59,7 @@ class SecondRun:
         """The model's block as it is stored, shared by all tasks, and in float64."""
 
     def states(self, crossing: LayerTransition) -> SecondStates:
-        """Return a sample's states as the first run should have found them; to be called layer after layer.
+        """Return a sample's states as the first run should have computed them; call it layer after layer.
 
         Tensors of one layer are in memory twice more in float64: the expert's and the model's.
         """
@@ -125,7 +125,7 @@ class SecondRun:
         return SecondStates(row, before, *reached)
 
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors in front of a stage in float64, except rows of embeddings, which float32 holds exactly."""
+        """Return the tensors before a stage in float64, except rows of embeddings, which float32 holds exactly."""
         # Nothing says of a class without a row that it adds more to these rows before it norms them (BLOOM does not).
         kept = () if self._adapter.limits else self._adapter.vocabulary
         looked_up = {name: tensor for name, tensor in tensors.items() if name in kept}

@@ -30,7 +30,7 @@ def decompose(
     sublayers: bool = False,
     attribution: bool = False,
 ) -> dict[str, TaskDrift]:
-    """Return the drift of a model from experts whose passes are at hand, taken apart layer by layer (Prop. 1).
+    """Split the drift of a model from experts, whose passes are given, layer by layer (Prop. 1).
 
     Each layer runs three times per task: the expert on its own features, the model on its own, and the model on the
     expert's, which separates mismatch from propagation. One sample per task does so a second time, in float64 and by
@@ -56,7 +56,7 @@ def decompose(
 
 
 def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
-    """Return the features of a model from those of the model below its maps, which stand after all other layers."""
+    """Apply the maps of a model that follow all other layers to the features of the model below them."""
     expert = features.expert_features
     pair = expert, map_features(model, features.task, features.model_features)
     expert, reached = checked_features(features.task, [pair])
@@ -66,10 +66,10 @@ def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
 
 
 def measure_total_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
-    """Return the drift of all layers and the final features without taking the drift apart.
+    """Return the drift of all layers and the final features without splitting the drift.
 
-    The numbers are those of `decompose` over all tokens and whole blocks, without its run of the model on the expert's
-    features.
+    The numbers equal those of `decompose` over all tokens and whole blocks; its run of the model on the expert's
+    features is saved.
     """
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}

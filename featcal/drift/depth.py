@@ -19,7 +19,7 @@ from featcal.models.compute import widen
 from featcal.models.model import Head
 
 TOP = 3
-"""Answers that are kept after every block."""
+"""Number of answers kept after every block."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,25 @@ class DepthDecisions:
     words: Mapping[int, str]
     """Names of all answers here: class names, or the words of tokens."""
     beside: DepthDecisions | None = None
-    """The decisions of the expert; None where these are its own."""
+    """The decisions of the expert; None if these are its own."""
 
     @property
     def agreement(self) -> Float[Tensor, " layers"]:
-        """Return the share of samples whose decision after a block is the expert's final one."""
+        """Return the share of samples whose decision after a block equals the expert's final one."""
         final = (self.beside or self).answers[-1, :, 0]
         return (self.answers[:, :, 0] == final).double().mean(1)
 
     @property
     def turning_points(self) -> Int[Tensor, " n"]:
-        """Return the position of the first block from which on the decision stays the model's final one."""
+        """Return the position of the first block after which the decision stays the model's final one."""
         first = self.answers[:, :, 0]
         # How many blocks, counted from the last, have the final decision without a break.
         kept = (first == first[-1]).long().flip(0).cumprod(0).sum(0)
         return len(self.layers) - kept
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return one row per block: agreement, the expert's own, and the share of samples that have turned by then."""
+        """Return one row per block: agreement, the expert's own agreement, and the share of samples that have turned by
+        then."""
         turned = [float((self.turning_points <= place).double().mean()) for place in range(len(self.layers))]
         both = self.agreement.tolist(), (self.beside or self).agreement.tolist()
         rows = zip(self.layers, *both, turned, strict=True)
@@ -78,7 +79,7 @@ class DepthDecisions:
 def read_decisions(
     features: Mapping[str, Float[Tensor, "n k"]], head: Head, words: Callable[[list[int]], dict[int, str]]
 ) -> DepthDecisions:
-    """Return the decisions of a head on the features that its model would end with after every block.
+    """Return the decisions of a head on the state after every block, passed through the model's final norm.
 
     Args:
         features: by layer in forward order (`models.features.depth_features`).

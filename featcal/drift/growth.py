@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Growth:
-    """One residual layer, given the drift that comes in; one number per sample."""
+    """Growth of the incoming drift through one residual layer; one number per sample."""
 
     gamma: Float[Tensor, " n"]
     """||p|| / ||e_before|| - 1, by which the layer itself stretches the incoming drift (Eq. 34)."""

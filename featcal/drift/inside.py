@@ -1,4 +1,4 @@
-"""Measure the local mismatch inside a block: of every linear map alone, on what the expert's own map gets."""
+"""Measure the local mismatch inside a block: of every linear map by itself, on the inputs of the expert's own map."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class MapMismatch:
     map: str
     """Its name inside the block."""
     mismatch: Float[Tensor, " n"]
-    """||(W_model - W_expert) x + b_model - b_expert||, x what the expert's map gets on its own features."""
+    """||(W_model - W_expert) x + b_model - b_expert||, where x is the input of the expert's map on its own features."""
     expert_norm: Float[Tensor, " n"]
     """||W_expert x + b_expert||."""
     changed: float | None
-    """Share of the map in the squared change of the block's linear maps since the merge (or whatever else was
-    calibrated); the shares of a block sum to 1. None where none of them changed."""
+    """Share of the map in the squared change of the block's linear maps since the merge (or since another model that
+    was calibrated); the shares of a block sum to 1. None if none of them changed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of the public document; norms are means over samples."""
@@ -55,7 +55,7 @@ class MapMismatch:
 
 @dataclass(frozen=True)
 class _EveryToken:
-    """The weighting of tokens under which all but padding count alike."""
+    """A weighting of tokens in which all tokens except padding have weight 1."""
 
     patch_weight: float = 1.0
     completion_only: bool = False
@@ -67,8 +67,8 @@ def map_mismatches(
 ) -> dict[str, list[MapMismatch]]:
     """Return, by task, the mismatch of every linear map that all tokens pass, blocks in forward order.
 
-    Each block runs once per task, on the expert's features alone. Maps of a mixture's experts are left out: the router
-    sends every model's tokens elsewhere.
+    Each block runs once per task, on the expert's features alone. Maps of a mixture's experts are left out, because
+    every model's router sends them other tokens.
 
     Args:
         before: the model from which changes are counted.
@@ -97,7 +97,7 @@ def map_mismatches(
 
 
 def change_shares(block: Block, start: Weights, model: Weights) -> dict[str, float]:
-    """Return every linear map's share in the squared change of their weights and biases; nothing where none changed."""
+    """Return every linear map's share in the squared change of weights and biases; empty if nothing changed."""
     before, after = (block.local(one.read(block.names)) for one in (start, model))
     squares = {
         name: sum(
@@ -118,7 +118,7 @@ def _batch_norms(
 
     Args:
         own: the model's tensors of the block, placed.
-        counted: the tokens that are no padding, by weighting.
+        counted: the tokens that are not padding, by weighting.
     """
     block, samples = stage.blocks[index], len(stage.state(step.call, batch))
     for name, expert in step.outputs.items():

@@ -1,4 +1,4 @@
-"""The results of a drift measurement, and the public documents made of them."""
+"""Define the results of a drift measurement and the public documents made from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FeatureDrift:
 
 @dataclass(frozen=True)
 class LayerDrift(FeatureDrift):
-    """The drift of one layer, taken apart."""
+    """The drift of one layer, split into mismatch and propagation."""
 
     mismatch: Float[Tensor, " n"]
     """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""
@@ -47,8 +47,9 @@ class LayerDrift(FeatureDrift):
     alignment: Float[Tensor, " n"]
     """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
     residual: Float[Tensor, " k"]
-    """max(||m - m'||, ||p - p'||) / ||e|| for the samples that were run a second time: m' and p' computed in float64
-    and by other means (`SecondRun`). More than rounding means that the parts are not those of Prop. 1."""
+    """max(||m - m'||, ||p - p'||) / ||e|| for the samples that were run a second time: m' and p' are computed in
+    float64 and by other means (`SecondRun`). A residual above rounding means that the parts are not those of Prop.
+    1."""
     response: Float[Tensor, " n"] | None
     """Cosine of r = p - e_before and e_before: below 0 the residual branch compensates the incoming drift, above 0 it
     amplifies it (Prop. 4). None if the layer has no skip connection."""
@@ -58,7 +59,7 @@ class LayerDrift(FeatureDrift):
 
 @dataclass(frozen=True)
 class Attribution:
-    """The final drift booked to the layers that caused it; rows are layers in forward order (Prop. 2)."""
+    """The final drift attributed to the layers that caused it; rows are layers in forward order (Prop. 2)."""
 
     inner: Float[Tensor, "layers n"]
     """<c_l, e_L>: layer l's local mismatch, pushed through all later layers, along the final drift."""
@@ -84,7 +85,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class TaskFeatures:
-    """The layers of one task in forward order and its final features."""
+    """The drift of the layers of one task, in forward order, and its final features."""
 
     task: str
     layers: tuple[FeatureDrift, ...]
@@ -112,7 +113,7 @@ class TaskFeatures:
 
 @dataclass(frozen=True)
 class TaskDrift(TaskFeatures):
-    """The features of one task with their drift taken apart."""
+    """The features of one task with their drift split layer by layer."""
 
     layers: tuple[LayerDrift, ...]
     attribution: Attribution | None = None
@@ -187,7 +188,7 @@ class TaskDrift(TaskFeatures):
 
 @dataclass(frozen=True)
 class Features:
-    """The features of one model beside those of every expert of its suite."""
+    """The features of one model next to those of every expert of its suite."""
 
     suite: str
     model: str
@@ -202,7 +203,7 @@ class Features:
 
 @dataclass(frozen=True)
 class DriftLedger(Features, Drawable):
-    """The drift of one model from every expert of its suite, taken apart."""
+    """The drift of one model from every expert of its suite, split layer by layer."""
 
     tasks: Mapping[str, TaskDrift]
 
@@ -234,7 +235,7 @@ def layer_json(layer: LayerDrift) -> dict[str, Any]:
 
 
 def _growth_json(layer: LayerDrift, grown: Growth) -> dict[str, Any]:
-    """Return means over the samples that have incoming drift; null if none has."""
+    """Return means over the samples with incoming drift; null if there are none."""
     assert layer.response is not None
     drifting = grown.gamma.isfinite()
     columns = {

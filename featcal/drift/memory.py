@@ -37,7 +37,8 @@ class SampleChunks:
 
     @classmethod
     def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> SampleChunks:
-        """Return what fits: without a limit everything, or with attribution what half of the free memory takes."""
+        """Plan the sizes that fit: all samples at once without a limit, or with attribution as many as half of the free
+        memory holds."""
         limit = run.store.budget
         if limit is None and not attribution:
             return cls()
@@ -57,7 +58,7 @@ class SampleChunks:
         return cls(batch, together)
 
     def parts(self, experts: Mapping[str, ExpertPass]) -> Iterator[dict[str, ExpertPass]]:
-        """Yield the samples in parts to walk one after the other, in order, each of at most `together` samples."""
+        """Yield the samples in parts to walk one after the other, each of at most `together` samples."""
         if self.batch is None:
             yield dict(experts)
             return

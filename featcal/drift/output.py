@@ -1,6 +1,6 @@
 """Relate feature drift to scores, losses and decisions (Props. 3, 6 and 7, Corollary 2, Eq. 44).
 
-All are pure functions of final features and heads of any kind, computed in float64.
+All functions are pure functions of final features and heads of any kind, computed in float64.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ class OutputDrift:
 
     @property
     def model_margin(self) -> Float[Tensor, " n"]:
-        """Return the lead of the model's own first class over its second."""
+        """Return the lead of the model's first class over its second."""
         return top1_margin(self.model_scores)
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
-        """Say whether no score changed by half the margin, so that the decision cannot have changed (Eq. 44)."""
+        """Say whether no score changed by half the margin or more, so that the decision is certainly the same (Eq.
+        44)."""
         return (self.model_scores - self.expert_scores).abs().amax(1) < self.margin / 2
 
     @property
@@ -81,7 +82,7 @@ class OutputDrift:
 
 
 def top1_margin(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """Return the margin of a decision, mu of Eq. (44): its score less that of the runner-up."""
+    """Return the margin of a decision, mu of Eq. (44): its score minus the runner-up's."""
     first, second = scores.topk(2, dim=1).values.unbind(1)
     return first - second
 

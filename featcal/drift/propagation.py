@@ -1,4 +1,4 @@
-"""Measure what every layer's local mismatch contributes to the final drift (Prop. 2).
+"""Measure the contribution of every layer's local mismatch to the final drift (Prop. 2).
 
 The part of layer l is <c_l, e_L>, with c_l its mismatch m_l pushed through all later layers by the path-averaged
 operators A_k of Eq. (19). It is measured from the other end: the final drift is pulled back, v_L = e_L and

@@ -1,9 +1,9 @@
-"""Measure what it costs to fit a module on another feature source than the deployed one (Prop. 8).
+"""Measure the cost of fitting a module on another feature source than the deployed one (Prop. 8).
 
 For each calibrated linear map the local objective is the one that Eq. (17) minimises, with its stabiliser, J(W) = sum_i
 omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2 + eps ||W||^2, with omega fixed to the deployed source. A source that
-is not what the finished model exposes gives another minimiser; the excess is what that minimiser loses under the
-deployed objective.
+differs from the inputs in the finished model gives another minimiser; the excess is its loss under the deployed
+objective, above the minimum.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 DEPLOYED = "prefix"
 SOURCES = (DEPLOYED, "stale", "merged", "expert")
-"""Sources of features. prefix: what Algorithm 1 uses. stale: the block before is not calibrated yet. merged: no block
-is. expert: the expert's own features."""
+"""Sources of features. prefix: the source of Algorithm 1. stale: the previous block is not calibrated yet. merged: no
+block is calibrated. expert: the expert's own features."""
 INSIDE = "snapshot"
-"""Source that compares the block's snapshot with the inputs that its own calibrated modules expose, which the paper
-leaves out."""
+"""Source that compares the block's snapshot with the inputs of its own calibrated modules, which the paper leaves
+out."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,15 @@ def measure_sources(
     passes: Mapping[str, ExpertPass],
     progress: Progress = silent,
 ) -> list[SourceExcess]:
-    """Return the excess of every source for every group of linear maps that is calibrated, blocks in forward order.
+    """Return the excess of every source for every calibrated group of linear maps, blocks in forward order.
 
     Args:
-        calibrated: the result of Algorithm 1 with `config` on the samples of `passes`, in whose precision is measured.
+        calibrated: the result of Algorithm 1 with `config` on the samples of `passes`; their precision is that of the
+            measurement.
 
     Raises:
-        InputError: the passes were made on another device or in another precision than `config` has, or its recipe is
-            not the paper's, whose objectives these are.
+        InputError: the passes have another device or precision than `config`, or its recipe is not the paper's, whose
+            objectives these are.
         NumericalError: an objective that has no single minimiser; names the maps.
     """
     if config.recipe != PAPER:
@@ -162,7 +163,7 @@ def measure_sources(
 def _books(
     stage: Stage, index: int, given: Mapping[str, Tensor], config: CalibrationConfig, chosen: Collection[str]
 ) -> list[_Book]:
-    """Return one book for every calibrated group of linear maps of a block, given their inputs."""
+    """Return the moments of every calibrated group of linear maps of a block, given their inputs."""
     block = stage.blocks[index]
     fitted = calibrated_maps(stage, block, config) if block.name in chosen else {}
     # Without a mixture's experts: every source sends them other tokens.
@@ -171,7 +172,7 @@ def _books(
 
 
 def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:
-    """Return a model's tensors of a block as the forward takes them, by name inside the block."""
+    """Return a model's tensors of a block in the form of the forward pass, by name inside the block."""
     return block.local(run.compute.place(model.read(block.names)))
 
 
@@ -183,11 +184,11 @@ def _sources(
     own: Mapping[str, Tensor],
     models: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> Iterator[tuple[dict[str, Mapping[str, Tensor]], Mapping[str, Tensor]]]:
-    """Yield every source's inputs of all linear maps, and the expert's outputs, batch by batch; all lanes move on.
+    """Yield every source's inputs of all linear maps, and the expert's outputs, batch by batch; all streams advance.
 
     Args:
         own: the expert's tensors of the block.
-        models: the merged model's and the calibrated one's, placed.
+        models: the merged model's and the calibrated one's tensors, on the device.
     """
     merged, new = models
     linears = tuple(block.linears)
@@ -256,7 +257,7 @@ class _Book:
         self._square += float(tokens.sum(expert.square().sum(1, keepdim=True)))
 
     def end_task(self, own: Mapping[str, Tensor]) -> None:
-        """Fold one task in, once for each deployed source whose omega weighs it."""
+        """Add one task, once for each deployed source whose omega weighs it."""
         weight = self.group.stack(own, "weight")
         parts = {source: self._terms(moments, weight) for source, moments in self._task.items()}
         for deployed in (DEPLOYED, INSIDE):
@@ -277,7 +278,7 @@ class _Book:
         return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed
 
     def close(self, block: str, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[SourceExcess]:
-        """Yield the excess of every source once all tasks are in."""
+        """Yield the excess of every source after the last task."""
         stack, names = self.group.stack, ", ".join(self.group.names)
         anchor = closed_form.anchor(stack(merged, "weight"), stack(base, "weight"), self._config.rho)
         pairs = [(source, DEPLOYED, source) for source in SOURCES] + [(INSIDE, INSIDE, DEPLOYED)]

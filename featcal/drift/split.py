@@ -1,4 +1,4 @@
-"""Take the drift through one layer apart into local mismatch and propagation (Prop. 1)."""
+"""Split the drift through one layer into local mismatch and propagation (Prop. 1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Parts:
     expert: Float[Tensor, "n d"]
     """The expert's feature."""
     e: Float[Tensor, "n d"]
-    """Drift: the model's feature less the expert's."""
+    """Drift: the model's feature minus the expert's."""
     m: Float[Tensor, "n d"]
-    """Local mismatch: the model's layer on the expert's state, less the expert's feature."""
+    """Local mismatch: the model's layer on the expert's state, minus the expert's feature."""
     p: Float[Tensor, "n d"]
-    """Propagation: the model's feature, less its layer on the expert's state."""
+    """Propagation: the model's feature, minus its layer on the expert's state."""
     incoming: Float[Tensor, "n d"] | None
     """e before the layer; None if the layer has no skip connection."""
 
@@ -32,13 +32,13 @@ class Parts:
 
 
 def split_drift(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None, class_token: bool) -> Parts:
-    """Return the parts of one batch's drift through one layer.
+    """Split one batch's drift through one layer.
 
     Args:
         after: `[batch, tokens, width]`, or `[batch, k]` after the last layer: the expert's state, the model's layer on
             it, and the model's own state.
         before: the expert's and the model's state before the layer; None if it has no skip connection.
-        class_token: take the first token alone.
+        class_token: use only the first token.
     """
     expert, on_expert, model = (_rows(state, class_token) for state in after)
     incoming = None if before is None else _rows(before[1] - before[0], class_token)

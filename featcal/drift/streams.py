@@ -1,4 +1,4 @@
-"""Take expert and model side by side through every layer: embeddings, every block, final norm and projection."""
+"""Walk expert and model side by side through every layer: embeddings, every block, final norm and projection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.models.model import map_features, task_weights
 from featcal.models.walk import BlockwiseForward, StageInputs
 
 MODEL = "model"
-"""Name of the lanes of the model beside the experts."""
+"""Name of the model's streams next to the experts'."""
 
 
 States = tuple[Tensor, Tensor]
@@ -30,9 +30,9 @@ class LayerPlace:
 
     stage: Stage
     block: Block | None
-    """The layer's block; None in front of a stage and after the last one."""
+    """The layer's block; None for the layer before a stage and the one after the last block."""
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-    """The layer's tensors as they are stored, the expert's and the model's; of a block by names inside it."""
+    """The layer's tensors as they are stored, the expert's and the model's; names inside the block for a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class LayerTransition:
     after: States
     """Their states after it; after the last layer the final features."""
     skip: bool
-    """Whether the layer has a skip connection around all of it."""
+    """True if the layer has a skip connection around all of it."""
     place: LayerPlace
 
     @property
@@ -87,9 +87,9 @@ class BlockTensors:
 def cross(
     run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False
 ) -> Iterator[LayerTransition]:
-    """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
+    """Yield every batch of every task at every layer, in forward order of the layers; use it inside `walking`.
 
-    Sublayers of a block come together, batch by batch.
+    For every batch, the sublayers of a block follow each other.
 
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
@@ -133,7 +133,7 @@ class _Both:
     """Reads the model's tensors of the block, placed: a layer that runs long after the walk holds none."""
 
     def whole(self) -> LayerTransition:
-        """Return the crossing of the whole block by the model."""
+        """Return the transition of the model through the whole block."""
         # What the layer holds stays in memory as long as it: neither this object nor its place.
         stage, block, batch, call, tensors = self.place.stage, self._block, self.batch, self.model.call, self.tensors
 
@@ -144,7 +144,7 @@ class _Both:
         return self._crossing(self.layer, layer, self._states_before, after)
 
     def sublayers(self, theirs: Mapping[str, Tensor]) -> Iterator[LayerTransition]:
-        """Yield the crossings of the block's residual parts, with the expert's tensors and the model's."""
+        """Yield the transitions through the block's residual parts, with the expert's tensors and the model's."""
         stage, block, states = self.place.stage, self._block, self._states_before
         for name in stage.sublayers(block, theirs):
             of_expert = _layer(stage, block, name, lambda: theirs, self.expert.call, self.batch)
@@ -192,7 +192,7 @@ def _layer(
 
 
 def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: StageInputs) -> LayerTransition:
-    """Return the crossing in front of a stage: embeddings, and for a later stage what leads over to it.
+    """Return the transition into a stage: embeddings, and for a later stage the connection from the stage before.
 
     Args:
         one: the task's samples.
@@ -222,7 +222,8 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Stag
 def _close(
     run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: BlockwiseForward
 ) -> Iterator[LayerTransition]:
-    """Yield the crossings of the last layer: final norm, projection and the model's map for the task, if it has one."""
+    """Yield the transitions through the last layer: final norm, projection and the model's map for the task, if it has
+    one."""
     adapter, place_on = run.adapter, run.compute.place
     stage, read = adapter.stages[-1], model.read(adapter.closing)
     closing = place_on(read) | dict(run.head)

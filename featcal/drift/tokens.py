@@ -21,27 +21,27 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
 CLASS_TOKEN, PICTURE, FEATURE = "class token", "picture", "final feature"
-"""Parts of a state that are no text: the token in front of the patches, these, and what stands after the head."""
+"""Parts of a state that are not text: the token before the patches, the patches, and the feature after the head."""
 
 Words = Callable[[list[int]], Mapping[int, str]]
-"""Names tokens of text by their ids."""
+"""Function that names tokens of text by their ids."""
 
 
 class Token(NamedTuple):
     """One token of a sample's state."""
 
     part: str
-    """Its part of the sample: "class token", "picture", "text", "prompt", of an encoder-decoder "encoder" or
-    "decoder", and after the head "final feature"."""
+    """Its part of the sample: "class token", "picture", "text", "prompt", "encoder" or "decoder" of an encoder-decoder,
+    and after the head "final feature"."""
     position: int
     """Its place within that part, from 0; patches are counted row by row."""
     word: str | None
-    """The token as its tokenizer writes it; None for what is no text."""
+    """The token in its tokenizer's spelling; None for tokens that are not text."""
 
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The tokens after one layer: a tensor `[tokens]` per sample, of different lengths since padding is left out."""
+    """The tokens after one layer: a tensor `[tokens]` per sample, without padding and so of different lengths."""
 
     layer: str
     tokens: tuple[tuple[Token, ...], ...]
@@ -83,10 +83,10 @@ class TokenDrift:
 
 
 def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], words: Words) -> dict[str, TokenDrift]:
-    """Return, by task, the drift of a model from the experts, token by token, in one walk of both.
+    """Return, by task, the drift of a model from the experts, token by token, from one walk of both.
 
-    A state is what `decompose` and `follow` take the norm of, so its tokens are all that later layers see: a decoder of
-    an encoder-decoder reads its own tokens and the encoder's. After the head a sample has one feature and no tokens.
+    `decompose` takes norms of the same states, so they hold all tokens that later layers see: the decoder of an
+    encoder-decoder reads its own tokens and the encoder's. After the head a sample has one feature and no tokens.
     """
     found: dict[str, dict[str, list[LayerTokens]]] = {task: {} for task in experts}
     read: dict[tuple[str, str, int], _Named] = {}
@@ -108,7 +108,7 @@ def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], wor
 
 
 _Named = tuple[Tensor, tuple[tuple[Token, ...], ...]]
-"""Which tokens of a batch are no padding, `[batch, tokens]`, and what those are, sample by sample."""
+"""Mask of the tokens of a batch that are not padding, `[batch, tokens]`, and their names, sample by sample."""
 
 
 def _list_tokens(crossing: LayerTransition) -> Iterator[Tensor]:
@@ -130,10 +130,10 @@ def _name_texts(ids: Mapping[str, Tensor], words: Words) -> _Named:
 
 
 def _name_patches(crossing: LayerTransition, sizes: Tensor) -> _Named:
-    """Return the tokens of states that no text is behind: class token and patches, or the final feature.
+    """Name the tokens of states without text: class token and patches, or the final feature.
 
     Args:
-        sizes: `[batch, tokens]`, 0 where the expert's and the model's states both are.
+        sizes: `[batch, tokens]`, 0 where both the expert's and the model's states are 0.
     """
     if crossing.layer == LAST_LAYER:
         return torch.ones_like(sizes, dtype=torch.bool), ((Token(FEATURE, 0, None),),) * len(sizes)
@@ -148,7 +148,7 @@ def _name_patches(crossing: LayerTransition, sizes: Tensor) -> _Named:
 
 
 def _join(batches: Sequence[LayerTokens]) -> LayerTokens:
-    """Return the samples of several batches one after the other."""
+    """Concatenate the samples of several batches."""
     return LayerTokens(
         batches[0].layer,
         tuple(tokens for one in batches for tokens in one.tokens),

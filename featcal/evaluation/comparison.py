@@ -1,9 +1,9 @@
-"""Compare two models on the same samples: how much better one is, how sure that is, and which answers changed.
+"""Compare two models on the same samples: the difference, its uncertainty, and the answers that changed.
 
-The samples of a split are one draw of those that could have been taken. The bootstrap draws them again, with
-replacement and within each task, and looks at how the difference of the two scores spreads; both models are scored on
-the same draw, so what they have in common cancels (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13).
-McNemar's test asks whether the answers that changed, changed in one direction (McNemar 1947; here its exact form).
+The samples of a split are one draw of many possible ones. The bootstrap redraws them, with replacement and within each
+task, and measures the spread of the difference of the two scores; both models are scored on the same draw, so their
+common variation cancels (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13). McNemar's test asks whether
+the answers that changed, changed in one direction (McNemar 1947; here its exact form).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # tables know the words below before torch is there
 Array = NDArray[np.float64]
 DRAWS, SEED, LEVEL = 5_000, 42, 0.95
 CHUNK = 2**17
-"""Samples that are drawn at a time where a score is not a sum over samples."""
+"""Samples that are drawn at a time if a score is not a sum over samples."""
 FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG = "fixed", "broken", "both right", "both wrong"
 FLIPS = (FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG)
 """Kinds of change from the answer of model A to that of model B."""
@@ -60,7 +60,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Difference:
-    """Score of B minus score of A, on one task or averaged over tasks; all scores are those of the metric, 0-1 or, of a
+    """Score of B minus score of A, on one task or averaged over tasks; scores are those of the metric, 0-1 or, for a
     correlation, -1 to 1."""
 
     metric: str
@@ -73,8 +73,8 @@ class Difference:
     high: float
     """97.5th percentile."""
     counts: Counts | None
-    """None where a metric judges no single answer (a rank correlation, or an average that has one in it): then there is
-    no McNemar test either, and the interval alone says what is noise."""
+    """None if a metric judges no single answers (a rank correlation, or an average that includes one): then there is no
+    McNemar test either, and only the interval tells what is noise."""
 
     @property
     def difference(self) -> float:
@@ -89,13 +89,13 @@ class Difference:
     def is_within_noise(self) -> bool:
         """Say whether chance explains the difference: the interval holds 0, or McNemar's p is above 0.05.
 
-        Where few answers changed, the interval alone is too sure: 4 that were fixed and none broken leave 0 out of it,
-        while a coin falls as unevenly once in 8 times.
+        If few answers changed, the interval alone is too narrow: with 4 fixed and none broken it excludes 0, while a
+        coin falls as unevenly once in 8 times.
         """
         return self.low <= 0 <= self.high or (self.p is not None and self.p > 1 - LEVEL)
 
     def to_json(self) -> dict[str, Any]:
-        """Return scores, their difference with its interval, the test and the counts; null where there is none."""
+        """Return scores, their difference with its interval, the test and the counts; missing values are null."""
         counts = self.counts
         document: dict[str, Any] = {"metric": self.metric} if self.metric else {}
         document |= {"n": self.n, "a": self.a, "b": self.b, "difference": self.difference, "low": self.low}
@@ -121,7 +121,7 @@ class Comparison(Drawable):
     average: Difference
     """Difference of the unweighted means over tasks; draws are made within each task."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Remarks on the samples, as the scores have them."""
+    """Remarks on the samples, from the scores."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the public document of `featcal compare --json`."""
@@ -147,7 +147,7 @@ class _Pair:
 
     @cached_property
     def turns(self) -> NDArray[np.int64] | None:
-        """Return `[n]`: 1 fixed, -1 broken, 0 neither; None where the metric judges no single answer."""
+        """Return `[n]`: 1 fixed, -1 broken, 0 neither; None if the metric judges no single answers."""
         before, after = self.a.right, self.b.right
         return None if before is None or after is None else after.long().numpy() - before.long().numpy()
 
@@ -159,7 +159,7 @@ class _Pair:
         return Counts(*(found.count(one) for one in FLIPS))
 
     def draw_differences(self, draws: int, seed: int) -> Array:
-        """Return `[draws]` differences of the score, on samples that are drawn again; seed and task decide which."""
+        """Return `[draws]` differences of the score, on redrawn samples; seed and task determine the draws."""
         rng = generator(seed, self.task)
         if self.turns is not None:
             return drawn_means(self.turns, draws, rng)
@@ -180,10 +180,11 @@ def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
 
 
 def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comparison:
-    """Measure how much better or worse B is than A, for every task and the average over tasks.
+    """Compare B with A, for every task and the average over tasks.
 
     Args:
-        draws: bootstrap draws, at least 1; the ends of an interval at 5,000 draws are good to about 1 % of its width.
+        draws: bootstrap draws, at least 1; with 5,000 draws the ends of an interval are exact to about 1 % of its
+            width.
 
     Raises:
         InputError: the scores are not of the same samples, or are of different metrics.
@@ -211,7 +212,7 @@ def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -
 
 
 def check_same(where: str, a: TaskScore, b: TaskScore) -> None:
-    """Raise InputError unless two scores are of the same samples by the same metric."""
+    """Raise InputError unless two scores have the same samples and the same metric."""
     if a.metric != b.metric:
         raise InputError(f"{where}: scored by {a.metric} and by {b.metric}, which cannot be compared sample by sample")
     if _to_list(a.labels) != _to_list(b.labels):
@@ -236,7 +237,7 @@ def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator)
 def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.random.Generator) -> Array:
     """Draw `[draws]` differences of two Spearman correlations with `right`, of n samples drawn with replacement.
 
-    Where all values of a draw are the same its correlation is 0, as everywhere here: a constant carries no order.
+    If all values of a draw are equal its correlation is 0, as everywhere here: a constant carries no order.
     """
     n, parts = len(right), []
     step = max(1, CHUNK // n)
@@ -250,14 +251,14 @@ def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.ran
 
 
 def generator(seed: int, task: str) -> np.random.Generator:
-    """Make the random generator that decides which samples of a task are drawn again."""
+    """Make the random generator that redraws the samples of a task."""
     # A hash, not `hash()`: Python's differs from process to process.
     digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 def drawn_changes(change: Array, draws: int, rng: np.random.Generator) -> Array:
-    """Draw `[draws]` means of `change` `[n]`, whatever its values, over n samples drawn with replacement."""
+    """Draw `[draws]` means of `change` `[n]` over n samples drawn with replacement."""
     n, parts = len(change), []
     step = max(1, CHUNK // n)
     for start in range(0, draws, step):
@@ -267,7 +268,7 @@ def drawn_changes(change: Array, draws: int, rng: np.random.Generator) -> Array:
 
 
 def interval(spread: Array) -> tuple[float, float]:
-    """Return the 2.5th and the 97.5th percentile of what was drawn."""
+    """Return the 2.5th and the 97.5th percentile of the draws."""
     low, high = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be exactly 0
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 128
 CHUNK = 8
 Reach = Callable[[Family, Weights, Samples], Tensor]
-"""What gives the final features of weights on samples, in front of any map, as `reach_features` does."""
+"""Function that returns the final features of weights on samples, before any map, as `reach_features` does."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class TaskScore:
     """`[n]` class indices, or a language model's answers."""
     labels: Tensor | tuple[str, ...]
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Remarks on the samples: classes that were matched by their places, files that were left out."""
+    """Remarks on the samples: classes that were matched by position, files that were left out."""
 
     @property
     def n(self) -> int:
         return len(self.labels)
 
     def answers(self) -> list[dict[str, int | str]]:
-        """Return one row per sample, in their order: what the model said and what is right."""
+        """Return one row per sample, in their order: the model's answer and the right one."""
         answers, right = (
             one.tolist() if isinstance(one, Tensor) else list(one) for one in (self.predictions, self.labels)
         )
@@ -64,8 +64,8 @@ class TaskScore:
 
     @property
     def right(self) -> Bool[Tensor, " n"] | None:
-        """Say of every answer whether it is right, blanks around a text aside; None where the metric judges no single
-        answer (a rank correlation)."""
+        """Say for every answer whether it is right, ignoring blanks around a text; None if the metric judges no single
+        answers (a rank correlation)."""
         if self.metric == "spearman":
             return None
         if isinstance(self.predictions, Tensor):
@@ -114,7 +114,7 @@ class Scores(Drawable):
 
 
 def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> dict[str, Head]:
-    """Make the heads of models by task, where class prompts make them; none where every model has its own.
+    """Make the heads of models by task, if class prompts make them; none if every model has its own.
 
     Raises:
         InputError: class names or a text tower are missing.
@@ -125,12 +125,12 @@ def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> 
 
 
 def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[str, Head | None]:
-    """Return by task the head that turns a model's features into scores without labels; None for its own vocabulary,
-    which is a part of the tower.
+    """Return by task the head that turns a model's features into scores; None for its own vocabulary, which is a part
+    of the tower.
 
     Args:
         models: by task.
-        split: whose source names the classes.
+        split: the one whose source names the classes.
 
     Raises:
         InputError: class names, a text tower or a head are missing.
@@ -150,7 +150,7 @@ def reach_features(
     """Return the final features of weights on samples, on the compute device.
 
     Args:
-        checked: remembers which batches were checked against the library's own forward.
+        checked: records the batches that were checked against the library's own forward.
     """
     batches, places = batches_by_length(drawn, BATCH_SIZE, family.compute.device)
     head, found = family.head(), []
@@ -167,8 +167,8 @@ def score_model(
     """Score a model on samples with known answers, part by part: top-1 accuracy of classes, a text's own metric.
 
     Args:
-        head: from `scoring_heads`; a model's own head for the task comes before it.
-        reach: gives the features that classes are scored by.
+        head: from `scoring_heads`; a model's own head for the task takes precedence.
+        reach: returns the features to score.
 
     Raises:
         NoScores: labels, answers or a head are missing.
@@ -194,7 +194,7 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: 
     """Measure how often the largest score is that of the right class, or of the first token of the right answer.
 
     Raises:
-        InputError: labels or answers are missing, or count other classes than the head's.
+        InputError: labels or answers are missing, or do not fit the head's classes.
         NumericalError: features that are not finite, which have no largest score.
     """
     labels = right_answers(family, model, drawn)
@@ -211,10 +211,10 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: 
 
 
 def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str, Tensor]) -> TaskScore:
-    """Measure the rank correlation of the cosines of two texts' embeddings with how alike they are said to be.
+    """Measure the rank correlation between the cosines of two texts' embeddings and their rated similarity.
 
     Args:
-        drawn: the first texts, with the numbers as answers.
+        drawn: the first texts, with the ratings as answers.
         second: inputs of the second texts.
 
     Raises:
@@ -238,13 +238,13 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
 
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
-    """Return the features that a model's head for a task takes, float32 on the CPU."""
+    """Return the input features of a model's head for a task, float32 on the CPU."""
     features = final_features(family.adapter, task_weights(model, task), family.head(), batches, family.compute)
     return map_features(model, task, features).float().cpu()
 
 
 def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
-    """Return the score of all parts of a split together."""
+    """Combine the scores of all parts of a split."""
     if len(parts) == 1:
         return parts[0]
     metric = parts[0].metric

@@ -1,8 +1,8 @@
-"""Check whether a model still generates: its own continuations, and how likely the experts' answers are under it.
+"""Check whether a model still generates: its own continuations, and the likelihood of the experts' answers.
 
-A repair can bring features closer to the experts' under teacher forcing, where every token before is right, and yet
-leave a model that repeats itself without an end. So a calibrated model that generates is held against the merged model
-it was made of, on prompts from the calibration samples.
+A repair can move features closer to the experts' under teacher forcing, where all previous tokens are right, and yet
+leave a model that repeats itself for ever. So a calibrated model that generates is compared with the merged model
+before it, on prompts from the calibration samples.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from featcal.system.progress import Progress, silent
 PROMPTS, TOKENS = 16, 64
 """Prompts per task, and new tokens at most for each."""
 GRAM = 4
-"""Tokens of a run that counts as repeated when it was there before."""
+"""Number of tokens in a run that counts as repeated."""
 LOOP = 0.4
-"""Share of repeated runs from which an answer counts as a loop."""
+"""Share of repeated runs from which on an answer counts as a loop."""
 MORE = 0.2
-"""Share of a task's answers by which loops and empty ones may become more, and those that end fewer, than both the
-merged model's and the expert's: three of 16 prompts."""
+"""Allowed increase of loops and empty answers, and allowed decrease of ended answers, as a share of a task's answers,
+relative to both the merged model and the expert: three of 16 prompts."""
 UNLIKELIER = 1.25
-"""Factor by which the perplexity of the expert's answers may exceed the merged model's."""
+"""Factor by which the perplexity of the expert's answers may exceed that of the merged model."""
 ERRORS = 2.0
-"""Standard errors of a perplexity's logarithm that chance is given on top."""
+"""Standard errors of a perplexity's logarithm that are allowed for chance."""
 FARTHER = 0.05
-"""Amount by which the distance of next-token distributions (0-1) to the expert's may exceed the merged model's."""
+"""Amount by which the distance of next-token distributions (0-1) to the expert's may exceed that of the merged
+model."""
 TOGETHER = 8
-"""Prompts that are answered at a time."""
+"""Prompts in one batch."""
 _LARGEST = 700.0
 """Nats per token whose exponential is still a number."""
 
@@ -48,26 +49,26 @@ class Reading:
     """Measurements of one model on the prompts of one task."""
 
     repetition: float
-    """Mean share, 0-1, of an answer's runs of `GRAM` tokens that were in it before."""
+    """Mean share, 0-1, of an answer's runs of `GRAM` tokens that occurred in it before."""
     loops: float
-    """Share of answers, 0-1, of which at least `LOOP` repeats itself."""
+    """Share of answers, 0-1, that repeat at least `LOOP` of their runs."""
     ended: float | None
-    """Share of answers, 0-1, that the model ends by itself; None where it names no token for that."""
+    """Share of answers, 0-1, that the model ends by itself; None if it has no end token."""
     perplexity: float
     """Perplexity of the expert's own answers, at least 1: exp of their mean negative log-probability per token."""
     distance: float
-    """Total variation between the next-token distributions of model and expert along the expert's answers, 0-1,
-    mean over tokens."""
+    """Total variation distance between the next-token distributions of model and expert along the expert's answers,
+    0-1, mean over tokens."""
     error: float = 0.0
-    """Standard error of the logarithm of `perplexity` over prompts. Where answers are a word, one or two of 16 that are
-    wrong and sure of it are a factor of 1.3 already."""
+    """Standard error of the logarithm of `perplexity` over prompts. With one-word answers, one or two confident
+    mistakes of 16 already change the perplexity by a factor of 1.3."""
     empty: float = 0.0
-    """Share of answers, 0-1, whose first token is their end."""
+    """Share of answers, 0-1, whose first token is the end token."""
 
 
 @dataclass(frozen=True)
 class TaskCanary:
-    """Measurements of one task: its expert, the model held against, and the model."""
+    """Measurements of one task: of its expert, of the reference model, and of the model."""
 
     prompts: int
     expert: Reading
@@ -76,7 +77,7 @@ class TaskCanary:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Say why generation counts as broken; return nothing where it does not."""
+        """Return the reasons why generation counts as broken; none if it does not."""
         expert, before, after = self.expert, self.against, self.model
         found = []
         if after.loops > max(before.loops, expert.loops) + MORE:
@@ -94,7 +95,7 @@ class TaskCanary:
 
 @dataclass(frozen=True)
 class Canary:
-    """Generation of one model held against another's, task by task."""
+    """Generation of one model compared with a reference model's, task by task."""
 
     suite: str
     model: str
@@ -103,7 +104,7 @@ class Canary:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Say why generation counts as broken, task by task; return nothing where it does not."""
+        """Return the reasons why generation counts as broken, task by task; none if it does not."""
         return tuple(f"{task}: {reason}" for task, one in self.tasks.items() for reason in one.reasons)
 
     @property
@@ -111,7 +112,7 @@ class Canary:
         return bool(self.reasons)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the public document of `featcal study canary --json`, which is also `canary` of a record."""
+        """Return the public document of `featcal study canary --json`, which is also the entry `canary` of a record."""
         return {
             "suite": self.suite,
             "model": self.model,
@@ -126,19 +127,19 @@ class Canary:
 def compare_generation(
     family: Family, model: Weights, against: Weights | None = None, *, seed: int = 42, progress: Progress = silent
 ) -> Canary:
-    """Let the experts, the model and the one it is held against answer the same prompts.
+    """Let the experts, the model and the reference model answer the same prompts.
 
-    Decoding is greedy, on tasks that have calibration samples. Prompts and answers have no more tokens together than
-    the model has positions by its configuration, rotary ones too: after them every model errs. One whole model is in
-    memory at a time, in the compute dtype, with the experts' distributions over the answers of one task.
+    Decoding is greedy, on tasks with calibration samples. Prompt and answer together have at most as many tokens as the
+    model's configuration has positions, also for rotary ones, because every model errs beyond them. One whole model is
+    in memory at a time, in the compute dtype, with the experts' distributions over the answers of one task.
 
     Args:
-        against: left out, the suite's merged model.
+        against: the reference model; by default the suite's merged model.
         seed: decides which calibration samples give the prompts.
 
     Raises:
         InputError: models that generate no text, a suite without calibration samples, or a model with a map or a head
-            of its own, of which the library's `generate` knows nothing.
+            of its own, which the library's `generate` would ignore.
         NumericalError: scores that are not finite.
     """
     if not family.adapter.generates:
@@ -182,12 +183,12 @@ def unchecked_tasks(family: Family) -> list[str]:
 
 
 def canary_warnings(record: Mapping[str, Any]) -> list[str]:
-    """Return the reasons of a record's canary against the model, as warnings."""
+    """Return the reasons in a record's canary as warnings."""
     return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
 def note_unchecked(family: Family) -> list[str]:
-    """Return a note on the tasks that have no prompts; none where every task has some."""
+    """Return a note on the tasks without prompts; none if every task has some."""
     left = ", ".join(f"'{task}'" for task in unchecked_tasks(family))
     return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
 
@@ -198,13 +199,14 @@ def _keep_within(generator: Generator) -> Generator:
 
 
 def _longest_prompt(generator: Generator) -> int | None:
-    """Return the tokens of a prompt that leave room for an answer, or half of all positions; None for any number."""
+    """Return the tokens of the longest prompt that leaves space for an answer, or half of all positions; None for any
+    number."""
     rows = generator.positions
     return None if rows is None else max(rows - TOKENS, rows // 2, 1)
 
 
 def _reading(pupil: TextAnswerer, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
-    """Measure a model on the expert's answers, against the expert's distributions along them."""
+    """Measure a model on the expert's answers, compared with the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []
     for answer, distribution, log_probabilities in zip(answers, theirs, pupil.log_probabilities(answers), strict=True):
@@ -238,7 +240,7 @@ def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def repetition(answer: Sequence[int]) -> float:
-    """Return the share of an answer's runs of `GRAM` tokens that were in it before; 0 where there are none.
+    """Return the share of an answer's runs of `GRAM` tokens that occurred in it before; 0 if there are none.
 
     >>> repetition([1, 2, 1, 2, 1, 2, 1])
     0.5

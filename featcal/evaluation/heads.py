@@ -1,4 +1,4 @@
-"""Score features by a head: class prompts, a vocabulary, a classifier of a task's own, bare or after a pooler."""
+"""Score features with a head: class prompts, a vocabulary, or a task's own classifier, bare or after a pooler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class CosineHead:
         return self.scale * torch.nn.functional.normalize(features, dim=1) @ self.prompts.to(features).mT
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """Return scale * sigma_max(prompts) / d_min, d_min the distance of the segment expert-model from the origin.
+        """Return scale * sigma_max(prompts) / d_min, with d_min the distance of the segment expert-model from the
+        origin.
 
         The Jacobian of h / ||h|| has norm 1 / ||h||, so this is a true upper bound; infinite for a segment through the
         origin.
@@ -50,11 +51,11 @@ class CosineHead:
 class LinearHead:
     """A language model's head on its final normed state, z = scale * weight @ h; its scores are of tokens.
 
-    Where the model has a `softcap` its scores are cap * tanh(z / cap).
+    With a `softcap` its scores are cap * tanh(z / cap).
     """
 
     read: Callable[[], Float[Tensor, "c k"]]
-    """Read the weight; a vocabulary-sized matrix of every expert is not held all the time."""
+    """Function that reads the weight, so that not every expert's vocabulary-sized matrix stays in memory."""
     scale: float = 1.0
     softcap: float | None = None
     classes: None = None
@@ -85,7 +86,7 @@ class ClassificationHead:
     bias: Tensor | None = None
     """`[c]`"""
     classes: tuple[str, ...] = ()
-    """Given none, the classes are called "0", "1" and so on."""
+    """Names of the classes; by default "0", "1" and so on."""
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2:
@@ -111,7 +112,7 @@ class ClassificationHead:
 
 @dataclass(frozen=True)
 class PooledHead:
-    """A classifier after a pooler, as BERT and RoBERTa have it, z = head(tanh(weight @ h + bias))."""
+    """A classifier after a pooler, as in BERT and RoBERTa, z = head(tanh(weight @ h + bias))."""
 
     weight: Float[Tensor, "w k"]
     bias: Float[Tensor, " w"] | None
@@ -133,7 +134,8 @@ class PooledHead:
 
 @dataclass(frozen=True)
 class ModuleHead:
-    """A classifier that is a module of the library, which is more than linear maps with tanh between them."""
+    """A classifier that runs the library's own module, for heads that are more than linear maps with tanh between
+    them."""
 
     module: nn.Module
     tensors: Mapping[str, Tensor]
@@ -146,7 +148,7 @@ class ModuleHead:
         return found
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """Return the product of the bounds of all parts, equal for every sample; loose where a norm is among them."""
+        """Return the product of the bounds of all parts, equal for every sample; loose if a norm is among them."""
         return expert.new_full((len(expert),), math.prod(self._slopes()))
 
     def _slopes(self) -> Iterator[float]:
@@ -163,7 +165,7 @@ class ModuleHead:
 
 
 def _largest_slope(function: nn.Module) -> float:
-    """Return the largest |derivative| of a function of single numbers, such as an activation, on a fine grid."""
+    """Return the largest |derivative| of a scalar function, such as an activation, on a fine grid."""
     at = torch.linspace(-20, 20, 40_001, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(function(at).sum(), at)
@@ -171,10 +173,10 @@ def _largest_slope(function: nn.Module) -> float:
 
 
 def stored_head(adapter: Adapter, model: Weights, classes: tuple[str, ...]) -> Head | None:
-    """Return the head that lies beside a model's weights; None where it lacks a part of it.
+    """Return the head in a model's files; None if a part of it is missing.
 
     Args:
-        classes: their names, where known.
+        classes: their names, if known.
 
     Raises:
         InputError: shapes that do not belong together.
@@ -192,11 +194,11 @@ def stored_head(adapter: Adapter, model: Weights, classes: tuple[str, ...]) -> H
 
 
 def linear_head(model: Weights, maps: Sequence[str], classes: tuple[str, ...]) -> Head | None:
-    """Return the head of linear maps that lies beside a model's weights; None where it lacks one of them.
+    """Return the head of linear maps in a model's files; None if one of them is missing.
 
     Args:
         maps: names of its linear maps, one or two (`Adapter.classifier`).
-        classes: their names, where known.
+        classes: their names, if known.
 
     Raises:
         InputError: shapes that do not belong together.

@@ -39,15 +39,16 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
 
 
 def name_answers(family: Family, head: Head, answers: Sequence[int]) -> dict[int, str]:
-    """Return what classes are called, or tokens of text as the base's tokenizer writes them, blanks shown; numbers
-    where the base has no tokenizer."""
+    """Return the names of classes, or tokens of text in the spelling of the base's tokenizer, with visible blanks;
+    numbers if the base has no tokenizer."""
     if head.classes is not None:
         return {answer: head.classes[answer] for answer in answers}
     return name_tokens(family, answers)
 
 
 def name_tokens(family: Family, ids: Sequence[int]) -> dict[int, str]:
-    """Return tokens of text as the base's tokenizer writes them, blanks shown; numbers where it has no tokenizer."""
+    """Return tokens of text in the spelling of the base's tokenizer, with visible blanks; numbers if it has no
+    tokenizer."""
     try:
         tokenizer = tokenizer_of(family.base_folder)
     except InputError:
@@ -64,18 +65,18 @@ def name_tokens(family: Family, ids: Sequence[int]) -> dict[int, str]:
 def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
     """Generate a model's answer to every sample: greedy decoding by the library's own `generate`.
 
-    The whole model is in memory for this, in the compute dtype.
+    It needs the whole model in memory, in the compute dtype.
 
     Args:
         limit: largest number of new tokens.
 
     Raises:
-        InputError: a model with a map or a head of its own for the task, of which `generate` knows nothing.
+        InputError: a model with a map or a head of its own for the task, which `generate` would ignore.
     """
     if answers_apart(model, drawn.task):
         raise InputError(
-            f"task '{drawn.task}': {model.label} has a map or a head of its own for it, with which the library cannot "
-            "generate answers; score it by classes (ClassificationHead)"
+            f"task '{drawn.task}': {model.label} has a map or a head of its own for it, which the library's "
+            "generate() would ignore; score it by classes (ClassificationHead)"
         )
     tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
     source = family.suite.task(drawn.task).source(drawn.split)
@@ -100,7 +101,7 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
 
 
 def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
-    """Return the special tokens after the last word of right answers: a chat template may close a turn with one at
+    """Return the special tokens after the last word of right answers: a chat template may end a turn with a token at
     which the base, made for plain text, does not stop."""
     special, found = frozenset(tokenizer.all_special_ids), set[int]()
     for ids, counted in zip(drawn.inputs["input_ids"], drawn.inputs["completion_mask"].bool(), strict=True):
@@ -113,7 +114,7 @@ def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
 
 
 def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:
-    """Return the share of answers that are the right string, surrounding blanks aside.
+    """Return the share of answers that equal the right string, ignoring surrounding blanks.
 
     >>> exact_match(["yes", "no "], ["yes", "no"])
     1.0
@@ -124,7 +125,7 @@ def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:
 def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
     """Return the rank correlation of answers read as numbers; an answer that is not a number counts as 0.
 
-    It is 0 where all answers are the same: a constant carries no order.
+    It is 0 if all answers are equal: a constant carries no order.
 
     Raises:
         InputError: a right answer is not a number, or all of them are the same.
@@ -149,7 +150,7 @@ METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}
 
 
 def to_number(text: str) -> float:
-    """Read an answer as a finite number; 0 where it is not one."""
+    """Read an answer as a finite number; 0 if it is not one."""
     try:
         value = float(text)
     except ValueError:

@@ -15,14 +15,14 @@ from typing import Any
 from featcal.system.errors import InputError
 
 _PREFERRED = ("exact_match", "pass@1", "acc_norm", "acc", "prompt_level_strict_acc", "f1")
-"""Metrics that stand for a task, the first that its results have; otherwise its first number."""
+"""Main metrics of a task: the first of these that its results have; otherwise its first number."""
 
 
 def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Score a checkpoint folder on tasks of lm-evaluation-harness.
 
-    The harness of this environment is used, else the command `lm-eval` (which may live in an environment of its
-    own). Its progress goes to stderr.
+    It uses the harness of this environment, else the command `lm-eval` (which may have an environment of its own).
+    Progress goes to stderr.
 
     Args:
         tasks: names that `lm-eval ls tasks` knows.
@@ -94,7 +94,7 @@ def _is_metric(name: str, value: Any) -> bool:
 
 
 def _main(names: Sequence[str]) -> str:
-    """Return the metric that stands for a task; names are `metric,filter`."""
+    """Return a task's main metric; names are `metric,filter`."""
     for preferred in _PREFERRED:
         for name in names:
             if name.partition(",")[0] == preferred:

@@ -1,6 +1,6 @@
-"""Choose the head that scores a model on a task, and the answers that are right.
+"""Choose the head that scores a model on a task, and the right answers.
 
-A model's own head for the task comes first, else what its architecture says (`Adapter.scores_with`).
+A model's own head for the task comes first, else the head of its architecture (`Adapter.scores_with`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
     Raises:
         NoScores: labels, answers, class names, a text tower or a head are missing, or a task has fewer than two
             classes.
-        InputError: the two heads score different classes, or others than the labels count.
+        InputError: the two heads score different classes, or classes that do not fit the labels.
     """
     right = {task: right_answers(family, model, one) for task, one in drawn.items()}
     return {task: (*both, right[task]) for task, both in pairs_of_heads(family, model, drawn).items()}
@@ -73,7 +73,7 @@ def head_of(family: Family, model: Weights, task: str, prompted: Head | None = N
         prompted: from `prompt_heads`, for a task that has one.
 
     Raises:
-        NoScores: nobody has a head for the task.
+        NoScores: there is no head for the task.
     """
     own, scores_with = own_head(model, task), family.adapter.scores_with
     if own is not None:
@@ -95,10 +95,10 @@ def head_of(family: Family, model: Weights, task: str, prompted: Head | None = N
 
 
 def experts_head(family: Family, task: str) -> Head | None:
-    """Return the head that a task's expert brings: its own as a model, else one in its files; None if it brings none.
+    """Return the head of a task's expert: its own as a model, else one in its files; None if it has none.
 
     Raises:
-        NoScores: a head of one output, which tells no classes apart.
+        NoScores: a head with one output, which cannot distinguish classes.
     """
     expert, maps = family.experts[task], family.adapter.classifier
     own = own_head(expert, task)
@@ -111,7 +111,7 @@ def experts_head(family: Family, task: str) -> Head | None:
 
 
 def answers_of(family: Family, model: Weights, task: str) -> Answers:
-    """Say whether a model's decisions on a task are classes or text."""
+    """Return the kind of a model's decisions on a task: classes or text."""
     own = own_head(model, task)
     if own is None:
         return family.adapter.answers
@@ -119,11 +119,11 @@ def answers_of(family: Family, model: Weights, task: str) -> Answers:
 
 
 def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Mapping[str, Weights]) -> dict[str, Head]:
-    """Make heads of class prompts, where the architecture has them; models share them unless each has a text tower.
+    """Make heads from class prompts, if the architecture has them; models share them unless each has a text tower.
 
     Args:
-        names: of the classes, by task; prompts are made of these and the suite's templates.
-        models: whose heads they are, by task.
+        names: of the classes, by task; prompts combine these with the suite's templates.
+        models: the models of the heads, by task.
 
     Raises:
         NoScores: the base has no text tower, or no tokenizer.
@@ -152,7 +152,7 @@ def zero_shot_heads(
     """Make heads from (class names, templates): fill all, encode, normalise, average over templates, normalise.
 
     Args:
-        model: whose text tower makes them, where text towers are merged too; else the base's does.
+        model: its text tower makes them, if text towers are merged too; otherwise the base's does.
 
     Raises:
         NoScores: the base has no text tower, or no tokenizer.
@@ -180,10 +180,10 @@ def class_names_by_task(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ..
 
 
 def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor, " n"]:
-    """Return the right class of every sample, or the first token of its answer where the model's answers are text.
+    """Return the right class of every sample, or the first token of its answer if the model answers with text.
 
     Raises:
-        NoScores: no labels, no answers, or no class names where prompts are made of them.
+        NoScores: no labels, no answers, or no class names for prompts.
     """
     if answers_of(family, model, drawn.task) == "text":
         return first_answers(drawn)
@@ -198,12 +198,12 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
 
 
 def no_class_names(task: str) -> NoScores:
-    """Make the error for a task of which no prompts can be made."""
+    """Make the error for a task without class names for prompts."""
     return NoScores(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
 
 
 def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
-    """Raise InputError if labels count other classes than a head scores, or in another order.
+    """Raise InputError if the classes of the labels differ from those of the scores, or are in another order.
 
     Args:
         scored: names of the classes in the order of the scores; None for scores of tokens.
@@ -222,5 +222,5 @@ def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
     if found.places != tuple(range(len(found.places))):
         raise InputError(
             f"{task}: labels count {some(classes.names)}, the head scores {some(scored)}: the same classes in another "
-            "order; bring 'classes' and the rows of the head into one"
+            "order; give 'classes' and the rows of the head the same order"
         )

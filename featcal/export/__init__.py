@@ -1,1 +1,1 @@
-"""Write models that other libraries load, and verify them."""
+"""Write models for other libraries, and verify them."""

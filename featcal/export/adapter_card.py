@@ -1,4 +1,4 @@
-"""Write the card that travels with an adapter."""
+"""Write the model card of an adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.in_memory import is_held
 
 
 def start_on_hub(family: Family, over: str) -> HubModel | None:
-    """Return the model on the Hub that an adapter goes over; None where it is, or can be, a local folder."""
+    """Return the model on the Hub under an adapter; None if it is, or may be, a local folder."""
     ref = family.suite.base if over == "base" else family.suite.merged
     is_another = over == "merged" and family.merged_name != "merged"
     if ref is None or isinstance(ref, MergeRecipe) or is_held(ref) or is_another:
@@ -26,11 +26,11 @@ def start_on_hub(family: Family, over: str) -> HubModel | None:
 
 
 def adapter_card(family: Family, record: Mapping[str, Any], loaded_as: str) -> str:
-    """Write the card of an adapter's folder: front matter for the Hub, and what it leaves out, layer by layer.
+    """Write the card of an adapter's folder: front matter for the Hub, and the loss of every layer.
 
     Args:
         record: content of its `featcal.json`.
-        loaded_as: the class of transformers that it goes over.
+        loaded_as: the class of transformers under the adapter.
     """
     from huggingface_hub import ModelCard, ModelCardData
 

@@ -1,8 +1,8 @@
 """Write the difference of two models as a LoRA adapter in peft's layout, and read it back.
 
-Linear maps get a product B A of scale 1. Their biases come with it (`lora_bias`) where all adapted maps have one, so
-that the adapter can be switched off; peft has no such place for some of the maps alone, so there biases are stored
-whole beside the maps (`bias: all`). Every other tensor goes with the module that it belongs to (`modules_to_save`).
+Linear maps get a product B A of scale 1. Their biases are part of it (`lora_bias`) if all adapted maps have one, so
+that the adapter can be disabled; peft has no such option for only some of the maps, so otherwise biases are stored
+whole beside the maps (`bias: all`). Every other tensor is saved with its module (`modules_to_save`).
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from featcal.system.errors import InputError, NumericalError
 from featcal.system.formatting import some
 
 _TASK_TYPES = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
-"""Ends of names of transformers' classes → what peft calls their task; it needs none for others."""
+"""Endings of transformers' class names → peft's task type; other classes need none."""
 
 _PUBLISH = "publish the calibrated folder"
 
 
 @dataclass(frozen=True)
 class LowRankDifference:
-    """The difference of two models of one architecture, maps of it cut down to a low rank."""
+    """The difference of two models of one architecture, with its maps truncated to a low rank."""
 
     start: Weights
-    """The model that the adapter is loaded over."""
+    """The model under the adapter."""
     end: Weights
-    """The model that it gives."""
+    """The model that the adapter makes of it."""
     products: Mapping[str, Factors]
-    """By canonical name of the weight of a linear map: B A, which is all of its difference."""
+    """By canonical name of the weight of a linear map: B A, its whole difference."""
     whole: Collection[str]
     """Names of all other tensors that differ."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The content of an adapter's files beside products of low rank."""
+    """The content of an adapter's files besides products of low rank."""
 
     whole: list[str]
     """Paths of the modules that are saved whole."""
     switchable: bool
-    """False where biases are stored whole beside the maps, which peft keeps when it switches the adapter off."""
+    """False if biases are stored whole beside the maps; peft keeps these when it disables the adapter."""
 
 
 class ModuleLayout:
-    """The modules of the library's class that a model is loaded as, found by the canonical names of their tensors.
+    """The modules of the library's class of a model, found by the canonical names of their tensors.
 
     Raises:
-        InputError: not a model of transformers, or a configuration that makes no model.
+        InputError: not a model of transformers, or a configuration that is invalid.
     """
 
     def __init__(self, adapter: Adapter, located: Located) -> None:
@@ -74,29 +74,32 @@ class ModuleLayout:
 
     @property
     def task_type(self) -> str | None:
-        """Return peft's name for what the class is for."""
+        """Return peft's task type for the class."""
         return next((kind for end, kind in _TASK_TYPES.items() if self.named.endswith(end)), None)
 
     def map_at(self, weight: str) -> tuple[str, LinearMap]:
-        """Return path and module of the linear map that has a weight.
+        """Return path and module of the linear map with this weight.
 
         Raises:
-            InputError: it belongs to no linear map of its own.
+            InputError: it does not belong to a separate linear map.
         """
         path = self._path(weight).removesuffix(".weight")
         module = self._modules.get_submodule(path) if path != self._path(weight) else None
         if not isinstance(module, KINDS):
-            raise InputError(f"{self.named}: '{weight}' is no linear map of its own there, so peft cannot adapt it")
+            raise InputError(
+                f"{self.named}: '{weight}' does not belong to a separate linear map there, so peft cannot adapt it"
+            )
         return path, module
 
     def owners(self, names: Collection[str], adapted: Collection[str]) -> list[str]:
-        """Return the paths of the modules that hold some tensors, none inside another one.
+        """Return the paths of the modules that hold some tensors; none is inside another.
 
         Args:
-            adapted: paths of maps that are adapted, which such a module cannot hold.
+            adapted: paths of adapted maps, which such a module cannot contain.
 
         Raises:
-            InputError: a tensor that several modules share, that is the model's own, or beside an adapted map.
+            InputError: a tensor that several modules share, that belongs to the model itself, or to a module with an
+                adapted map.
         """
         if shared := sorted({*names} & {*self._adapter.aliases.values()}):
             raise InputError(
@@ -138,15 +141,15 @@ def require_adaptable(adapter: Adapter) -> None:
 def write_adapter(
     target: Path, adapter: Adapter, container: Located, change: LowRankDifference, over: str | None
 ) -> Written:
-    """Write `adapter_config.json` and `adapter_model.safetensors`, and check what they give over the start.
+    """Write `adapter_config.json` and `adapter_model.safetensors`, and verify the adapted model.
 
     Args:
-        container: files of the start, whose class the adapter is for.
+        container: files of the model under the adapter, which give its class.
         over: reference of the start, if it has one.
 
     Raises:
-        InputError: an architecture that peft cannot adapt, or a tensor that it has no place for.
-        NumericalError: read back, the adapter does not give the end.
+        InputError: an architecture that peft cannot adapt, or a tensor that an adapter cannot hold.
+        NumericalError: the adapter, read back, does not reproduce `difference.end`.
     """
     layout = ModuleLayout(adapter, container)
     maps = {name: layout.map_at(name) for name in change.products}
@@ -179,7 +182,7 @@ def write_adapter(
 
 
 def _config(ranks: Mapping[str, int], owners: list[str], over: str | None, task_type: str | None) -> dict[str, Any]:
-    """Return peft's description of an adapter in which every product counts once.
+    """Return peft's configuration of an adapter of scale 1.
 
     Args:
         ranks: by path of the adapted map.
@@ -223,7 +226,7 @@ def _read(weights: Weights, name: str) -> Tensor:
 
 
 def _verify(folder: Path, adapter: Adapter, change: LowRankDifference) -> None:
-    """Read an adapter back over the start, block by block, and compare every tensor with the end's."""
+    """Read an adapter back over its start, block by block, and compare every tensor with the end's."""
     # A merge on the fly has no files; nothing here asks for them.
     back = LoraWeights(cast(Stored, change.start), folder, "written adapter", adapter.canonical, adapter.aliases)
     for names in _parts(adapter):

@@ -1,4 +1,4 @@
-"""Write the model card that travels with an exported checkpoint."""
+"""Write the model card of an exported checkpoint."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ CITATION = """```bibtex
 }
 ```"""
 Command = Callable[[str], str]
-"""The word for the suite → the command line that writes a folder. It does not know the folder's name: the same run
-writes the same bytes, wherever it writes them."""
+"""Function from the word for the suite to the command line that writes a folder. It does not know the folder's name, so
+the same run writes the same bytes everywhere."""
 
 
 @dataclass(frozen=True)
 class CardProvenance:
-    """Account of how a model was made, as its card tells it."""
+    """Description of how a model was made, for its card."""
 
     title: str
     what: str
@@ -54,14 +54,14 @@ class CardProvenance:
     command: Command
     warnings: Sequence[str] = field(default=())
     pictured: bool = True
-    """Whether `PICTURE_FILE` lies beside the card of a calibration."""
+    """Whether the card of a calibration has the picture `PICTURE_FILE` beside it."""
 
 
 def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance) -> str:
-    """Write the card of a folder: front matter for the Hub, and an account in words.
+    """Write the card of a folder: front matter for the Hub, and a description in words.
 
     Only references that cannot be local folders are named as base models: their repositories in the front matter, which
-    the Hub reads, and the references as given in the account. What was not measured is called that.
+    the Hub reads, and the references as given in the text. Values that were not measured are marked.
 
     Args:
         record: content of the folder's `featcal.json`: `suite_file` and `licences`, and of a calibration
@@ -100,7 +100,8 @@ def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance
 
 
 def pipeline_tag(family: Family) -> str:
-    """Return the Hub's word for what a written model does; by its family, and whether head or text tower are in it."""
+    """Return the Hub's pipeline tag for a written model; by its family, and by whether it includes head or text
+    tower."""
     adapter, config = family.adapter, family.container.config
     if adapter.embeds:
         return "sentence-similarity"
@@ -120,26 +121,26 @@ def _has_text_tower(family: Family) -> bool:
 
 
 def _labels(config: Mapping[str, Any]) -> bool:
-    """Say whether a `config.json` is of a model with a classifier for pictures: transformers' or timm's."""
+    """Say whether a `config.json` belongs to a model with a classifier for pictures: transformers' or timm's."""
     named = str(next(iter(config.get("architectures") or ()), ""))
     return named.endswith("ForImageClassification") or bool(config.get("architecture") and config.get("num_classes"))
 
 
 def suite_word(record: Mapping[str, Any]) -> str:
-    """Return what a command line calls the suite of a record: its name where it comes with featcal, else a file."""
+    """Return the word for the suite of a record in command lines: its name if it comes with featcal, else a file."""
     facts = record["suite_file"]
     return str(facts["shipped"] or facts.get("name") or re.sub(r"[^\w.-]+", "-", record["suite"]) + ".yaml")
 
 
 def describe_licence(licences: Licences, licence: str | None = None) -> str:
-    """Return the account of a model's licence, with what is to be looked at before it is published.
+    """Describe a model's licence, with the questions to settle before publication.
 
     Args:
-        licence: the licence that whoever publishes it gives; None is the base's.
+        licence: the licence that the publisher chose; None means the base's.
     """
     whose, base = main_licence(licences)
     if licence is not None:
-        line = f"{escape_markdown(licence)}, as whoever published this folder says."
+        line = f"{escape_markdown(licence)}, as the publisher of this folder states."
     elif base is not None:
         line = f"{escape_markdown(base)}, which is {whose}'s."
     else:
@@ -149,7 +150,7 @@ def describe_licence(licences: Licences, licence: str | None = None) -> str:
 
 
 def describe_merged(family: Family) -> str:
-    """Return Markdown that says of which model a model was made: its name, and what its method does."""
+    """Describe in Markdown the model from which a model was made: its name, and the effect of its method."""
     merged, name = family.suite.merged, family.merged_name
     if name != "merged":
         return f"{escape_markdown(name)}{_explain_method(name)}"
@@ -166,7 +167,7 @@ def describe_merged(family: Family) -> str:
 
 
 def _explain_method(name: str) -> str:
-    """Return what the method of a model's name does, after it; "" for names of other models."""
+    """Return the effect of the method of a model's name, to follow the name; "" for names of other models."""
     try:
         kind = model_name(name).kind
     except InputError:
@@ -183,20 +184,20 @@ def _models_on_hub(suite: Suite) -> list[HubModel]:
 
 
 def find_on_hub(ref: str, suite: Suite) -> HubModel | None:
-    """Return the model on the Hub that a reference means; None where it is, or can be, a local folder."""
+    """Return the model on the Hub behind a reference; None if it is, or may be, a local folder."""
     found = hub_model(ref)
     return None if found is None or (suite.root / ref).exists() else found
 
 
 def data_on_hub(suite: Suite, split: str) -> dict[str, str]:
-    """Return the data sets on the Hub that the samples of a split are of, by task."""
+    """Return the Hub data sets of the samples of a split, by task."""
     sources = {task: one.source(split) for task, one in suite.tasks.items()}
     named = {task: source.hub for task, source in sources.items() if source is not None and source.hub is not None}
     return {task: hub for task, hub in named.items() if hub_model(hub) and not (suite.root / hub).exists()}
 
 
 def _no_scores(record: Mapping[str, Any]) -> str:
-    """Return what stands in a card before anything was scored."""
+    """Return the text of a card without scores."""
     if record["suite_file"].get("in_memory"):
         return NOT_MEASURED
     command = code_block(shlex.join(["featcal", "evaluate", suite_word(record), "--card", "DIR"]), "bash")
@@ -205,7 +206,7 @@ def _no_scores(record: Mapping[str, Any]) -> str:
 
 
 def _drift(record: Mapping[str, Any], pictured: bool) -> str:
-    """Return the part about the drift that a calibration measured."""
+    """Return the part about the drift measured in the calibration."""
     if "relative_drift" not in record:
         return f"## Drift\n\n{NOT_MEASURED}"
     picture = f"![Relative drift from the experts after every block, by task]({PICTURE_FILE})\n\n" if pictured else ""

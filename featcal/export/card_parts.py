@@ -1,4 +1,4 @@
-"""Change parts of a written card: its scores and its licence; the rest stays as it is, whoever wrote it."""
+"""Change parts of a written card, its scores and its licence, and leave every other line unchanged."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard
 
 SCORES, LICENCE, DRIFT = "scores", "licence", "final drift"
-"""Names of the parts that can be written anew."""
+"""Names of the parts that can be rewritten."""
 NOT_MEASURED = "Not measured."
 _METRICS = {"spearman": "spearmanr"}
-"""featcal's name of a metric → the Hub's, where it is another."""
+"""featcal's name of a metric → the Hub's, if they differ."""
 
 
 @dataclass(frozen=True)
 class CardScore:
-    """One row of the table in a card: scores of the metric, 0-1 or, of a correlation, -1 to 1."""
+    """One row of the table in a card: scores of the metric, 0-1 or, for a correlation, -1 to 1."""
 
     task: str
     metric: str
     """ "" for the average over tasks."""
     n: int
     after: float
-    """The score of the model that the card is of."""
+    """The score of the card's model."""
     expert: float
     before: float | None = None
-    """The score of what it was made of; None for a merge, which was made of the experts."""
+    """The score of the model before calibration; None for a merge, which was made from the experts."""
     low: float = 0.0
     """Lower end of the 95 % interval of `after` - `before`."""
     high: float = 0.0
     data: str = ""
-    """Data set on the Hub that the samples are of; empty for others."""
+    """Hub data set of the samples; empty for others."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class CardScores:
     model: str
     """Name of the model in the Hub's index."""
     before: str
-    """Name of what it was made of; "" without such a model."""
+    """Name of the model before calibration; "" if there is none."""
     rows: Sequence[CardScore]
     """One per task, the average last."""
 
 
 def mark(part: str, content: str) -> str:
-    """Return a part of a card between comments by which it is found again."""
+    """Enclose a part of a card in comments by which it can be found again."""
     return f"<!-- {part} -->\n\n{content}\n\n<!-- end of {part} -->"
 
 
@@ -91,10 +91,10 @@ def save_card(folder: Path, text: str) -> None:
 
 
 def with_scores(card: ModelCard, scores: CardScores, task_type: str) -> str:
-    """Return a card with these scores in its table and in the Hub's index; others that the index holds stay.
+    """Return a card with these scores in its table and in the Hub's index; other entries of the index stay.
 
     Args:
-        task_type: the Hub's word for what the model does.
+        task_type: the Hub's pipeline tag of the model.
     """
     from huggingface_hub import ModelCard
 
@@ -117,10 +117,10 @@ def with_final_drift(card: ModelCard, rows: Mapping[str, tuple[float, float, int
 
 
 def describe_final_drift(rows: Mapping[str, tuple[float, float, int]], split: str) -> str:
-    """Return the account of the relative drift of final features.
+    """Describe the relative drift of final features.
 
     Args:
-        rows: before and after calibration, and on how many samples, by task; empty where it was not measured.
+        rows: before and after calibration, and the number of samples, by task; empty if it was not measured.
         split: the one of the samples.
     """
     sentence = f"Final features, before and after calibration, on {split} samples"
@@ -133,7 +133,7 @@ def describe_final_drift(rows: Mapping[str, tuple[float, float, int]], split: st
 
 
 def with_licence(card: ModelCard, licence: str, account: str) -> ModelCard:
-    """Return a card with another licence in its front matter, and this account of it below."""
+    """Return a card with another licence in its front matter, and this description of it below."""
     from huggingface_hub import ModelCard
 
     changed = ModelCard(str(card))
@@ -146,7 +146,7 @@ def with_licence(card: ModelCard, licence: str, account: str) -> ModelCard:
 
 
 def _replace(text: str, part: str, content: str) -> str:
-    """Return a card's text with a part written anew; it comes to the end where its comments were removed."""
+    """Return a card's text with a rewritten part, at the end if its comments were removed."""
     first, last = f"<!-- {part} -->", f"<!-- end of {part} -->"
     start, end = text.find(first), text.find(last)
     if 0 <= start < end:
@@ -169,12 +169,12 @@ def _result(row: CardScore, scores: CardScores, task_type: str) -> EvalResult:
 
 
 def _plain(text: str) -> str:
-    """Return a name that others gave as one line that a terminal shows and YAML can hold."""
+    """Return a name from outside as one line that a terminal can show and YAML can hold."""
     return " ".join(printable(text).split())
 
 
 def _table(scores: CardScores) -> str:
-    """Return the table of scores, and what its numbers are."""
+    """Return the table of scores, with an explanation of its numbers."""
     compared = bool(scores.before)
     name = escape_markdown(scores.before)
     columns = ["task", "metric", *([name] if compared else []), "this model"]

@@ -1,4 +1,4 @@
-"""Convert a CLIP between the layouts of transformers and open_clip, and report that both libraries agree on it."""
+"""Convert a CLIP between the layouts of transformers and open_clip, and verify that both libraries agree."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from featcal.system.errors import InputError, NumericalError
 def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
     """Write the model behind `source` as a folder in the given layout.
 
-    A model that has the layout already is rewritten in it (`rewrite`). Converting takes a whole CLIP: both towers,
-    their projections and the logit scale. Values and dtypes stay as they are.
+    A model that already has the layout is rewritten in it (`rewrite`). A conversion needs a whole CLIP: both towers,
+    their projections and the logit scale. Values and dtypes do not change.
 
     Args:
         source: reference of a model, as in a suite file; paths relative to the working folder.
@@ -46,12 +46,12 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
 
     Returns:
         The document of `featcal export --json`: `out`, `format`, `written` and `notes` (what the other layout cannot
-        hold, or transformers 4 cannot be told); after a conversion also `parity`, the largest absolute difference of
+        hold, or transformers 4 cannot read); after a conversion also `parity`, the largest absolute difference of
         image features, text features and logit scale between source and result on fixed random inputs, each computed
         by its own library.
 
     Raises:
-        InputError: not a model that the other layout can hold; lists everything that stands in the way.
+        InputError: not a model that the other layout can hold; lists all reasons.
         NumericalError: the two libraries do not agree; nothing is written.
     """
     if layout not in LIBRARIES:
@@ -122,7 +122,7 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
 
 @torch.no_grad()
 def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
-    """Measure the largest differences between the two libraries; NumericalError if they are more than rounding."""
+    """Measure the largest differences between the two libraries; NumericalError if they exceed rounding."""
     if layout == "open_clip":
         hf, other = _hf_model(located.folder), load_folder(folder)
     else:

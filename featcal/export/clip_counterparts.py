@@ -1,4 +1,4 @@
-"""Match CLIP's two layouts: which tensor and which option of open_clip is which of transformers."""
+"""Map tensors and options between CLIP's two layouts, open_clip's and transformers'."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _BLOCK = {
 BPE_ROWS = 49408
 """Size of CLIP's own vocabulary, whose last id ends a text."""
 _ARGMAX = 2
-"""Value of `eos_token_id` at which transformers pools at the highest id, which open_clip always does."""
+"""Value of `eos_token_id` at which transformers pools at the highest id, as open_clip always does."""
 _ONLY_OPEN_CLIP = {
     "ls_init_value": None, "no_ln_pre": False, "block_type": None, "qk_norm": False, "scaled_cosine_attn": False,
     "scale_heads": False, "scale_attn_inner": False, "scale_attn": False, "scale_fc": False, "embed_cls": False,
     "no_causal_mask": False, "proj_bias": False, "proj_type": "linear", "act_kwargs": None,
 }  # fmt: skip
-"""Options that transformers' CLIP does not have, and the values at which they do nothing."""
+"""Options that transformers' CLIP does not have, and the values at which they have no effect."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of open_clip and the ones of transformers that it is made of, stacked by rows, perhaps transposed."""
+    """A tensor of open_clip and the tensors of transformers that form it, stacked by rows and perhaps transposed."""
 
     open_clip: str
     hf: tuple[str, ...]
@@ -103,7 +103,7 @@ def clip_pairs(vision_layers: int, text_layers: int) -> list[Pair]:
 
 
 def to_open_clip(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: str) -> dict[str, Tensor]:
-    """Return transformers' tensors under open_clip's names, values and dtypes unchanged.
+    """Return transformers' tensors under open_clip's names, with values and dtypes unchanged.
 
     Raises:
         InputError: a tensor is missing or left over.
@@ -113,7 +113,7 @@ def to_open_clip(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: st
 
 
 def to_hf(tensors: Mapping[str, Tensor], pairs: Sequence[Pair], label: str) -> dict[str, Tensor]:
-    """Return open_clip's tensors under transformers' names; a text tower that is kept apart (`text.…`) is read too."""
+    """Return open_clip's tensors under transformers' names; a separate text tower (`text.…`) is accepted too."""
     plain = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     _check_names({pair.open_clip for pair in pairs}, set(plain), label)
     converted: dict[str, Tensor] = {}
@@ -134,7 +134,7 @@ def open_clip_config(config: Mapping[str, Any], label: str) -> dict[str, Any]:
     """Make open_clip's `model_cfg` from a `config.json` of transformers' CLIP.
 
     Raises:
-        InputError: listing what open_clip cannot express.
+        InputError: lists what open_clip cannot express.
     """
     from transformers import CLIPConfig
 
@@ -184,7 +184,7 @@ def hf_config(model_cfg: Mapping[str, Any], label: str) -> dict[str, Any]:
     """Make the arguments of transformers' `CLIPConfig` from open_clip's `model_cfg`.
 
     Raises:
-        InputError: listing what transformers' CLIP cannot express.
+        InputError: lists what transformers' CLIP cannot express.
     """
     require_packages("open_clip")
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg

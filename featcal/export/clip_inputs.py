@@ -1,4 +1,4 @@
-"""Carry what makes the inputs of a CLIP, image preprocessing and tokenizer, from one layout to the other."""
+"""Convert the preprocessing of a CLIP, image processor and tokenizer, between the two layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """Interpolations: open_clip's word → Pillow's number."""
 
 Written = tuple[list[str], list[str]]
-"""Names of files, and notes on what could not be carried over."""
+"""Names of files, and notes on settings that could not be converted."""
 
 
 def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
@@ -44,7 +44,7 @@ def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
 
 
 def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the `preprocess_cfg` of a transformers folder, and notes; empty where open_clip's defaults have to do.
+    """Return the `preprocess_cfg` of a transformers folder, and notes; empty if open_clip's defaults must do.
 
     Args:
         side: pixels of the model's pictures in each direction.
@@ -71,13 +71,15 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
     squashes = resizes and edges.get("height") == edges.get("width") == side
     shortens = resizes and crop and edges.get("shortest_edge") == side
     if not (squashes or shortens):
-        notes.append(f"the source does not bring pictures to {side} pixels as open_clip can; 'shortest' is used")
+        notes.append(
+            f"the source resizes pictures to {side} pixels in a way that open_clip does not have; 'shortest' is used"
+        )
     settings["resize_mode"] = "squash" if squashes else "shortest"
     return settings, notes
 
 
 def tokenizer_for_hf(located: Located, target: Path) -> Written:
-    """Write the tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
+    """Write the tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip contains."""
     text_cfg = located.config["model_cfg"]["text_cfg"]
     if located.owns_folder and (copied := copy_tokenizer(located.folder, target)):
         return copied, []
@@ -103,7 +105,7 @@ def _write_bpe(target: Path, length: int) -> list[str]:
 
 
 def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path) -> Written:
-    """Copy the tokenizer of a transformers folder; `text_cfg` names it where it is not CLIP's own."""
+    """Copy the tokenizer of a transformers folder; `text_cfg` names it if it is not CLIP's own."""
     file = folder / "tokenizer_config.json"
     own = read_json(file).get("tokenizer_class", "") if file.is_file() else "CLIP"
     if text_cfg["vocab_size"] == BPE_ROWS and own.startswith("CLIP"):

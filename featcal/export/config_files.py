@@ -1,7 +1,7 @@
-"""Write what lies beside transformers' weights so that versions 4 (4.57) and 5 read the same model.
+"""Write the files beside transformers' weights so that versions 4 (4.57) and 5 read the same model.
 
-Version 5 writes files that version 4 takes for something else without a word (`rope_parameters`, the tied head of T5),
-or cannot read at all (its tokenizer classes). Where no file means the same to both, a note says which is needed.
+Version 5 writes files that version 4 silently misreads (`rope_parameters`, the tied head of T5), or cannot read at all
+(its tokenizer classes). If no file means the same to both, a note says which version is needed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")
 
 
 def write_model_config(target: Path, adapter: Adapter, model: Weights) -> list[str]:
-    """Rewrite the copied `config.json` of a written model where it must differ from its origin's.
+    """Rewrite the copied `config.json` of a written model if it must differ from its origin's.
 
     Returns:
-        Notes on what version 4 cannot be told.
+        Notes on settings that version 4 cannot read.
     """
     config = read_config(target, "written model")
     document, notes = adapter.portable(config, model)
@@ -43,10 +43,10 @@ def write_model_config(target: Path, adapter: Adapter, model: Weights) -> list[s
 
 
 def write_packed_config(target: Path, adapter: Adapter, model: OnGrid) -> None:
-    """Say in the `config.json` of a written model which of its linear maps are packed, and how.
+    """Declare in the `config.json` of a written model which of its linear maps are packed, and how.
 
     Raises:
-        InputError: transformers calls the maps otherwise.
+        InputError: transformers has other names for the maps.
     """
     config = read_config(target, "written model")
     document = {**config, SETTINGS: model.grid.settings(unpacked_maps(adapter, config, model.scales))}
@@ -61,7 +61,7 @@ def unpacked_maps(adapter: Adapter, config: Mapping[str, Any], packed: Collectio
         packed: canonical names of weights.
 
     Raises:
-        InputError: packed ones that the class has not, or not under one name.
+        InputError: packed maps that the class does not have, or has under several names.
     """
     import transformers
 
@@ -90,9 +90,9 @@ def unpacked_maps(adapter: Adapter, config: Mapping[str, Any], packed: Collectio
 
 
 def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype:
-    """Return the dtype for `config.json`: the widest of the tower, to which transformers rounds what it loads.
+    """Return the dtype for `config.json`, to which transformers rounds on loading: the widest of the tower.
 
-    In a float16 model the modules that transformers itself keeps in float32 do not count.
+    In a float16 model the modules that transformers keeps in float32 do not count.
     """
     dtypes = {name: info[name].dtype for name in adapter.tower}
     rest = {dtype for name, dtype in dtypes.items() if not set(name.split(".")) & set(adapter.kept_float32)}
@@ -102,8 +102,8 @@ def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype
 
 
 def say_tokenizer(target: Path) -> None:
-    """Rewrite a `tokenizer_config.json` of version 5 for both versions: a class that both have, its defaults and
-    special tokens in words. The tokens themselves are all in `tokenizer.json`."""
+    """Rewrite a `tokenizer_config.json` of version 5 for both versions: a class that both have, with explicit defaults
+    and special tokens."""
     file = target / TOKENIZER_FILE
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
@@ -126,7 +126,7 @@ def say_tokenizer(target: Path) -> None:
 
 
 def say_processor(target: Path) -> list[str]:
-    """Write `preprocessor_config.json` where the settings lie in a `processor_config.json`; return its name."""
+    """Write `preprocessor_config.json` if the settings are in a `processor_config.json`; return its name."""
     found = image_processor_settings(target)
     if found is None or found[0].name == PREPROCESSOR_FILE:
         return []

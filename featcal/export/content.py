@@ -1,5 +1,4 @@
-"""Say what the files of a written model hold: the tensors of its container, and those of the tower as the model has
-them."""
+"""Describe the tensors in the files of a written model: the container's, with those of the tower from the model."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from featcal.models.adapter import Adapter
 
 
 class StoredContent:
-    """Tensors of the files of a model by stored name; weights that lie on a grid are packed.
+    """Tensors of a model's files by stored name; quantised weights are packed.
 
     Args:
         source: the container, which has everything outside the tower.
@@ -22,18 +21,18 @@ class StoredContent:
     def __init__(self, adapter: Adapter, source: Stored, model: Weights) -> None:
         self._adapter, self._source, self._model = adapter, source, model
         self.dense = written_info(adapter, source, model)
-        """Shape and dtype of every tensor as the model has it."""
+        """Shape and dtype of every tensor in the model."""
         self._parts: Mapping[str, Mapping[str, TensorInfo]] = model.packed_info() if isinstance(model, OnGrid) else {}
         self.info = {
             stored: info
             for name, own in self.dense.items()
             for stored, info in self._parts.get(name, {name: own}).items()
         }
-        """Shape and dtype of every tensor as it is stored."""
+        """Shape and dtype of every tensor in the file."""
 
     @property
     def is_packed(self) -> bool:
-        """Say whether a tensor is stored otherwise than the model has it."""
+        """Say whether a tensor's stored form differs from the model's."""
         return bool(self._parts)
 
     def sizes(self) -> dict[str, int]:
@@ -57,13 +56,13 @@ class StoredContent:
 
 
 def written_info(adapter: Adapter, source: Stored, model: Weights) -> dict[str, TensorInfo]:
-    """Return every tensor that is written: the container's, with those of the tower as the model has them."""
+    """Return every tensor to write: the container's, with those of the tower from the model."""
     own = model.info
     return {name: own[name] if name in adapter.tower else info for name, info in source.info.items()}
 
 
 def content_of(adapter: Adapter, source: Stored, model: Weights, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return tensors of a written model: the container's (`source`), those of the tower as the model has them."""
+    """Return the tensors of a written model: the container's (`source`), with those of the tower from the model."""
     tower = set(adapter.tower)
     rest = source.read(name for name in names if name not in tower)
     return {**rest, **model.read(name for name in names if name in tower)}

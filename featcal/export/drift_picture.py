@@ -1,4 +1,4 @@
-"""Draw the drift of a calibrated model after every block, as the picture in its card."""
+"""Draw the drift of a calibrated model after every block, as the picture of its card."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PICTURE_FILE = "drift-per-layer.png"
 WIDTH, HEIGHT = 960, 400
 """Pixels of the file."""
 _FINER = 2
-"""Factor by which it is drawn larger first: Pillow's lines are not smooth."""
+"""Factor by which the picture is drawn larger at first, because Pillow's lines are not smooth."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 240, 34, 52
 """Pixels around the frame: numbers, names of tasks, title, names of blocks."""
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#b8a800")
-"""Colours of the tasks, told apart by eyes that do not see all colours alike (Okabe and Ito), but for the last two."""
+"""Colours of the tasks, distinguishable with colour blindness (Okabe and Ito), except for the last two."""
 _INK, _RULE = "#333333", "#dddddd"
 _MOST_NAMES, _MOST_LABELS, _MOST_LETTERS = 18, 8, 26
 """Tasks in the legend, names of blocks below the frame, letters of a task's name."""

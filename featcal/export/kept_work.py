@@ -1,4 +1,4 @@
-"""Keep finished work when a check after it fails: the folder is written, and what was not checked is said."""
+"""Keep finished work when a check after it fails: the folder is written, and the record names the check that failed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from featcal.system.errors import FeatcalError, NumericalError, UncheckedError
 from featcal.system.formatting import shorten
 
 UNCHECKED = "unchecked"
-"""Entry of a record: a sentence for everything that could not be checked, drawn or told; missing where all was."""
+"""Entry of a record: a sentence for everything that could not be checked or drawn; missing if there is none."""
 _LONGEST = 400
-"""Characters of a cause."""
+"""Most characters of a cause."""
 
 
 @contextmanager
 def keep_work(unchecked: list[str], sentence: str, *, finds: bool = False) -> Iterator[None]:
-    """Add a sentence with the cause to `unchecked` if what is done inside the `with` fails.
+    """Add a sentence with the cause to `unchecked` if the code inside the `with` fails.
 
     Args:
-        sentence: names what was not done.
-        finds: whether a NumericalError is what the check found, and not its failure.
+        sentence: names the missing step.
+        finds: whether a NumericalError is a result of the check rather than its failure.
 
     Raises:
         NumericalError: one that the check found.
@@ -37,7 +37,7 @@ def keep_work(unchecked: list[str], sentence: str, *, finds: bool = False) -> It
 
 
 def require_checked(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a written folder.
+    """Return the document of a written folder; raise UncheckedError if it lists failed checks.
 
     Raises:
         UncheckedError: something in it could not be checked.
@@ -48,7 +48,7 @@ def require_checked(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: Exception) -> str:
-    """Return the cause in one line: a message of featcal's own, or an error of Python with the place that raised it."""
+    """Return the cause in one line: a message of featcal's own, or an error of Python with its place in the code."""
     words = " ".join(str(error).split())
     if isinstance(error, FeatcalError):
         return shorten(words, _LONGEST)

@@ -1,4 +1,4 @@
-"""Read what the cards beside a suite's models say of them: licence and language."""
+"""Read licence and language from the cards of a suite's models."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from featcal.formats.card_data import read_card_data
 from featcal.system.formatting import printable, some
 
 BASE, MERGED = "base", "merged"
-"""Names of the base, or of the merged model where that is not known, among the models that state a licence."""
+"""Names, among the models with a licence, of the base, and of the merged model if the base is not known."""
 _NAMED_APART = "other"
-"""The Hub's word for a licence that `license_name` names."""
+"""The Hub's word for a licence whose name is in `license_name`."""
 Licences = Mapping[str, str | None]
-"""Model, "base" or "expert TASK" → the Hub's word for its licence; None where its files say none."""
+"""Model, "base" or "expert TASK" → the Hub's word for its licence; None if its files state none."""
 
 
 def read_licences(family: Family) -> dict[str, str | None]:
-    """Return the licence that every model's card states, else its `config.json`; of an adapter that beside it.
+    """Return the licence that every model's card states, else its `config.json`; for an adapter its own.
 
-    A licence that is called "other" is given by its name. Of a model in memory nothing is known.
+    A licence "other" is returned by its name. A model in memory has no known licence.
     """
     first = BASE if family.is_base_known else MERGED
     found = {first: licence_of(base_card(family)) or _words(family.origin.config.get("license"))}
@@ -32,13 +32,12 @@ def read_licences(family: Family) -> dict[str, str | None]:
 
 
 def base_card(family: Family) -> dict[str, Any]:
-    """Return the front matter of the base's card, or of the merged model's where the base is not known."""
+    """Return the front matter of the base's card, or of the merged model's if the base is not known."""
     return read_card_data(family.origin.folder)
 
 
 def licence_of(data: Mapping[str, Any]) -> str | None:
-    """Return the licence in a card's front matter, by its name where it is called "other"; several of them with "and"
-    between them, None without one."""
+    """Return the licence in a card's front matter; "other" by its name, several joined with "and", None without one."""
     licence = " and ".join(_all_words(data.get("license"))) or None
     return _words(data.get("license_name")) or licence if licence == _NAMED_APART else licence
 
@@ -58,13 +57,14 @@ def language_of(data: Mapping[str, Any]) -> list[str] | None:
 
 
 def main_licence(licences: Licences) -> tuple[str, str | None]:
-    """Return in words which model's licence the others are held against, and what its files state."""
+    """Return in words the model whose licence is the reference for the others, and the licence in its files."""
     role, words = (BASE, "the base") if BASE in licences else (MERGED, "the merged model")
     return words, licences.get(role)
 
 
 def licence_conflicts(licences: Licences) -> list[str]:
-    """Return one sentence for every licence that is not the base's, or the merged model's where that is not known."""
+    """Return one sentence for every licence that differs from the base's, or from the merged model's if the base is not
+    known."""
     whose, base = main_licence(licences)
     others: dict[str, list[str]] = {}
     for model, licence in licences.items():
@@ -89,6 +89,6 @@ def _all_words(stated: object) -> list[str]:
 
 
 def _words(value: object) -> str | None:
-    """Return a value of front matter as one line of text; None for what is no text, or too long for a name."""
+    """Return a value of front matter as one line of text; None if it is not text, or too long for a name."""
     text = " ".join(printable(value).split()) if isinstance(value, str) else ""
     return text if 0 < len(text) <= 200 else None

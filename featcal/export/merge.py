@@ -41,14 +41,15 @@ def merge_to_folder(
     max_memory: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Write the experts of a suite merged; everything outside the tower is the base's.
+    """Merge the experts of a suite and write the result; everything outside the tower is the base's.
 
     Args:
-        method: as a model is named, such as "ties:density=0.3". The suite's own recipe, with all its options, is what
-            others are said over where it is of this method, and what is merged by where this is None.
-        max_memory: bytes of resident memory that a whole model must fit into to be verified whole; else it is written
-            and verified by blocks. None stands for what the machine has to spare.
-        device: "cpu" or "cuda": where tensors are merged, wherever a family is; the last bits differ between the two.
+        method: a name such as "ties:density=0.3". If the suite's own recipe has this method, its options are the
+            defaults; None means the suite's recipe.
+        max_memory: bytes of resident memory; a model that does not fit is written and verified by blocks. None means
+            the machine's free memory.
+        device: "cpu" or "cuda", where tensors are merged, independent of the family's device; the last bits differ
+            between the two.
 
     Returns:
         The document of `featcal merge --json`.
@@ -66,7 +67,7 @@ def merge_to_folder(
 def write_merge(
     family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Write a merge by a recipe with all its options; the document and the errors are those of `merge_to_folder`."""
+    """Write a merge by a recipe with all its options; document and errors are those of `merge_to_folder`."""
     place = compute_for(device).device
     require_float64(place, f"a merge by {recipe.method}")
     merged = replace(family.merge(recipe), device=place)
@@ -102,12 +103,12 @@ def write_merge(
 
 
 def _with_recipe(family: Family, recipe: MergeRecipe) -> Family:
-    """Return the family whose suite merges by this recipe, of which the card is."""
+    """Return the family whose suite has this recipe, for the card."""
     return replace(family, suite=family.suite.model_copy(update={"merged": recipe}))
 
 
 def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> CardProvenance:
-    """Return what the card of a merge says of it."""
+    """Return the description of a merge for its card."""
 
     def command(word: str) -> str:
         # Options that are given per task have no place in a name; they are the suite's own.
@@ -119,15 +120,15 @@ def _account(suite: Suite, recipe: MergeRecipe, settings: Mapping[str, Any]) -> 
 
 
 def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeRecipe:
-    """Return the suite's own recipe where it is of that method (or where that is None), with other options where they
-    are given; else a plain one.
+    """Return the suite's own recipe if it has that method (or if that is None), with the given options changed; else a
+    plain one.
 
     Args:
         method: its name, with or without options, such as "ties:density=0.3".
         options: more of them.
 
     Raises:
-        InputError: unknown method, or an option that it does not have, that is given twice or outside its range.
+        InputError: unknown method, or an option that is unknown, given twice or outside its range.
     """
     own = suite.merged if isinstance(suite.merged, MergeRecipe) else None
     if method is None and own is None:
@@ -146,7 +147,7 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
 
 
 def _read(text: str) -> tuple[str, dict[str, object]]:
-    """Return the method and the options in a name, in the types that they have."""
+    """Return the method and the options in a name, with converted values."""
     kind = text.partition(":")[0]
     if not is_merger(kind):
         known = merger_names()

@@ -1,4 +1,4 @@
-"""The experts of a suite merged, as a model that can be saved, measured and handed over."""
+"""Define the result of a merge: a model that can be saved, measured and returned as a library's object."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MergeResult:
     family: Family
     recipe: MergeRecipe
     weights: Weights
-    """Accepted wherever a model is."""
+    """The merged weights; every function that takes a model accepts them."""
 
     def save(self, out: str | Path) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
@@ -38,8 +38,8 @@ class MergeResult:
         return write_merge(self.family, self.recipe, out)
 
     def to_model(self) -> PreTrainedModel:
-        """Return the merged model as the library's own class has it, in eval mode: what `from_pretrained` makes of the
-        folder that `save` writes, bit for bit.
+        """Return the merged model as the library's own class, in eval mode: bit for bit what `from_pretrained` loads
+        from the folder that `save` writes.
 
         Raises:
             InputError: a model of another library than transformers.
@@ -50,21 +50,22 @@ class MergeResult:
 def merge(
     suite: Suite | Family | None = None, method: str | None = None, **objects: Unpack[SuiteObjects]
 ) -> MergeResult:
-    """Merge the experts of a suite, or those that are given.
+    """Merge the experts of a suite, or given experts.
 
     Args:
-        suite: left out, `objects` are what `Suite.of` takes: base, experts, and what the merged model is measured on.
-        method: with its options, such as "task-arithmetic:scale=0.3"; left out, the recipe of the suite.
+        suite: a suite; without one, `objects` are the arguments of `Suite.of`: base, experts, and samples to measure
+            on.
+        method: with its options, such as "task-arithmetic:scale=0.3"; by default the recipe of the suite.
 
     Raises:
-        InputError: unknown method or option, a suite whose merged model is a checkpoint where none is given, or as
+        InputError: unknown method or option, no method for a suite whose merged model is a checkpoint, or the errors of
             `Suite.of` and `open_family`.
     """
     if suite is not None and objects:
         raise InputError(f"merge: give a suite, or {', '.join(objects)}, not both")
     if suite is None:
         if not {"base", "experts"} <= objects.keys():
-            raise InputError("merge: what is merged? Give a suite, or base= and experts=")
+            raise InputError("merge: nothing to merge; give a suite, or base= and experts=")
         if method is not None and "merged" in objects:
             raise InputError("merge: both merged and method say how the experts are merged; leave one out")
         suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))

@@ -1,4 +1,4 @@
-"""Send a written folder to the Hub: look at everything first, then send exactly that."""
+"""Upload a written folder to the Hub: check everything first, then send exactly that."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LABEL = "folder to push"
 
 @dataclass(frozen=True)
 class UploadPlan:
-    """All that will be sent to a repository on the Hub; nothing has been sent yet."""
+    """All files and the card for a repository on the Hub, before they are sent."""
 
     folder: Path
     repo: str
@@ -34,9 +34,9 @@ class UploadPlan:
     files: Mapping[str, int]
     """Bytes of every file by its path in folder and repository."""
     card: str
-    """The card as it will be; the folder's own, but for a licence that was given."""
+    """The final card: the folder's own, except for a licence that was given."""
     changed: bool
-    """True if that is another card than the folder's."""
+    """True if that differs from the folder's card."""
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -52,15 +52,15 @@ class UploadPlan:
 
 
 def pack(folder: Path, repo: str, licence: str | None = None) -> UploadPlan:
-    """Look at everything that is to be sent; nothing is sent or written.
+    """Check everything that will be sent; nothing is sent or written.
 
     Args:
         repo: `OWNER/NAME`.
-        licence: the Hub's word for the licence, where the card states none or another one.
+        licence: the Hub's word for the licence, if the card states none or another one.
 
     Raises:
-        InputError: lists everything that is in the way: no repository's name, no folder, a half-written one, one
-            without weights or without a card, or a licence that is not known.
+        InputError: lists all problems: no repository name, no folder, a half-written one, one without weights or card,
+            or without a known licence.
     """
     folder = folder.expanduser()
     _require_finished(folder)
@@ -88,13 +88,12 @@ def pack(folder: Path, repo: str, licence: str | None = None) -> UploadPlan:
 
 
 def push_parcel(parcel: UploadPlan, private: bool = False) -> str:
-    """Send a parcel as one commit; the repository is made where there is none. Returns its address.
+    """Send a plan as one commit; create the repository if there is none. Returns its address.
 
-    A licence that was given is then written into the folder's own card too. The client of the Hub finds the token by
-    itself.
+    A given licence is then written into the folder's own card too. The client of the Hub finds the token itself.
 
     Args:
-        private: make the repository private; one that is public already is not sent to.
+        private: create a private repository; a public one is refused.
 
     Raises:
         InputError: the Hub refuses or does not answer, or the card cannot be written.
@@ -125,7 +124,7 @@ def push_parcel(parcel: UploadPlan, private: bool = False) -> str:
 
 
 def _refusal(repo: str, error: Unreachable) -> str:
-    """Say why the Hub did not take something, and what to do."""
+    """Explain why the Hub refused something, and what to do."""
     cause = error.__cause__
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if status in (401, 403) or type(cause).__name__ == "LocalTokenNotFoundError":
@@ -139,7 +138,7 @@ def _refusal(repo: str, error: Unreachable) -> str:
 
 
 def _find_problems(*checks: Callable[[], object]) -> list[str]:
-    """Return what the checks object to."""
+    """Return the problems that the checks found."""
     found: list[str] = []
     for check in checks:
         try:
@@ -150,7 +149,7 @@ def _find_problems(*checks: Callable[[], object]) -> list[str]:
 
 
 def _require_finished(folder: Path) -> None:
-    """Raise InputError for a folder that is not there, or was not finished."""
+    """Raise InputError for a folder that does not exist or was not finished."""
     absolute = folder.absolute()
     half = next((one for one in (absolute, *absolute.parents[:1]) if one.name.endswith(PARTIAL)), None)
     if half is not None:
@@ -173,8 +172,7 @@ def _require_repo(repo: str) -> Callable[[], None]:
 
 
 def _require_weights(folder: Path) -> Callable[[], object]:
-    """Return the check that all weights are there, those of a model or of an adapter, and have headers that can be
-    read."""
+    """Return the check that all weights exist, those of a model or of an adapter, with readable headers."""
     if (folder / ADAPTER_CONFIG).is_file():
         return lambda: read_header(weight_file(folder, _LABEL), _LABEL)
     if is_open_clip_folder(folder):
@@ -183,7 +181,7 @@ def _require_weights(folder: Path) -> Callable[[], object]:
 
 
 def _require_written(folder: Path) -> Callable[[], None]:
-    """Return the check that every file is there that the record names."""
+    """Return the check that every file of the record exists."""
 
     def check() -> None:
         file = folder / RECORD_FILE
@@ -196,7 +194,7 @@ def _require_written(folder: Path) -> Callable[[], None]:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Return the files that the Hub's client sends of a folder, which are all but those of git and of its own cache."""
+    """Return the files of a folder that the Hub's client uploads: all except those of git and of its own cache."""
     from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects
 
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())

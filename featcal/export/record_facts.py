@@ -1,4 +1,5 @@
-"""Collect what a record says of the inputs of a run: the model, hashes of the weight files, and the samples drawn."""
+"""Collect facts about the inputs of a run for its record: the model, hashes of the weight files, and the drawn
+samples."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from featcal.system.in_memory import change_error
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank. Of a
-    model in memory it is that of its tensors (`HeldModel.tensors_digest`).
+    """Return the SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank. For a
+    model in memory it is the hash of its tensors (`HeldModel.tensors_digest`).
 
     Raises:
         InputError: a model in memory has changed since its suite was made.
@@ -56,7 +57,7 @@ def _models_in_memory(family: Family) -> dict[str, HeldModel]:
 
 
 def _find_model_in_memory(weights: Weights) -> HeldModel | None:
-    """Return the model in memory that weights are read from; None where they come from elsewhere."""
+    """Return the model in memory behind some weights; None if they come from elsewhere."""
     while isinstance(weights, WrappedWeights):
         weights = weights.under
     return weights.held if isinstance(weights, HeldWeights) else None
@@ -69,12 +70,12 @@ def _models(family: Family) -> dict[str, Weights]:
 
 
 def input_files(family: Family) -> dict[str, Sequence[Path]]:
-    """Return the weight files by model; a recipe and a model in memory have none."""
+    """Return the weight files by model; recipes and models in memory have none."""
     return {name: getattr(weights, "files", ()) for name, weights in _models(family).items()}
 
 
 def identify_model(family: Family) -> list[str]:
-    """Return what identifies the model that is calibrated: of the suite's own its name, of another its content too."""
+    """Return the identity of the calibrated model: its name for the suite's own, also its content for another."""
     if family.merged_name == "merged":
         # Its files are hashed among the inputs; another model may have none.
         return [family.merged_name]
@@ -85,8 +86,8 @@ def identify_model(family: Family) -> list[str]:
 
 
 def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
-    """Return what a record says of the samples of every task, in the order of the draw: indices, hash of their inputs,
-    how many were cut. Varied copies of pictures count apart."""
+    """Return the record's facts about the samples of every task, in the order of the draw: indices, hash of their
+    inputs, number of truncated ones. Augmented copies of pictures are counted separately."""
 
     def describe(one: ExpertPass) -> dict[str, Any]:
         indices = sorted({*one.indices})  # as they were drawn

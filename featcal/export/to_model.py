@@ -1,4 +1,4 @@
-"""Hand a model over as the class that its library has for it, without a folder."""
+"""Return a model as an object of its library's class, without a folder."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def to_library_model(family: Family, container: Located, model: Weights) -> PreTrainedModel:
-    """Return what `from_pretrained` makes of the folder that `write_model` writes of the same, bit for bit; weights
-    that lie on a grid are dense here.
+    """Return, bit for bit, the model that `from_pretrained` would load from the folder of `write_model`; quantised
+    weights are dense here.
 
     Args:
-        family: the suite that it was made of.
-        container: whose class, configuration and tensors outside the tower it has.
+        family: the suite of the model.
+        container: model that gives the class, the configuration and the tensors outside the tower.
 
     Raises:
-        InputError: a model of another library, one that is more than its weights, a class that transformers does not
+        InputError: a model of another library, one with maps or heads of its own, a class that transformers does not
             have, or a model in memory that has changed since its suite was made.
     """
     adapter = family.adapter

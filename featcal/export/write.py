@@ -50,7 +50,7 @@ _WEIGHT_SUFFIXES = {
     ".npz",
 }  # fmt: skip
 _ABOUT_WEIGHTS = ("*.index.json", "Modelfile")
-"""Patterns of files that name weight files, which are not those of another model."""
+"""Patterns of files that name weight files and so do not fit another model."""
 
 
 def write_model(
@@ -70,8 +70,8 @@ def write_model(
     already are not written again.
 
     Args:
-        folder: may hold files already, such as `HEADS` and `PICTURE_FILE`, which stay.
-        record: asked once everything is written and verified, so that it can say how long that took.
+        folder: may already hold files, such as `HEADS` and `PICTURE_FILE`, which stay.
+        record: called after everything is written and verified, so that it can include the time.
         whole: verify by loading the folder through its own library, which takes the memory of the whole model;
             otherwise from the headers, and by outputs with one block in memory at a time.
 
@@ -81,9 +81,9 @@ def write_model(
         `tensor_digests` of the weights and, where these are packed, their bytes and those of the dense ones.
 
     Raises:
-        NumericalError: the written model is not the one in memory, and was deleted.
-        InputError: the disk refuses, or the model has maps or heads of its own, which no checkpoint of its
-            architecture holds.
+        NumericalError: the written model differs from the one in memory; it was deleted.
+        InputError: the disk refuses, or the model has maps or heads of its own, which a checkpoint of its architecture
+            cannot hold.
     """
     require_weights_alone(model)
     content = StoredContent(adapter, container.open(adapter.canonical, adapter.aliases), model)
@@ -113,10 +113,10 @@ def write_model(
 
 
 def _verify(folder: OutputFolder, adapter: Adapter, model: Weights, content: StoredContent, whole: bool) -> list[str]:
-    """Load what was written and compare it with the model; return a sentence where that cannot be done.
+    """Load the written model and compare it with the one in memory; return a sentence if that is not possible.
 
     Raises:
-        NumericalError: it is another model, and was deleted.
+        NumericalError: the two differ; the written one was deleted.
     """
     unverified: list[str] = []
     try:
@@ -140,7 +140,7 @@ def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
 
 
 def require_weights_alone(model: Weights) -> None:
-    """Raise InputError for a model that brings what no checkpoint of its architecture holds."""
+    """Raise InputError for a model with parts that a checkpoint of its architecture cannot hold."""
     if own := tasks_with_own_modules(model):
         raise InputError(
             f"{model.label}: its adapters, maps or heads of {some(sorted(own))} have no place in a checkpoint "
@@ -156,7 +156,7 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
     open_clip loads by `local-dir:`.
 
     Args:
-        added: content of files that are to lie beside the weights too, by their paths in the folder.
+        added: content of further files to write, by their paths in the folder.
 
     Returns:
         The document of `featcal export --json`.
@@ -189,7 +189,7 @@ def rewrite(source: str | Path, out: str | Path, added: Mapping[str, bytes] | No
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
-    """Return the card and the record that a model brings along, or a card without content and an empty record."""
+    """Return the card and the record in a model's folder, or an empty card and an empty record."""
     if not container.owns_folder:
         return plain_card(layout), {}
     record_file = container.folder / RECORD_FILE
@@ -203,10 +203,11 @@ def plain_card(layout: str) -> str:
 
 
 def _require_described_head(container: Located) -> None:
-    """Raise InputError for an adapter with a classifier of its own, of which the base's configuration says nothing."""
+    """Raise InputError for an adapter with a classifier of its own that the base's configuration does not describe."""
     if container.trained_for == TEXT_CLASSES and not is_classifier(container.config):
         raise InputError(
-            f"{container.label}: the adapter brings a classifier, which the base's {container.config_source} does not "
+            f"{container.label}: the adapter contains a classifier, which the base's {container.config_source} does "
+            "not "
             "describe; merge the adapter in the program that trained it, and export what that writes"
         )
 
@@ -227,7 +228,7 @@ def _add_files(folder: Path, added: Mapping[str, bytes]) -> None:
 
 
 def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> None:
-    """Copy what belongs to single tasks, where a model's record has it, and the picture in its card.
+    """Copy the files of single tasks that a model's record lists, and the picture of its card.
 
     Raises:
         InputError: a file that the record lists is missing, or the disk refuses.
@@ -246,7 +247,7 @@ def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> N
 
 
 def with_notes(card: str, notes: Sequence[str]) -> str:
-    """Return the card with a list of those notes that it does not hold yet."""
+    """Add the notes that a card does not yet have as a list."""
     new = [f"- {note}\n" for note in map(escape_markdown, notes) if note not in card]
     return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
 
@@ -255,7 +256,7 @@ def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
     """Say whether a written model may be loaded whole, in float32, to verify it.
 
     Args:
-        limit: bytes of resident memory; None stands for what the machine has to spare.
+        limit: bytes of resident memory; None means the machine's free memory.
     """
     room = available_bytes() if limit is None else limit - rss_bytes()
     whole = sum(torch.Size(one.shape).numel() * (4 + one.dtype.itemsize) for one in info.values())
@@ -279,7 +280,7 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
     then outputs on fixed inputs are compared.
 
     Raises:
-        NumericalError: listing tensors that are missing, left over or different, or the outputs differ.
+        NumericalError: lists tensors that are missing, left over or different; or the outputs differ.
     """
     found, shapes = written.info, adapter.shapes()
     wrong = sorted(
@@ -299,7 +300,7 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
 def _write_files(
     folder: OutputFolder, adapter: Adapter, container: Located, content: StoredContent, model: Weights, whole: bool
 ) -> tuple[list[str], list[str]]:
-    """Write everything but card and record; return names and notes."""
+    """Write everything except card and record; return names and notes."""
     if container.layout == "open_clip":
         # Weights first: open_clip makes random ones where it finds a configuration without any.
         written = [_write_single(folder, content, whole)]
@@ -310,7 +311,7 @@ def _write_files(
 
 
 def write_beside(container: Located, target: Path, adapter: Adapter, model: Weights) -> tuple[list[str], list[str]]:
-    """Write what a folder of transformers has beside the weights; returns names and notes.
+    """Write the files of a transformers folder beside the weights; return names and notes.
 
     Raises:
         InputError: a file cannot be copied.
@@ -338,7 +339,7 @@ def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def _save(file: Path, content: StoredContent, names: Sequence[str], whole: bool) -> None:
-    """Write one file of these stored tensors, which are in memory together only if `whole`."""
+    """Write one file with these stored tensors, which are in memory together only if `whole`."""
     if whole:
         save_tensors(content.read(names), file)
         return
@@ -346,7 +347,7 @@ def _save(file: Path, content: StoredContent, names: Sequence[str], whole: bool)
 
 
 def _write_single(folder: OutputFolder, content: StoredContent, whole: bool) -> str:
-    """Write one file with everything: open_clip reads no shards."""
+    """Write one file with all tensors, because open_clip reads no shards."""
     _save(folder.model / WEIGHT_FILE, content, list(content.info), whole)
     return WEIGHT_FILE
 

@@ -1,1 +1,1 @@
-"""Open a suite: its base, its experts and its merged model, held against each other."""
+"""Open a suite: its base, its experts and its merged model, checked against each other."""

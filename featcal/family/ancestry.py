@@ -1,8 +1,8 @@
-"""Tell whether experts come from the base: how far their weights are from it, layer by layer.
+"""Determine whether experts come from the base, by the distance of their weights, layer by layer.
 
-Weights that were trained from the same start point in nearly the same direction as the base's; those of another
-training are at right angles to it, since nothing orders the units of two networks alike. Norms and biases are left out:
-they point the same way in every network.
+Weights that were trained from the same start point in nearly the same direction as the base's. Those of another
+training are orthogonal to it, because units have no common order in two networks. Norms and biases are left out: they
+point the same way in every network.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ UNRELATED = 0.5
 1 / sqrt(1 + d^2); the embedded experts have at least 0.97 (d up to 0.22), unrelated models less than 0.05 (d about
 1.4). 0.5 means d = 1.7: moved by more than there was to begin with."""
 FAR = 5.0
-"""Distance, in medians of the other experts', from which an expert is remarked upon."""
+"""Distance, in medians of the other experts', from which on an expert gets a note."""
 READ_WHOLE = 2**26
 """Parameters per model up to which every matrix is compared; of larger models the smallest one of each layer."""
 ABSURD = 1e6
-"""Absolute value that no trained weight has: a flipped bit of an exponent gives such numbers."""
+"""Absolute value that no trained weight reaches; a flipped exponent bit makes such numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Lineages:
-    """Distances of a suite's models to its base, or to what stands in for it."""
+    """Distances of a suite's models to its base, or to the model that replaces it."""
 
     layers: tuple[str, ...]
     models: Mapping[str, Lineage]
     whole: bool
     """True if every matrix was compared, False if one of each layer."""
     start: str = "base"
-    """What they are distances to, in words: the base, or the merged model where the base is not known."""
+    """Name of the start of the distances: the base, or the merged model if the base is not known."""
 
     def to_json(self) -> dict[str, Any]:
         models = {role: {"distance": list(o.distance), "cosine": list(o.cosine)} for role, o in self.models.items()}
@@ -60,11 +60,11 @@ class Lineages:
 
 
 def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Lineages, dict[str, list[str]]]:
-    """Compare models with the base of a family, or with its merged model where the base is not known, one layer in
-    memory at a time: what comes from one base lies near that too.
+    """Compare models with the base of a family, or with its merged model if the base is not known, one layer in memory
+    at a time. (Models of one base lie near their merge too.)
 
     Returns:
-        The distances of models whose values can be read, and the problems of those whose values cannot be trusted.
+        The distances of models with readable values, and the problems of models with implausible values.
     """
     shapes = family.adapter.shapes()
     matrices = [name for name in family.adapter.tower if len(shapes[name]) > 1]
@@ -100,10 +100,10 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
 
 
 def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = ALONE) -> list[str]:
-    """Return notes on where the experts of a family, and a merged model, come from; `featcal check` says the same.
+    """Return notes on the origin of the experts of a family and of a merged model, as `featcal check` prints them.
 
     Raises:
-        InputError: a model does not descend from the base in any layer, or has values that no training gives.
+        InputError: a model does not descend from the base in any layer, or has values that no training produces.
     """
     # Each rank reads the experts whose tasks it leads, and rank 0 the merged model: no file is read twice.
     own = {f"expert '{task}'": expert for task, expert in ranks.select_led(family.experts).items()}
@@ -117,9 +117,9 @@ def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = 
 
 
 def judge_distances(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Say what the distances mean, as (problems, notes) by model.
+    """Interpret the distances, as (problems, notes) by model.
 
-    A model that is a stranger in every layer is a problem; in some layers it may have been trained far, or anew.
+    A model that is unrelated in every layer is a problem; in some layers it may have been trained far away, or anew.
     """
     problems: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
@@ -151,7 +151,7 @@ def judge_distances(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str,
 
 
 def _compare(base: Mapping[str, torch.Tensor], model: Weights, names: Sequence[str]) -> tuple[float, float]:
-    """Return relative distance and cosine of some tensors taken as one vector."""
+    """Return relative distance and cosine of two lists of tensors, each taken as one vector."""
     moved = own = square = dot = 0.0
     for name, tensor in model.read(names).items():
         largest = float(tensor.abs().max())

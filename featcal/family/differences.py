@@ -1,4 +1,4 @@
-"""List everything that keeps a model from being of an adapter's architecture, with what was probably meant."""
+"""List missing, extra and misshapen tensors of a model against an architecture, with a likely cause."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from featcal.system.formatting import some
 _QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "absmax", "quant_map", "quant_state")
 """Parts of names that quantisers (GPTQ, AWQ, bitsandbytes, compressed-tensors) give their tensors."""
 _ALIKE = 0.7
-"""Similarity (difflib) from which one tensor alone is taken for a renamed one."""
+"""Similarity (difflib) from which on a single tensor counts as a renamed one."""
 _KINDS = {
     "Classification": ("a classifier", "its head is that of one task, and the models of a suite share theirs"),
     "QuestionAnswering": ("a model that marks answers", "its head is that of one task"),
     "EncoderModel": ("a bare encoder", "its decoder and its head are missing"),
     "Model": ("a bare model", "its head is missing"),
 }
-"""Ending of a name in `architectures`, of which the first that fits counts → such a model, and what keeps it out."""
+"""Ending of a name in `architectures` → kind of model, and why it does not fit; the first matching one counts."""
 _UNQUANTISED = "give the checkpoint that it was quantised from"
 
 
 def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | None = None) -> list[str]:
-    """List everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing does.
+    """List all differences of `weights` from the adapter's architecture; empty if they fit.
 
     Args:
         config: content of the model's `config.json`, which says whether it is quantised.
@@ -50,7 +50,8 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
     problems = [f"{label}: {sentence}" for sentence in sentences]
     if head:
         problems.append(
-            f"{label}: its head is tied to its embedding, and the base has '{head}' apart; save it with a head of its "
+            f"{label}: its head is tied to its embedding, but the base has a separate '{head}'; save it with a head "
+            "of its "
             f"own:\n    {UNTIE}"
         )
     missing = [name for name in missing if name not in renamed.values()]
@@ -81,13 +82,13 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
 
 
 def _tied_head(adapter: Adapter, config: Mapping[str, Any], missing: Sequence[str]) -> str:
-    """Return the name of the base's head if it is the one tensor that a model lacks, since it ties its own; else ""."""
+    """Return the name of the base's head if it is the only missing tensor, because the model ties its own; else ""."""
     head = adapter.vocabulary[-1] if len(adapter.vocabulary) == 2 and not adapter.aliases else ""
     return head if [*missing] == [head] and config.get("tie_word_embeddings", True) else ""
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
-    """Say what the configuration calls the model, where that class has not the adapter's tensors; else ""."""
+    """Describe the model's class by its configuration, if that class has other tensors than the adapter; else ""."""
     formats = {"clip": "hf", "open_clip": "open_clip"}
     if {config.get("model_type"), adapter.family} == set(formats):
         layout = formats[adapter.family]
@@ -103,7 +104,7 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
 
 
 def _explain_stacking(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
-    """Explain files that have the experts of a mixture in one tensor per layer; "" for other files."""
+    """Explain files with the experts of a mixture in one tensor per layer; "" for other files."""
     found = [
         name
         for name, info in extra.items()
@@ -118,7 +119,7 @@ def _explain_stacking(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -
 
 
 def _quantisation_signs(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Say what shows that a model is quantised; "" if nothing does."""
+    """Describe the signs that a model is quantised; "" if there are none."""
     signs = []
     settings = config.get("quantization_config")
     if settings:
@@ -136,7 +137,8 @@ def _quantisation_signs(found: Mapping[str, TensorInfo], expected: Mapping[str, 
 def _vocabulary(
     adapter: Adapter, found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], str]:
-    """Return tensors that differ only in their rows, one per token of the vocabulary, and what to say of them."""
+    """Return tensors that differ only in the number of their rows, one per token of the vocabulary, with a sentence
+    about them."""
     both = [name for name in adapter.vocabulary if name in found and name in expected]
     names = [n for n in both if found[n].shape != expected[n] and found[n].shape[1:] == expected[n][1:]]
     if not names:
@@ -155,9 +157,9 @@ def _renames(
 ) -> tuple[dict[str, str], list[str]]:
     """Pair extra tensors with missing ones that look renamed; return {extra: missing} and sentences.
 
-    An extra tensor is paired with the missing one of its shape of which it only lacks a prefix, or has one more, else
-    with the one that shares most of its name; pairs that differ in the same part are one finding. A pair on its own
-    must be nearly the same name.
+    An extra tensor is paired with the missing one of its shape that differs only by a prefix, else with the one that
+    shares most of its name; pairs that differ in the same part are one finding. A single pair must have nearly the same
+    name.
     """
     rules: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for name, shape in extra.items():
@@ -194,14 +196,14 @@ def _shared_parts(a: str, b: str) -> int:
 
 
 def _differing_part(a: str, b: str) -> tuple[str, str]:
-    """Return what is left of two dotted names without the parts that both start and end with."""
+    """Return the differing middle parts of two dotted names."""
     own, other = a.split("."), b.split(".")
     start, end = _common(own, other)
     return ".".join(own[start : len(own) - end]), ".".join(other[start : len(other) - end])
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Count the parts that two names share at their start and, among the rest, at their end."""
+    """Count the parts that two names share at their start, and of the rest at their end."""
     most = min(len(a), len(b))
     start = next((i for i in range(most) if a[i] != b[i]), most)
     end = next((i for i in range(most - start) if a[-1 - i] != b[-1 - i]), most - start)

@@ -1,11 +1,12 @@
-"""Tell what a merged model is made of by its weights alone: how much of every expert, layer by layer, and what else.
+"""Determine the ingredients of a merged model from its weights: the coefficient of every expert, layer by layer, and
+the unexplained rest.
 
 Merged weights are theta_0 + tau with tau nearly a sum of the experts' task vectors, sum_i c_i tau_i. The coefficients
-are those of least squares, layer by layer; of each the median over layers counts, so that one damaged layer does not
-change what is said of the others.
+are those of least squares, layer by layer; the median over layers counts for each, so that one damaged layer does not
+change the result for the others.
 
-Where theta_0 is not known, ways start at the first expert, and its own coefficient is what the others leave to 1: then
-merged weights are sum_i c_i theta_i with sum_i c_i = 1, whichever expert is the first.
+If theta_0 is not known, differences start at the first expert, whose coefficient is 1 minus those of the others: then
+merged weights are sum_i c_i theta_i with sum_i c_i = 1, for any choice of the first expert.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 
 FAINT = 0.1
-"""Share of the largest coefficient below which nothing of an expert is in a merge. TIES and DARE, which change single
-values, keep coefficients of experts alike within a factor of two."""
+"""Share of the largest coefficient below which an expert counts as absent from a merge. TIES and DARE, which change
+single values, keep coefficients of experts within a factor of two."""
 FAR = 5.0
-"""Length of a layer's way, in medians of all layers', from which it was not merged as the others were."""
+"""Distance, in medians of all layers' distances, from which on a layer counts as merged unlike the others."""
 ALIKE = 1e-3
-"""What is left of 1 between the directions of task vectors (1 - cosine of two) that are told apart no longer."""
+"""Difference (1 - cosine) below which the directions of two task vectors count as equal."""
 PIECE = 1 << 20
-"""Values of every model that are compared at a time, in float64."""
+"""Number of values of every model that are compared at a time, in float64."""
 
 
 @dataclass(frozen=True)
 class LayerContents:
-    """Makeup of one layer of a merged model."""
+    """Ingredients of one layer of a merged model."""
 
     layer: str
     coefficients: Mapping[str, float]
@@ -43,37 +44,37 @@ class LayerContents:
     moved: float
     """||tau||, the layer's distance from the base."""
     summed: float
-    """||sum_i tau_i||, the way of Task Arithmetic at scale 1."""
+    """||sum_i tau_i||, the distance of Task Arithmetic at scale 1."""
     explained: float
     """||sum_i c_i tau_i||."""
     base: float
     """||theta_0||."""
     rounding: float
-    """Norm of what storing the merge rounds away, about: that of uniform errors of half a unit in the last place."""
+    """Norm of the rounding error of storing the merge, estimated as uniform errors of half a unit in the last place."""
     zeros: tuple[str, ...]
-    """Tensors of zeros that are none in the base."""
+    """Tensors of zeros that are not zero in the base."""
     is_zero: bool
     """True if all its matrices are zeros."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Task → ||c_i tau_i||, but for the expert that ways start from."""
+    """Task → ||c_i tau_i||, except for the expert from which differences start."""
     stock: float = 0.0
-    """Share t of the way from the base to the experts' mean that Model Stock goes, by the angles between their task
-    vectors, tensor by tensor; of the whole layer that of least squares."""
+    """Share t of the way from the base to the experts' mean that Model Stock takes, by the angles between their task
+    vectors, tensor by tensor; for the whole layer by least squares."""
 
 
 @dataclass(frozen=True)
 class Makeup:
-    """Makeup of a merged model, layer by layer and as a whole."""
+    """Ingredients of a merged model, layer by layer and as a whole."""
 
     layers: tuple[LayerContents, ...]
-    """In forward order: embeddings, blocks, and what is after them."""
+    """In forward order: embeddings, blocks, and the layers after them."""
     start: str = "the base"
-    """What ways start from, in words: the base, or an expert where that is not known."""
+    """Name of the start of differences: the base, or an expert if the base is not known."""
     is_base_known: bool = True
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
-        """Return task → coefficient of its expert, median over the layers that the expert changed."""
+        """Return task → coefficient of its expert, the median over the layers that the expert changed."""
         tasks = dict.fromkeys(task for layer in self.layers for task in layer.coefficients)
         return {
             task: statistics.median(one.coefficients[task] for one in self.layers if task in one.coefficients)
@@ -82,39 +83,39 @@ class Makeup:
 
     @property
     def scale(self) -> float:
-        """Return how far the experts carry the merge, in ways of the plain sum of their task vectors."""
+        """Return the scale of the merge: its distance in units of the plain sum of the task vectors."""
         return self._median(one.explained / one.summed for one in self.layers if one.summed > 0)
 
     @property
     def rest(self) -> float:
-        """Return the share of the merge's way from the base that no sum of the task vectors gives, 0-1."""
+        """Return the share of the merge's difference from the base that no sum of the task vectors explains, 0-1."""
         rest = ((1 - min(one.explained / one.moved, 1) ** 2) ** 0.5 for one in self.layers if one.moved > 0)
         return self._median(rest)
 
     @property
     def stock(self) -> float:
-        """Return the share of the way from the base to the experts' mean that Model Stock goes."""
+        """Return the share of the way from the base to the experts' mean that Model Stock takes."""
         return self._median(one.stock for one in self.layers if one.summed > 0)
 
     @property
     def rounding(self) -> float:
-        """Return the share of the merge's way from the base that is rounding, about."""
+        """Estimate the share of the merge's difference from the base that is rounding."""
         return self._median(one.rounding / one.moved for one in self.layers if one.moved > 0)
 
     @property
     def is_base(self) -> bool:
-        """Say whether the merge has the weights of the base, or of the expert that ways start from, and no others."""
+        """Say whether the merge has exactly the weights of the base, or of the expert from which differences start."""
         return not any(one.moved for one in self.layers)
 
     @property
     def layers_by_owner(self) -> dict[str, int]:
-        """Return task → number of the layers that have more of its expert than of any other."""
+        """Return task → number of layers in which its expert has the largest part."""
         owners = [max(one.coefficients, key=one.coefficients.__getitem__) for one in self.layers if one.coefficients]
         return {task: owners.count(task) for task in self.coefficients}
 
     @property
     def is_as_stocked(self) -> bool:
-        """Say whether nothing of the experts is in the merge and Model Stock would leave nothing of them either."""
+        """Say whether no expert is present in the merge and Model Stock would also leave none of them."""
         shares = self.stock, sum(self.coefficients.values())
         return self.is_base_known and max(map(abs, shares)) < FAINT * len(self.coefficients)
 
@@ -130,7 +131,7 @@ class Makeup:
 
     @property
     def far_layers(self) -> dict[str, float]:
-        """Return the layers that lie out of all proportion from the base, with how many times the median's way."""
+        """Return the layers with a distance out of all proportion, with that distance in medians."""
         ways = {one.layer: one.moved / one.summed for one in self.layers if one.summed > 0}
         usual = self._median(ways.values())
         return {
@@ -138,11 +139,12 @@ class Makeup:
         }
 
     def find_absent(self, stated: Mapping[str, float] | None = None) -> tuple[str, ...]:
-        """Return the tasks of whose experts nothing is in the merge: their coefficients are faint, and of its way from
-        the base, which may be a short one, they make nothing either.
+        """Find the tasks whose experts are absent from the merge: their coefficients are faint, and their parts of its
+        difference from the base negligible.
 
         Args:
-            stated: coefficients by the recipe, if known; where all are faint beside these, nothing of any is in it.
+            stated: coefficients by the recipe, if known; if all coefficients are faint compared with these, all experts
+                are absent.
         """
         largest, meant = (max(map(abs, (one or {}).values()), default=0.0) for one in (self.coefficients, stated))
         return tuple(
@@ -153,7 +155,8 @@ class Makeup:
         )
 
     def _share_of(self, task: str) -> float:
-        """Return the length of an expert's part as a share of the merge's way; 0 of the expert that ways start from."""
+        """Return the length of an expert's part as a share of the merge's distance; 0 for the expert from which
+        differences start."""
         return self._median(one.parts.get(task, 0.0) / one.moved for one in self.layers if one.moved > 0)
 
     @staticmethod
@@ -162,7 +165,7 @@ class Makeup:
         return statistics.median(found) if found else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return coefficients, scale and the unexplained share, of the whole and by layer."""
+        """Return coefficients, scale and the unexplained share, as a whole and by layer."""
         layers = [
             {"layer": one.layer, "coefficients": dict(one.coefficients), "zeros": list(one.zeros)}
             for one in self.layers
@@ -172,7 +175,7 @@ class Makeup:
 
 
 def take_contents(family: Family, merged: Weights) -> Makeup:
-    """Measure what a merged model is made of, one tensor of every model in memory at a time.
+    """Measure the ingredients of a merged model, with one tensor of every model in memory at a time.
 
     Raises:
         InputError: values that are not finite, with the tensor's name.
@@ -246,9 +249,9 @@ def _stock_ratio(gram: Tensor) -> float:
 
 
 def _share_out(gram: Tensor, dots: Tensor) -> Tensor:
-    """Return the coefficients of least squares; experts that are the same, or nearly, have equal parts.
+    """Return the coefficients of least squares; equal or nearly equal experts get equal parts.
 
-    Between them coefficients would be decided by rounding: a thousand of one and minus a thousand of the other.
+    Otherwise rounding would decide their coefficients: plus a thousand for one and minus a thousand for the other.
 
     Args:
         gram: inner products of the task vectors, `[experts, experts]`.
@@ -262,7 +265,8 @@ def _share_out(gram: Tensor, dots: Tensor) -> Tensor:
 
 
 def _multiply(start: Tensor, models: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Return the inner products of models' distances from a tensor of the base, `[models, models]`, and its square."""
+    """Return the inner products of models' differences from a tensor of the base, `[models, models]`, and its
+    square."""
     products = torch.zeros(len(models), len(models), dtype=torch.float64)
     square, flat = 0.0, [one.reshape(-1) for one in (start, *models)]
     for first in range(0, start.numel(), PIECE):

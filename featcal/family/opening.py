@@ -44,24 +44,23 @@ from featcal.system.progress import Progress, silent
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 TINY = 8 * 2**20
-"""Bytes up to which a second core hardly makes the products of a model faster."""
+"""Bytes of models up to which a second core hardly speeds up their products."""
 WASTED = 0.25
-"""Padding, in parts of all tokens that are none, above which texts are sorted by length where their order does not
-count."""
+"""Share of padding tokens above which texts are sorted by length if their order does not matter."""
 FEW = 16
-"""Texts in a batch, at most, that are sorted because of their padding."""
+"""Most texts in a batch that is sorted because of padding."""
 WITHOUT_BASE = (
     "the base is not known: a calibration pulls to the merged model itself (rho 1) and has no prior, and there are no "
     "task vectors, no other merges and no scores of the base; name it in the suite file ('base: REFERENCE')"
 )
-"""Remark on a suite without a base."""
+"""Note on a suite without a base."""
 PART = 2048
-"""Pictures that are prepared together where a whole split is scored."""
+"""Pictures that are prepared together when a whole split is scored."""
 
 
 @runtime_checkable
 class Calibrated(Protocol):
-    """Anything that has calibrated weights, such as `CalibrationResult`."""
+    """Any object with calibrated weights, such as `CalibrationResult`."""
 
     @property
     def weights(self) -> Weights: ...
@@ -78,18 +77,18 @@ class Family:
     merged: Weights
     experts: Mapping[str, Weights]
     origin: Located
-    """Place of the base, from which tokenizer, image processor and text tower are taken; of the merged model where the
-    base is not known."""
+    """Place of the base, which gives tokenizer, image processor and text tower; of the merged model if the base is not
+    known."""
     container: Located
-    """Model whose layout and non-weight files an exported model takes over: the merged model, else the base."""
+    """Model whose layout and non-weight files an exported model gets: the merged model, else the base."""
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names that experts' own configurations give their classes, by task; tasks without names are left out."""
+    """Class names in the experts' own configurations, by task; tasks without names are left out."""
     merged_name: str = "merged"
-    """Name of the model that is calibrated: "merged" for the suite's, else that of the model in its place."""
+    """Name of the model to calibrate: "merged" for the suite's, else that of its replacement."""
     commits: tuple[Commit, ...] = ()
-    """Of the suite's models on the Hub, when they were opened."""
+    """Commits of the suite's models on the Hub at the time of opening."""
     _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
-    """Texts that experts wrote, kept for as long as anything is made of this family."""
+    """Texts that experts wrote, kept as long as a copy of this family exists."""
 
     @property
     def stored_bytes(self) -> int:
@@ -108,11 +107,11 @@ class Family:
 
     @property
     def is_base_known(self) -> bool:
-        """Say whether anything can be read of the base."""
+        """Say whether the base is known."""
         return not isinstance(self.base, UnknownBase)
 
     def model(self, name: str | Weights | Calibrated) -> Weights:
-        """Return the model called "base" or "merged", a checkpoint in a folder or on the Hub, or a calibration's.
+        """Return a model by its name: "base", "merged", a checkpoint in a folder or on the Hub, or a calibration's.
 
         Raises:
             InputError: no such model, or one that does not fit the suite; the message lists every difference.
@@ -135,11 +134,11 @@ class Family:
         return located, open_model(located, self.adapter, self.compute.device, self.suite)
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
-        """Merge the experts by a recipe, whatever the suite's own is."""
+        """Merge the experts by a recipe, independent of the suite's own."""
         return _recipe_weights(recipe, self.base, self.experts, self.adapter)
 
     def with_merged(self, merged: Weights, name: str) -> Family:
-        """Return the suite with another model, of this name, in the place of the merged one."""
+        """Return the suite with another model, of this name, instead of the merged one."""
         # Only weights are known of the model, so files and layout come from the base.
         return replace(self, merged=merged, merged_name=name, container=self.origin)
 
@@ -149,7 +148,7 @@ class Family:
         """Draw `count` samples of a task's split (all with None) by (seed, task name), and return a part of them.
 
         Args:
-            copies: how many varied ones of every picture stand after all pictures (`samples.vary`).
+            copies: number of augmented copies of every picture, which follow all pictures (`samples.vary`).
 
         Raises:
             InputError: no such split, samples that cannot be read, or inputs that the model does not take.
@@ -163,10 +162,10 @@ class Family:
         return count_as(drawn, self.head_classes(task))
 
     def _prompts_beside(self, drawn: Samples, start: int) -> dict[str, Tensor]:
-        """Return what the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
+        """Return the inputs of the text tower: for every sample one prompt of the task's classes, in turn.
 
         Args:
-            start: how many samples of the draw come before these.
+            start: number of earlier samples in the draw.
         """
         if drawn.class_names is None:
             raise InputError(
@@ -178,14 +177,14 @@ class Family:
         return {**self.adapter.prompt_inputs(self.origin, [texts[one] for one in which])}
 
     def viewable_samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
-        """Return the samples of a split as people see them; InputError where they cannot be read (`look`)."""
+        """Return the raw samples of a split, for display; InputError if they cannot be read (`look`)."""
         return count_as(
             preview_samples(self.suite, task, split, count, seed, self.write_texts), self.head_classes(task)
         )
 
     def head_classes(self, task: str) -> tuple[str, ...]:
-        """Return the names of the classes that a task's expert scores, in the order of its head: `LABEL_0` and so on
-        where it only numbers them, none where it has no head of its own."""
+        """Return the names of the classes that a task's expert scores, in the order of its head: `LABEL_0` and so on if
+        it only numbers them, none without a head."""
         expert = self.experts.get(task)
         if expert is None or self.adapter.scores_with != "own":
             return ()
@@ -198,7 +197,7 @@ class Family:
         return names if len(names) == rows else tuple(f"LABEL_{row}" for row in range(rows))
 
     def prompts(self, task: str, split: str) -> list[list[int]]:
-        """Return the token ids from which a task's expert writes samples; nothing is written yet.
+        """Return the prompts (token ids) from which a task's expert writes samples; nothing is written yet.
 
         Raises:
             InputError: prompts that cannot be read.
@@ -245,7 +244,7 @@ class Family:
         )
 
     def preparation(self) -> dict[str, str]:
-        """Name what makes inputs of the calibration samples, for the record of a run; empty for `tensors` alone."""
+        """Name the preprocessing of the calibration samples, for the record of a run; empty for `tensors` alone."""
         sources = [task.calibration for task in self.suite.tasks.values()]
         if all(source is None or source.tensors is not None for source in sources):
             return {}
@@ -268,9 +267,9 @@ class Family:
         """Return the expert of the samples' task, ready to walk over them in batches of `batch_size`.
 
         Args:
-            kept: room for what the next walk can use; without it there is one walk alone.
-            in_order: keep the order of the samples; False where sums over all of them are all that is wanted, so that
-                texts of unlike lengths may stand together by length, in smaller batches.
+            kept: cache for the next walk; without it only one walk is possible.
+            in_order: keep the order of the samples; False if only sums over all of them matter, so that texts may be
+                sorted by length, in smaller batches.
         """
         task, expert, device = samples.task, self.experts[samples.task], self.compute.device
         batches = batches_of(samples, batch_size, device)
@@ -286,19 +285,19 @@ class Family:
         return replace(one, batches=batches, indices=indices)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
-        """Return what a measurement or a calibration of this family takes along; `store` bounds its token states."""
+        """Return the resources of a measurement or a calibration of this family; `store` bounds its token states."""
         return Run(
             self.adapter, self.base, self.merged, self.head(), self.compute, progress, store or ActivationStore()
         )
 
     def head(self) -> dict[str, Tensor]:
-        """Read head tensors of the base, or of the merged model where the base is not known, to the compute device;
-        empty where there are none."""
+        """Read head tensors of the base, or of the merged model if the base is not known, to the compute device; empty
+        if there are none."""
         source = self.base if self.is_base_known else self.merged
         return self.compute.place(source.read(name for name in self.adapter.head if name in source.info))
 
     def resident(self) -> Family:
-        """Return the family with every tensor that is computed with held in memory, in its stored dtype: interactive
+        """Return the family with all tensors of the computation in memory, in their stored dtype, because interactive
         work reads them many times."""
         names = self.adapter.tower
 
@@ -314,7 +313,7 @@ class Family:
         )
 
     def with_stored_tensors(self) -> Family:
-        """Undo `resident`: return the family with every tensor read from its file when it is needed."""
+        """Undo `resident`: return the family that reads every tensor from its file when needed."""
 
         def unwrap(weights: Weights) -> Weights:
             return weights.under if isinstance(weights, _Resident) else weights
@@ -324,7 +323,7 @@ class Family:
 
 
 class _Resident(Overlay):
-    """A model whose tensors are those of its file, in memory."""
+    """A model with all tensors of its file in memory."""
 
 
 def _recipe_weights(
@@ -337,9 +336,8 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     """Open every model of a suite and check from their headers that they belong together.
 
     Raises:
-        InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
-            misshapen tensors. Or an architecture that cannot be run block by block, with the name of the block. Or what
-            is given is not a suite.
+        InputError: lists *all* problems: missing folders, other architectures, missing, extra or misshapen tensors; or
+            names the block of an architecture that cannot be run block by block; or the argument is not a suite.
     """
     if not isinstance(suite, Suite):
         raise InputError(
@@ -374,15 +372,15 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
 
 
 def classify(experts: Mapping[str, Located]) -> bool:
-    """Say whether the models of a suite have a classifier per task where their type has language models too: every
-    expert does, and the base may be the language model that they were made from."""
+    """Say whether the models of a suite have a classifier per task, if their type has language models too: every expert
+    has one, and the base may be the language model under them."""
     return bool(experts) and all(one.classifies for one in experts.values())
 
 
 def _each(
     given: Mapping[str, Given], make: Callable[[str, Given], Made]
 ) -> tuple[dict[str, Made], dict[str, list[str]]]:
-    """Return what is made of every model by its label, and what is wrong with the others."""
+    """Apply a function to every model; return results and problems by label."""
     made: dict[str, Made] = {}
     problems: dict[str, list[str]] = {}
     for label, one in given.items():
@@ -394,7 +392,7 @@ def _each(
 
 
 def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the class names of a `config.json` in the order of the scores; none where it only numbers them."""
+    """Return the class names of a `config.json` in the order of the scores; none if it only numbers them."""
     stated = config.get("id2label")
     if not isinstance(stated, Mapping) or {str(key) for key in stated} != {str(i) for i in range(len(stated))}:
         return ()
@@ -416,7 +414,7 @@ def open_model(located: Located, adapter: Adapter, device: torch.device, suite: 
     """Open a model of the adapter's architecture.
 
     Args:
-        suite: says whether rows of the vocabulary that the base does not have are left out, and where texts are cut.
+        suite: decides whether extra rows of the vocabulary are dropped, and where texts are cut.
 
     Raises:
         InputError: listing every difference.

@@ -1,5 +1,5 @@
-"""Find what is left out of experts: what they changed outside the tower, which alone a recipe merges, and updates that
-an adapter's own configuration does not select."""
+"""Find changes of experts that a merge leaves out: outside the tower, which alone a recipe merges, and updates that an
+adapter's own configuration does not select."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
 
 
 def _find_unselected(expert: Weights) -> Iterator[str]:
-    """Yield what the configuration of an adapter does not select of its file."""
+    """Yield the tensors in an adapter's file that its configuration does not select."""
     modules: Sequence[str] = getattr(expert, "ignored_modules", ())
     if modules:
         count = "one module" if len(modules) == 1 else f"{len(modules)} modules"
@@ -39,7 +39,7 @@ def _find_unselected(expert: Weights) -> Iterator[str]:
 
 
 def _find_outside(family: Family, expert: Weights) -> Iterator[str]:
-    """Yield what an expert changed outside the tower."""
+    """Yield the tensors that an expert changed outside the tower."""
     known = (*family.adapter.tower, *family.adapter.head_tensors)
     names = changed_names(family.base, expert, known)
     if names:

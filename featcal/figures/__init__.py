@@ -1,1 +1,2 @@
-"""Show results, wherever they are shown: tables, plotly figures, explanations. No streamlit, no torch."""
+"""Turn results into tables, plotly figures and explanations, for every interface. This room uses neither streamlit nor
+torch."""

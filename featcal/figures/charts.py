@@ -1,4 +1,4 @@
-"""Draw numbers as plotly figures. No streamlit in here, and nothing is computed beyond means and differences."""
+"""Draw numbers as plotly figures; only means and differences are computed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcal.figures.theme import COLOUR, apply_theme, colour, dash, label_task_
 
 Array = NDArray[np.floating]
 MEANS = ("average", "mean")
-"""Names of rows that are about all tasks."""
+"""Names of rows that stand for all tasks."""
 _UNIT = {
     False: ("norm over the whole token state", ".2f"),
     True: ("norm / norm of the expert's feature", ".3f"),
@@ -22,8 +22,8 @@ _UNIT = {
 
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
-    """Draw ||m|| and ||p|| per layer side by side, which do not add up, and ||e|| as a line; all models on one axis,
-    the bars of each framed in its colour, those of the second paler."""
+    """Draw ||m|| and ||p|| per layer side by side, because they do not add up, and ||e|| as a line; all models on one
+    axis, with the bars of each framed in its colour, those of the second paler."""
     figure = _parts(frames, "layer", relative)
     layers = list(next(iter(frames.values()))["layer"])
     if chosen is not None:
@@ -50,9 +50,9 @@ def compare_drift(
     """Draw ||e|| / ||h_expert|| by layer, one line per model.
 
     Args:
-        ghost: of the last model before it had the options that it has now; drawn faintly.
-        preview: a layer, and where the last model's drift would be after it; a point on a thin line from the layer
-            before, where nothing changes.
+        ghost: drift of the last model with its previous options; drawn faintly.
+        preview: a layer, and the previewed drift of the last model after it; drawn as a point on a thin line from the
+            unchanged layer before.
     """
     figure = go.Figure()
     axis, form = _UNIT[True]
@@ -92,8 +92,8 @@ def score_dots(
     """Draw one line per row of `frame` (column "task") and one dot per model on it, the average apart below.
 
     Args:
-        pair: two of the models, joined on every line: the rows are sorted by what the second has gained, which stands
-            at their end. Without them rows are sorted by the first model, whose value stands there.
+        pair: two of the models, joined on every line; rows are sorted by the gain of the second, which is written at
+            their end. Without a pair rows are sorted by the first model, whose value is written there.
     """
     digits, (first, second) = (1 if "%" in unit else 3), pair or (models[0], models[0])
     gain = frame[second] - frame[first] if pair else frame[first]
@@ -149,7 +149,7 @@ def score_dots(
 
 
 _SIZE = 300.0, 260.0
-"""Pixels between the first and the last point of the chart of gains, where it is at its narrowest."""
+"""Pixels between the first and the last point of the chart of gains at its narrowest."""
 _SIDES = (("top", "center", 0, 1), ("bottom", "center", 0, -1), ("middle", "right", 1, 0), ("middle", "left", -1, 0))
 
 
@@ -227,8 +227,8 @@ def _parts(frames: Mapping[str, pd.DataFrame], key: str, relative: bool) -> go.F
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:
-    """Place labels beside their points where they lie on no other point or label, if there is such a place; else above
-    and below by turns."""
+    """Place labels beside their points where they overlap no other point or label, if possible; else above and below in
+    turn."""
     wide, high = _SIZE
     x = [wide * one for one in _share(frame["cosine gain"])]
     y = [high * one for one in _share(frame["score gain"])]
@@ -248,7 +248,7 @@ def _text_sides(frame: pd.DataFrame) -> list[str]:
 
 
 def _share(values: pd.Series[float]) -> list[float]:
-    """Return how far along an axis from 0 (or the least) to the largest the values are."""
+    """Return the positions of values along an axis from 0 (or the least) to the largest, as shares."""
     least, most = min(values.min(), 0.0), max(values.max(), 0.0)
     return [(one - least) / (most - least or 1.0) for one in values]
 

@@ -1,4 +1,4 @@
-"""Draw maps of features and what stands beside them. No streamlit in here; maps are made elsewhere."""
+"""Draw maps of features and their accompanying charts; the maps themselves are computed elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from featcal.figures.sample_charts import Array, Dots, pick_by_drawing, ring_pic
 from featcal.figures.theme import COLOUR, NUMBERS, apply_theme, colour, colours, symbol
 
 MANY = 3000
-"""Points beyond which a map is drawn by WebGL, and without arrows."""
+"""Number of points above which a map is drawn by WebGL, and without arrows."""
 COLUMNS = 4
-"""Small maps side by side."""
+"""Number of small maps side by side."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class MapPosition:
     trails: Mapping[str, Array]
     """Mean position of every model after every layer, `[layers, 2]`; drawn in the frame of all layers."""
     frame: tuple[tuple[float, float], tuple[float, float]] | None
-    """Ranges of both axes, the same for all layers, so that positions can be compared; None for those of the points."""
+    """Ranges of both axes, the same for all layers, so that positions are comparable; None means those of the
+    points."""
 
 
 def feature_map(
@@ -41,12 +42,12 @@ def feature_map(
 ) -> go.Figure:
     """Draw one map of several models' features.
 
-    Shapes are models. Colours are models too, or a word or number of every sample where `dots` says it. Picked samples
-    stay lit in every model. A click, a box or a lasso gives the samples' ids as `customdata`.
+    Shapes mark models. Colours mark models too, or a word or number of every sample if `dots` has one. Picked samples
+    stay highlighted in every model. A click, a box or a lasso gives the samples' ids as `customdata`.
 
     Args:
         points: `[n, 2]` by model.
-        axes: what made the map, such as "UMAP".
+        axes: the method of the map, such as "UMAP".
         moved: two of the models, whose samples are joined by arrows from the one to the other.
     """
     figure = go.Figure()
@@ -82,7 +83,7 @@ def feature_map(
 
 
 def small_maps(maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots], chosen: str) -> go.Figure:
-    """Draw one small map per task, each fitted by itself, as in the paper's Fig. 6; the chosen task's title is bold.
+    """Draw one small map per task, each fitted separately, as in the paper's Fig. 6; the chosen task's title is bold.
 
     A click gives the task's position and the sample's id as `customdata`.
 
@@ -152,7 +153,7 @@ def _title(task: str) -> str:
 
 
 def _colour_answers(dots: Dots) -> dict[str, str]:
-    """Return answer → colour; nothing where colours are models."""
+    """Return answer → colour; empty if colours mark models."""
     different = sorted(set(dots.answers or ()))
     return dict(zip(different, colours(len(different)), strict=True))
 

@@ -1,4 +1,4 @@
-"""Draw what happens inside one layer, and what would be decided after every one."""
+"""Draw the inside of one layer, and the decisions after every layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def maps_chart(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form:
 
 
 def agreement_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Draw the share of decisions that are the expert's final one after every block, the expert's own beside them."""
+    """Draw the share of decisions that equal the expert's final one after every block, next to the expert's own."""
     first = next(iter(frames.values()))
     figure = go.Figure()
     for model, column in {"expert": "expert_agreement", **dict.fromkeys(frames, "agreement")}.items():
@@ -57,8 +57,8 @@ def agreement_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> g
 
 
 def course_chart(frame: pd.DataFrame) -> go.Figure:
-    """Draw the first answer after every block of one sample, a column per model; a line stands above the block from
-    which on the decision stays.
+    """Draw the first answer after every block for one sample, a column per model; a line above a block marks where the
+    decision becomes final.
 
     Args:
         frame: of `layer_tables.course_table`.

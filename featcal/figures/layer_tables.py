@@ -1,4 +1,4 @@
-"""Turn what was measured inside one layer into the data frames that its charts draw."""
+"""Turn measurements inside one layer into the data frames of its charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the first chart is drawn before torch is there
 
 
 def maps_table(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str, relative: bool) -> pd.DataFrame:
-    """Return one row per linear map of a block: mismatch, and the map's share of what changed in the block.
+    """Return one row per linear map of a block: mismatch, and the map's share of the change of the block.
 
     The rows are those of one task, or means over tasks.
     """
@@ -47,7 +47,7 @@ def course_table(found: Mapping[str, DepthDecisions], sample: int) -> pd.DataFra
     probability, and whether the decision stays from this block on.
 
     Args:
-        found: by what charts call the model; each has the expert's beside it, unless it is the expert's.
+        found: by the name of the model in charts; each includes the expert's, unless it is the expert's own.
     """
     first = next(iter(found.values()))
     everyone = {"expert": first.beside or first, **found}
@@ -66,7 +66,7 @@ def token_table(found: Mapping[str, TokenDrift], sample: int, layer: str) -> pd.
     the same over its expert's norm, that norm, and its share of the layer's squared drift.
 
     Args:
-        found: by what charts call the model.
+        found: by the name of the model in charts.
     """
     rows = [{"model": model, **row} for model, one in found.items() for row in one.rows(sample, layer)]
     frame = pd.DataFrame(rows).astype({"relative_drift": float, "share": float})

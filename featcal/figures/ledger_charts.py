@@ -1,4 +1,4 @@
-"""Draw the drift ledger: who caused the final drift, where it grows, what it does to scores."""
+"""Draw the drift ledger: the causes of the final drift, its growth, and its effect on scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcal.figures.theme import COLOUR, apply_theme, colour, layer_axis, open_
 TOTAL = "final drift"
 """Name of the last bar of a waterfall."""
 MANY = 11
-"""Number of layers from which bars are too narrow for numbers."""
+"""Number of layers above which bars are too narrow for numbers."""
 SOURCE_COLOUR = {
     "stale": COLOUR["propagation"],
     "merged": COLOUR["merged"],
@@ -179,7 +179,7 @@ def _finish_blocks(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen
 
 
 def _make_legend_room(figure: go.Figure) -> go.Figure:
-    """Make room for a legend of two rows above the panel."""
+    """Reserve space for a legend of two rows above the panel."""
     return figure.update_layout(margin={"t": 92})
 
 

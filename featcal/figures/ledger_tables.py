@@ -1,4 +1,4 @@
-"""Turn the ledger of Propositions 2 to 8 into the data frames that its charts draw."""
+"""Turn the ledger of Propositions 2 to 8 into the data frames of its charts."""
 
 from __future__ import annotations
 

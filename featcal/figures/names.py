@@ -1,7 +1,7 @@
-"""Show names and messages that others wrote as the text they are: suites, tasks, classes, answers, paths.
+"""Show names and messages from outside as plain text: suites, tasks, classes, answers, paths.
 
 Streamlit draws headings, captions and messages as Markdown, plotly draws labels as a little HTML. A name must neither
-be drawn nor make the browser fetch anything; nor does a shared server say where its files are.
+be interpreted nor make the browser fetch anything, and a shared server must not reveal where its files are.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from featcal.system.sandbox import without_places
 
 _ACTIVE = re.compile(r"[\\`*_\[\]<>$&~|]|:(?=[a-zA-Z])")
 _BEGINNING = re.compile(r"^(?:(?=[#+=-])|\d+(?=[.)]))")
-"""What stands before a sign that makes a text a heading or a list, where a backslash goes."""
+"""Text before a sign that starts a heading or a list, where a backslash is needed."""
 _AFTER_PARSING = re.compile(
     r":[\w+-]+:|:material/"  # :smile:, :streamlit:, :material/home:
     r"|(?i:https?://|www\.)"
     r"|[\w.+-]@[\w-]+\."
     r"|^(?:<->|->|<-|--|>=|<=|~=)$"  # " -> " becomes an arrow
 )
-"""Words that streamlit's Markdown replaces in text that is already parsed, where no backslash protects them."""
+"""Words that streamlit's Markdown replaces in text that is already parsed, so that a backslash does not protect
+them."""
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def plain(text: str) -> str:
-    r"""Return Markdown that shows exactly this text, and no more when it is copied; blanks and line ends become one
-    blank.
+    r"""Return Markdown that shows exactly this text, and copies as such; blanks and line ends become one blank.
 
     >>> print(plain("**bold** ties:scale=1 $x$ http://a.b/c_d"))
     \*\*bold\*\* ties\:scale=1 \$x\$ `http://a.b/c_d`
@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def _code(word: str) -> str:
-    """Return Markdown of a word as code, in more backticks than it has side by side."""
+    """Return Markdown for a word as code, with more backticks than it has side by side."""
     ticks = "`" * (1 + max(map(len, re.findall("`+", word)), default=0))
     return f"{ticks} {word} {ticks}" if "`" in word else f"{ticks}{word}{ticks}"
 
@@ -70,7 +70,7 @@ def cut_text(text: str, most: int) -> str:
 
 
 def short_model(name: str) -> str:
-    """Return a model's name for people: without the options that a tooltip or a command has.
+    """Return a model's display name, without the options that a tooltip or a command has.
 
     >>> short_model("calibrated:lam=0.05,rho=2,recipe=informed@ties:scale=0.6")
     'calibrated, informed, of ties, scale 0.6'
@@ -91,7 +91,7 @@ def short_model(name: str) -> str:
 
 
 def shorten_models(names: Iterable[str]) -> list[str]:
-    """Return short names (`short_model`), the whole ones where two would be the same.
+    """Return short names (`short_model`), or the full ones if two would be equal.
 
     >>> shorten_models(["ties", "calibrated:rho=1", "calibrated:rho=2"])
     ['ties', 'calibrated:rho=1', 'calibrated:rho=2']

@@ -1,4 +1,4 @@
-"""Show results in notebooks: a small table each, and one of the app's charts where plotly is installed."""
+"""Show results in notebooks: a small table each, and one of the app's charts if plotly is installed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # plotly is an extra
 
 
 def to_html(result: Drawable) -> str:
-    """Return a heading, the picture and the table as HTML that loads nothing from anywhere; without plotly no picture.
+    """Return a heading, the picture and the table as HTML that loads nothing from elsewhere; without plotly no picture.
 
-    The picture is what plotly's renderer makes of it where that is HTML, else it brings plotly's script along.
+    The picture is plotly's own rendering if that is HTML; else it includes plotly's script.
     """
     picture = ""
     if is_installed("plotly"):
@@ -27,8 +27,8 @@ def to_html(result: Drawable) -> str:
 
 
 def show_in_notebook(result: Drawable) -> None:
-    """Show in a notebook of IPython what `to_html` has, with the picture as plotly shows its figures there: a notebook
-    then has a script of 5 MB at most once.
+    """Display `to_html` in an IPython notebook, with plotly's own display of figures, so that a notebook has the script
+    of 5 MB at most once.
 
     Raises:
         NotImplementedError: it runs in a terminal, where a picture would open a browser; IPython then prints the text.

@@ -1,4 +1,4 @@
-"""Show what was measured of a suite beside what the paper printed of it: a table, and a page of Markdown."""
+"""Show a suite's measurements next to the paper's printed ones: a table, and a page of Markdown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from featcal.system.formatting import escape_markdown, percent
 HEADER = ("row of the paper", "task", "measured", "printed", "95 % interval", "verdict")
 READING = (
     "Scores in %, measured ones the mean over calibration seeds. The printed score is of one run on the whole test "
-    "split: it agrees where it lies within the interval that the score of an equally good model lies in 95 times of "
-    "100, with as many test samples of its own and, from three seeds on, calibration samples of its own. Both runs "
+    "split: it agrees if it lies within the interval that contains the score of an equally good model in 95 of 100 "
+    "cases, with as many test samples of its own and, from three seeds on, calibration samples of its own. Both runs "
     "score the same test samples, so agreement on one task says little; the average over tasks has the narrow interval."
 )
 
 
 def cell_rows(cells: Iterable[TableCell]) -> list[list[str]]:
-    """Return one row of text per score, as `HEADER` names the columns."""
+    """Return one row of text per score, with the columns of `HEADER`."""
     return [[one.method, one.task, *_numbers(one)] for one in cells]
 
 
@@ -30,7 +30,7 @@ def paper_page(found: Reproduction) -> str:
     seeds = sorted({row.point.seed for row in study.rows if row.point.seed is not None})
     drawn = f", calibration seeds {', '.join(map(str, seeds))}" if seeds else ""
     notes = [f"{row.method}: {note}" for row in _rows(found) for note in row.notes]
-    notes += [f"{row.method}: held against the order that was probably meant" for row in _rows(found) if row.probable]
+    notes += [f"{row.method}: compared in the order that was probably meant" for row in _rows(found) if row.probable]
     averages, tasks = ([one for one in found.cells if (one.task == AVERAGE) is wanted] for wanted in (True, False))
     parts = [
         f"# {escape_markdown(study.suite)} beside the paper's Table {table.table}",

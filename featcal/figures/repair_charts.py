@@ -9,11 +9,11 @@ from featcal.figures.names import cut_text, label
 from featcal.figures.theme import COLOUR, apply_theme, layer_axis, task_axis
 
 _BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
-"""Blue and orange are told apart by every kind of colour vision; no colour depends on the ground."""
+"""Blue and orange, which every kind of colour vision distinguishes on any background."""
 _INK = "#14171C"
-"""Numbers in cells: at least 4.5 to 1 on every colour of the scale."""
+"""Colour of numbers in cells, with a contrast of at least 4.5 to 1 on every colour of the scale."""
 _WRITTEN = 120
-"""Cells up to which every one has its number in it."""
+"""Number of cells up to which each has its number written in it."""
 
 
 def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:

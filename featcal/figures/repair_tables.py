@@ -1,4 +1,4 @@
-"""Turn what a calibration changed, where, and how well posed it was into data frames."""
+"""Turn the changes by a calibration and the condition of its systems into data frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def drift_change(before: Features, after: Features) -> pd.DataFrame:
-    """Return one row per task and layer: relative drift of two models, and its change; below 0 the second has less."""
+    """Return one row per task and layer: relative drift of two models, and its change (negative if the second has
+    less)."""
     pairs = (
         (task, old, new)
         for task, one in before.tasks.items()
@@ -25,8 +26,8 @@ def drift_change(before: Features, after: Features) -> pd.DataFrame:
 
 
 def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame:
-    """Return one row per task and layer: the part of the final relative drift booked to the layer (its share of Prop. 2
-    times that drift) in two models, and its change; below 0 the second has less."""
+    """Return one row per task and layer: the part of the final relative drift attributed to the layer (its share of
+    Prop. 2 times that drift) in two models, and its change (negative if the second has less)."""
     return _change_frame(
         [
             (task, layer, old, new)
@@ -54,8 +55,8 @@ def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]
 
 
 def spread_table(scores: Mapping[int, Scores]) -> pd.DataFrame:
-    """Return one row per task and one for the average: mean, lowest and highest score in % over calibrations with
-    several seeds, their range in points, and the score with every seed."""
+    """Return one row per task and one for the average: mean, lowest and highest score in % over calibration seeds,
+    their range in points, and the score with every seed."""
     columns = {f"seed {seed}": [*(s.value for s in one.tasks.values()), one.average] for seed, one in scores.items()}
     tasks = list(next(iter(scores.values())).tasks)
     own = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
@@ -65,7 +66,7 @@ def spread_table(scores: Mapping[int, Scores]) -> pd.DataFrame:
 
 
 def _book(ledger: DriftLedger, task: str) -> dict[str, float]:
-    """Return, by layer, the share of the final drift times the final relative drift; 0 where nothing drifted."""
+    """Return, by layer, the share of the final drift times the final relative drift; 0 if nothing drifted."""
     from featcal.figures import ledger_tables  # not above: it imports torch, which most tables here do without
 
     frame = ledger_tables.attribution_table(ledger, task)

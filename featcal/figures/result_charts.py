@@ -1,4 +1,4 @@
-"""Draw results as the app draws them: one chart for each kind of result."""
+"""Draw results like the app: one chart for each kind of result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def result_chart(result: object) -> go.Figure:
 
 @result_chart.register
 def _(ledger: DriftLedger) -> go.Figure:
-    """Draw the layers that caused the final drift where that was measured, else what drift after each is made of."""
+    """Draw the layers that caused the final drift if that was measured, else the parts of the drift after each
+    layer."""
     (name,) = _name_models([ledger.model])
     if all(task.attribution is not None for task in ledger.tasks.values()):
         return ledger_charts.waterfall({name: ledger_tables.attribution_table(ledger, tables.ALL_TASKS)}, None)
@@ -65,7 +66,7 @@ def _(chosen: Selection) -> go.Figure:
 
 
 def _name_models(names: Sequence[str]) -> list[Shown]:
-    """Return what pictures call models, in the colours of their roles."""
+    """Return the names of models in pictures, in the colours of their roles."""
     roles = [_role(name) for name in names]
     return [
         Shown(label(name), role, role in roles[:place])
@@ -74,7 +75,7 @@ def _name_models(names: Sequence[str]) -> list[Shown]:
 
 
 def _role(name: str) -> str:
-    """Return the role of a model by its name; of an object a name is its label, which nobody chose by the grammar."""
+    """Return the role of a model by its name; the name of an object is its label, which does not follow the grammar."""
     try:
         return find_role(name) if not name.startswith("calibrated") else "calibrated"
     except InputError:

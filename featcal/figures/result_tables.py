@@ -1,4 +1,4 @@
-"""Turn results into the small tables that notebooks show, and say in one line what they are of."""
+"""Turn results into the small tables of notebooks, with one line that describes each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from featcal.studies.selection.outcome import Selection
 from featcal.system.formatting import how_many, percent, points
 
 _LONGEST = 36
-"""Characters of a model's name."""
+"""Most characters of a model's name."""
 _MEAN = "mean"
 
 
 @singledispatch
 def tabulate(result: object) -> pd.DataFrame:
-    """Return the small table of a result, with texts in all cells: numbers are rounded as everywhere."""
+    """Return the small table of a result, with text in all cells; numbers are rounded as everywhere."""
     raise TypeError(f"a {type(result).__name__} has no table")
 
 
 @singledispatch
 def describe_result(result: object) -> str:
-    """Say in one line what a result is of."""
+    """Describe a result in one line."""
     raise TypeError(f"a {type(result).__name__} has no heading")
 
 
@@ -41,7 +41,8 @@ def _(ledger: DriftLedger) -> str:
 
 @tabulate.register
 def _(ledger: DriftLedger) -> pd.DataFrame:
-    """Drift of the final features over the expert's norm and their cosine, and the layer that adds most of its own."""
+    """Tabulate drift of the final features over the expert's norm, their cosine, and the layer that adds most of its
+    own."""
     cosines, rows = tables.mean_cosines(ledger), {}
     drift = tables.drift_table(ledger)
     for task in ledger.tasks:
@@ -119,8 +120,8 @@ def _(chosen: Selection) -> pd.DataFrame:
 
 
 def calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
-    """Return the final drift of every task before and after, and its mean; after the blocks, where the run did not
-    follow the merged model."""
+    """Return the final drift of every task before and after calibration, and its mean; without the merged model's drift
+    that after the blocks."""
     if final := result.record.get("final_drift"):
         frame = pd.DataFrame.from_dict(final, orient="index")[["merged", "calibrated"]].rename_axis("task")
         return pd.concat([frame, frame.mean().to_frame(_MEAN).T.rename_axis("task")])
@@ -129,8 +130,7 @@ def calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
-    """Return different short names for models: of a folder its own, else without options, where these do not tell them
-    apart."""
+    """Return unique short names for models: a folder's own name, else the name without options if that is unique."""
     bare = [Path(name).name if Path(name).is_absolute() else name.partition(":")[0] for name in names]
     short = bare if len({*bare}) == len(bare) else [cut_text(name, _LONGEST) for name in names]
     return [name if name not in short[:place] else f"{name} (B)" for place, name in enumerate(short)]

@@ -23,18 +23,18 @@ SHOWN_OPTIONS: Mapping[str, str] = {
     **{name: OPTIONS[name].symbol for name in ("lam", "rho", "alpha", "beta", "mu", "decisions", "samples")},
     "seed": "seed",
 }
-"""Options of a calibration that have a column of their own wherever runs are listed, and its heading."""
+"""Options of a calibration with a column of their own in lists of runs, and its heading."""
 OPTION_COLUMNS = ("method", "merge", *SHOWN_OPTIONS.values())
-"""Columns that say what a run is (`describe_options`)."""
+"""Columns that describe a run (`describe_options`)."""
 MOST_VALUES = 12
-"""Different values of a column that are offered to filter by."""
+"""Most values of a column that are offered as filters."""
 _MADE_OF = ": "
 """Text between a column and its value in a filter."""
 
 
 def checkpoint_table(written: Sequence[WrittenModel]) -> pd.DataFrame:
-    """Return one row per checkpoint that was written: what it is, its mean score and that of what was calibrated in
-    percent, the drift of both, bytes on disk, when it was written (UTC) and where."""
+    """Return one row per written checkpoint: its description, its mean score and that of the model before calibration
+    in percent, the drift of both, bytes on disk, time (UTC) and path."""
     rows = [
         {
             "folder": Path(one.folder).name,
@@ -55,8 +55,8 @@ def checkpoint_table(written: Sequence[WrittenModel]) -> pd.DataFrame:
 
 
 def describe_options(run: HistoryEntry) -> dict[str, Any]:
-    """Return what a run is, one entry per column: the method, what it was applied to, and the options of a calibration;
-    None for an option that its recipe does not have."""
+    """Describe a run, one entry per column: the method, its start, and the options of a calibration; None for an option
+    that its recipe does not have."""
     name, options = model_name(run.model), run.options
     idle = {one for one in OF_A_RECIPE if one not in NUMBERS.get(options.get("recipe", ""), OF_A_RECIPE)}
     shown = {heading: None if one in idle else options.get(one) for one, heading in SHOWN_OPTIONS.items()}
@@ -65,9 +65,9 @@ def describe_options(run: HistoryEntry) -> dict[str, Any]:
 
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
-    """Return one row per point: what it is (`OPTION_COLUMNS`), mean over tasks and lowest score of a task in percent,
-    which task that is, relative final drift, processor seconds of its calibration (NaN where they are not known), and
-    whether the point is on the Pareto front of the two scores."""
+    """Return one row per point: its description (`OPTION_COLUMNS`), mean over tasks and lowest score of a task in
+    percent, that task, relative final drift, processor seconds of its calibration (NaN if unknown), and whether the
+    point is on the Pareto front of the two scores."""
     best = {one.run.id for one in front}
     rows = [
         {
@@ -90,7 +90,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
 
 
 def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
-    """Return one row per run and measurement (also one of a run that was not measured), for people: scores in percent,
+    """Return one row per run and measurement (also one for a run without measurements), for display: scores in percent,
     times to the second (UTC)."""
     rows = [
         {
@@ -116,7 +116,7 @@ def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
 
 
 def filters(frame: pd.DataFrame) -> list[str]:
-    """Return what rows of runs can be filtered by: a column and one of its values each, where it has several."""
+    """Return the possible filters of rows of runs: a column and one of its values each, if it has several."""
     found = []
     for column in [name for name in (*OPTION_COLUMNS, "measured on") if name in frame]:
         values = frame[column].dropna().drop_duplicates().sort_values()
@@ -126,7 +126,7 @@ def filters(frame: pd.DataFrame) -> list[str]:
 
 
 def select_runs(frame: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
-    """Return the rows that have, of every column that `filters` names, one of its values."""
+    """Return the rows that match, for every column in `filters`, one of its values."""
     wanted: dict[str, set[str]] = {}
     for one in chosen:
         column, _, value = one.partition(_MADE_OF)
@@ -138,7 +138,7 @@ def select_runs(frame: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
 
 
 def group_runs(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return one row per value of a column: how many rows have it, the mean, best and lowest of their mean scores, the
+    """Return one row per value of a column: the number of rows, the mean, best and lowest of their mean scores, the
     best of their worst tasks, and their lowest drift; the best first."""
     grouped = frame.groupby(by, dropna=False, sort=False).agg(
         rows=("run", "size"),
@@ -152,18 +152,18 @@ def group_runs(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def value_words(value: Any) -> str:
-    """Return a value of a column as filters and charts say it."""
+    """Format a value of a column for filters and charts."""
     return exactly(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def run_export(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
-    """Return the rows of `run_table` with everything that a record holds: options, scores (0-1), versions, hash."""
+    """Return the rows of `run_table` with the whole content of their records: options, scores (0-1), versions, hash."""
     rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
     return pd.DataFrame(rows, dtype=object)  # else 64 becomes 64.0 in a column with gaps
 
 
 def describe_measured_samples(one: RunMeasurement | None) -> str:
-    """Say in words what a measurement was made on; "" where there is none."""
+    """Describe the samples of a measurement in words; "" if there is none."""
     if one is None:
         return ""
     count = "all" if one.samples is None else str(one.samples)
@@ -172,7 +172,7 @@ def describe_measured_samples(one: RunMeasurement | None) -> str:
 
 
 def different(a: HistoryEntry, b: HistoryEntry) -> pd.DataFrame:
-    """Return one row per option and version in which two runs differ; "–" where one has none."""
+    """Return one row per option and version in which two runs differ; "–" if one does not have it."""
     sides = [{**run.options, **run.made_by, "suite": f"{run.suite} {run.suite_hash}"} for run in (a, b)]
     # A model without options is told apart by its name alone.
     if not (a.options and b.options):
@@ -183,7 +183,7 @@ def different(a: HistoryEntry, b: HistoryEntry) -> pd.DataFrame:
 
 
 def compare_runs(a: RunMeasurement, b: RunMeasurement) -> pd.DataFrame:
-    """Return one row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
+    """Return one row per task and one for the mean: scores in percent, relative final drift, and B - A of both."""
     frame = pd.DataFrame(
         {
             "A, %": [100 * one for one in _column(a, "scores")],
@@ -199,7 +199,7 @@ def compare_runs(a: RunMeasurement, b: RunMeasurement) -> pd.DataFrame:
 
 
 def run_title(run: HistoryEntry) -> str:
-    """Return what a run is called in lists and charts: its name, else its model."""
+    """Return a run's title in lists and charts: its name, else its model."""
     return run.name or run.model
 
 
@@ -208,7 +208,7 @@ def _tasks(one: RunMeasurement) -> list[str]:
 
 
 def _column(one: RunMeasurement, what: str) -> list[float]:
-    """Return scores or drift of every task, then the mean; NaN where there is none."""
+    """Return scores or drift of every task, then the mean; NaN for missing values."""
     if what == "drift":
         return [*(one.drift.get(task, float("nan")) for task in _tasks(one)), one.mean_drift]
     return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]

@@ -1,4 +1,4 @@
-"""Draw single samples as points, the picked ones lit, and differences of scores with their intervals."""
+"""Draw single samples as points, with picked ones highlighted, and differences of scores with their intervals."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ class Dots:
 
     ids: Sequence[int]
     labels: Sequence[str]
-    """The text of every sample, as plotly draws it."""
+    """The text of every sample, escaped for plotly."""
     answers: Sequence[str] | None = None
-    """The right answer, or another word, of every sample where it decides the colour."""
+    """The right answer, or another word, of every sample, if it decides the colour."""
     numbers: Sequence[float] | None = None
     """The number of every sample that decides the colour."""
     coloured_by: str = ""
-    """The name of what decides the colour; "" where models do."""
+    """The name of the property behind the colour; "" if colours mark models."""
     picked: Collection[int] = ()
-    """Ids of the samples that are lit; none lights all."""
+    """Ids of the highlighted samples; with none all are highlighted."""
 
     @property
     def lit_positions(self) -> list[int] | None:
-        """Return positions of the picked samples: None where none was picked, empty where none of them is here."""
+        """Return positions of the picked samples: None if none was picked, empty if none of them is in this chart."""
         return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
 
     @property
     def look(self) -> dict[str, Any]:
-        """Return what a trace of these samples needs: ids and texts, the picked samples larger and the others faint."""
+        """Return the style of a trace of these samples: ids and texts, with picked samples larger and the others
+        faint."""
         return {
             "customdata": list(self.ids),
             "text": list(self.labels),
@@ -58,12 +59,12 @@ class Dots:
 
 
 def pick_by_drawing(figure: go.Figure) -> go.Figure:
-    """Let the mouse draw a lasso first, and a click pick one point; room for the tools above the legend."""
+    """Set the mouse to draw a lasso, and a click to pick one point; reserve space for the tools above the legend."""
     return figure.update_layout(dragmode="lasso", clickmode="event+select", margin={"t": 84})
 
 
 def ring_picked(figure: go.Figure, points: Sequence[tuple[Array, Array]], dots: Dots) -> None:
-    """Draw a ring around every picked sample, with a line in the legend; nothing where none of them is here.
+    """Draw a ring around every picked sample, with a line in the legend; nothing if none of them is in this chart.
 
     Args:
         points: across and up, `[n]` each, for every model.
@@ -80,8 +81,8 @@ def ring_picked(figure: go.Figure, points: Sequence[tuple[Array, Array]], dots: 
 
 
 def hover_texts(data: Samples, ids: Sequence[int], models: Mapping[str, PerSample]) -> list[str]:
-    """Write what samples are, a class or a text in lines and its answer, and what every model says of them, as far as
-    that was measured."""
+    """Write the hover texts of samples: a class or a text in lines with its answer, and every model's answer, as far as
+    it is measured."""
     answers = answer_column(data) or ["no label"] * len(data)
     if data.texts is None:
         what = [f"<b>{label(answers[i])}</b>" for i in ids]
@@ -94,7 +95,7 @@ def hover_texts(data: Samples, ids: Sequence[int], models: Mapping[str, PerSampl
 
 
 def _saying(name: str, model: PerSample, i: int) -> str:
-    """Return one line of what a model says of sample `i`; "" where it was not scored."""
+    """Return a model's answer to sample `i` as one line; "" if it was not scored."""
     right = "" if model.right is None else " ✓" if model.right[i] else " ✗"
     if model.answers is None:
         return f"{label(name)}: first token{right}" if right else ""
@@ -102,8 +103,8 @@ def _saying(name: str, model: PerSample, i: int) -> str:
 
 
 def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
-    """Draw every sample's cosine to the expert, the first model's across and the second one's up; on the diagonal
-    nothing changed. A click, a box or a lasso gives the samples' ids as `customdata`."""
+    """Draw every sample's cosine to the expert, the first model's across and the second one's up; points on the
+    diagonal are unchanged. A click, a box or a lasso gives the samples' ids as `customdata`."""
     (a, across), (b, up) = pair.items()
     low = float(min(across.min(), up.min()))
     low -= 0.05 * (1 - low)
@@ -133,8 +134,8 @@ def cosine_pairs(pair: Mapping[str, Array], dots: Dots) -> go.Figure:
 
 
 def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure:
-    """Draw every sample's drift against the expert's margin: what is sure and moves little keeps its answer. A click, a
-    box or a lasso gives the samples' ids as `customdata`.
+    """Draw every sample's drift against the expert's margin: a sample with a large margin and little drift keeps its
+    answer. A click, a box or a lasso gives the samples' ids as `customdata`.
 
     Args:
         table: of `sample_tables.sample_table`, with the expert's margins and the drift of the models.
@@ -161,7 +162,7 @@ def margins(table: pd.DataFrame, models: Sequence[str], dots: Dots) -> go.Figure
 
 def differences_chart(found: Comparison, pair: tuple[str, str], metric: str) -> go.Figure:
     """Draw the second minus the first score in points with its 95 % interval, the largest gain on top and the average
-    apart below; grey and open where that is within noise."""
+    separate below; grey and open if it is within noise."""
     rows = {**dict(sorted(found.tasks.items(), key=lambda one: -one[1].difference)), "average": found.average}
     places = dict(zip(rows, rows_apart([task == "average" for task in rows]), strict=True))
     figure = go.Figure()
@@ -188,7 +189,7 @@ def differences_chart(found: Comparison, pair: tuple[str, str], metric: str) -> 
 
 
 def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) -> dict[str, object]:
-    """Return one trace, but for its heights: points with their intervals."""
+    """Return one trace without heights: points with their intervals."""
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
     intervals = [

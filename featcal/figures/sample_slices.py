@@ -1,4 +1,4 @@
-"""Say which samples of a task have a right answer, were answered in a way, or have a low margin."""
+"""Select samples of a task by their right answer, by the models' answers, or by a low margin."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from featcal.evaluation.comparison import BROKEN, FIXED
 from featcal.figures.sample_tables import PerSample
 
 Mask = NDArray[np.bool_]
-"""`[n]`: which samples of a task are meant."""
+"""`[n]`: mask of the samples of a task."""
 LOWEST = {"lowest half": 0.5, "lowest quarter": 0.25, "lowest tenth": 0.1}
 """Choices of low margins → their share of a task's samples."""
 
 
 def mask_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[str, Mask]:
-    """Return, in words, how samples can have been answered by one or two models, and which ones were; nothing of a
-    model that was not scored.
+    """Return, by a description in words, masks of samples by the answers of one or two models; models without scores
+    are ignored.
 
     >>> found = {"a": PerSample(right=(True, False)), "b": PerSample(right=(True, True))}
     >>> {words: mask.tolist() for words, mask in mask_answers(found, ["a", "b"]).items() if mask[1] and not mask[0]}
@@ -35,12 +35,12 @@ def mask_answers(found: Mapping[str, PerSample], models: Sequence[str]) -> dict[
 
 
 def mask_margins(margin: NDArray[np.floating]) -> dict[str, Mask]:
-    """Return the choices of `LOWEST`, and which samples have a margin that is as low."""
+    """Return the choices of `LOWEST`, with masks of the samples with so low margins."""
     return {words: margin <= np.quantile(margin, share) for words, share in LOWEST.items()}
 
 
 def mask_classes(answers: Sequence[str]) -> dict[str, Mask]:
-    """Return the right answers that several samples share, and which ones have them; nothing where all differ."""
+    """Return the right answers that several samples share, with masks of these samples; empty if all differ."""
     known, counts = np.unique(answers, return_counts=True)
     if counts.max(initial=1) == 1:
         return {}

@@ -1,4 +1,4 @@
-"""Put every sample of a task and what models make of it into one data frame: flips, answers, margins, drift."""
+"""Combine the samples of a task and the models' measurements in one data frame: flips, answers, margins, drift."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ UNITS = (
 
 @dataclass(frozen=True)
 class PerSample:
-    """Answers and features of one model on every sample of one task, in the order of its view; None: not measured, or
-    there is no such thing."""
+    """Answers and features of one model on every sample of one task, in the order of its view; None if not measured or
+    not defined."""
 
     answers: tuple[str, ...] | None = None
     """Name of the class, or the whole generated answer."""
@@ -48,12 +48,12 @@ class PerSample:
     score_change: NDArray[np.floating] | None = None
     """`[n]`: largest change of a score from the expert's."""
     certified: NDArray[np.bool_] | None = None
-    """`[n]`: the margin of the expert proves that this model decides as it does (Eq. 44)."""
+    """`[n]`: the expert's margin proves that this model has the same decision (Eq. 44)."""
     agrees: NDArray[np.bool_] | None = None
-    """`[n]`: it does decide as the expert does."""
+    """`[n]`: it has the expert's decision."""
 
     def with_scores(self, data: Samples, score: TaskScore) -> PerSample:
-        """Return a copy with answers, and which are right; a first token is not an answer, but right or wrong."""
+        """Return a copy with answers and their correctness; a first token is not an answer, but right or wrong."""
         right = None if score.right is None else tuple(score.right.tolist())
         answers = None if score.metric == "first_token" else _words(data, score.predictions)
         return replace(self, answers=answers, right=right)
@@ -64,7 +64,7 @@ class PerSample:
 
 
 def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
-    """Return what a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
+    """Return a ledger's values of the expert: margins, and answers that are classes, if scores were measured."""
     output = found.output
     if output is None:
         return PerSample()
@@ -72,7 +72,7 @@ def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
 
 
 def model_samples(data: Samples, found: TaskDrift) -> PerSample:
-    """Return what a ledger knows of its model: drift, and with scores also answers, margins, certificates."""
+    """Return a ledger's values of its model: drift, and with scores also answers, margins, certificates."""
     one, output = PerSample().with_features(found), found.output
     if output is None:
         return one
@@ -122,15 +122,15 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
 
 
 def colour_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns of a sample table that points can be coloured by: those in which samples differ, but for
-    their numbers and texts."""
+    """Return the columns of a sample table for the colour of points: those in which samples differ, except numbers and
+    texts."""
     names = [name for name in frame if name not in ("sample", "index", "text")]
     return [name for name in names if frame[name].nunique() > 1]
 
 
 def find_samples(frame: pd.DataFrame, words: str) -> list[int]:
-    """Return the samples of a table that have these words in an answer, a text, a flip or the name of a class, in
-    letters of either case; a number is that sample's too.
+    """Return the samples of a table with these words in an answer, a text, a flip or the name of a class, in upper or
+    lower case; a number also matches the sample with that number.
 
     >>> frame = pd.DataFrame({"sample": [0, 1, 12], "right": ["cat", "Dog", "dog 1"], "merged margin": [0.1, 1.0, 2.0]})
     >>> find_samples(frame, "dog"), find_samples(frame, " 12 "), find_samples(frame, "")
@@ -146,7 +146,7 @@ def find_samples(frame: pd.DataFrame, words: str) -> list[int]:
 
 
 def answer_column(data: Samples) -> list[str] | None:
-    """Return the right answer or class of every sample; None where the source has none."""
+    """Return the right answer or class of every sample; None if the source has none."""
     if data.targets is not None:
         return list(data.targets)
     return None if data.labels is None else list(_words(data, data.labels))
@@ -170,7 +170,8 @@ def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
 
 
 def select_rows(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
-    """Return the rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
+    """Return the rows of a sample table of a kind `show`, sorted by a column: numbers in descending order, others
+    ascending.
 
     Args:
         show: one of `SHOWN`; all rows where the table has no flips.
@@ -188,8 +189,8 @@ def difference_words(one: Difference) -> str:
 
 
 def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Return, by kind of flip, how many of a selection of samples and how many of all samples are of it; samples beyond
-    the last are passed over.
+    """Return, by kind of flip, how many of a selection of samples and how many of all samples have it; positions beyond
+    the last are ignored.
 
     >>> share_of_flips(["fixed", "broken", "fixed", "both right"], [0, 3, 99])["fixed"]
     (1, 2)
@@ -199,8 +200,8 @@ def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tupl
 
 
 def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picked: Sequence[int]) -> str:
-    """Say as Markdown, each part with a dot before it, how many of some samples the second of two models fixed and
-    broke, or how many the only one has right; "" where that was not measured.
+    """Describe as Markdown, each part after a dot, how many of some samples the second of two models fixed and broke,
+    or how many the only one has right; "" if that was not measured.
 
     >>> right, wrong = (PerSample(answers=("a", "b"), right=(one, False)) for one in (True, False))
     >>> describe_picked({"merged": wrong, "calibrated": right}, ["merged", "calibrated"], [0])
@@ -221,7 +222,7 @@ def describe_picked(found: Mapping[str, PerSample], models: Sequence[str], picke
 
 
 def _words(data: Samples, answers: Tensor | tuple[str, ...]) -> tuple[str, ...]:
-    """Return answers as words: the names of classes, or numbers where they have none."""
+    """Return answers as words: the names of classes, or numbers if they have none."""
     if isinstance(answers, tuple):
         return tuple(str(one).strip() for one in answers)
     names = data.class_names
@@ -229,5 +230,6 @@ def _words(data: Samples, answers: Tensor | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _decide(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
-    """Return the class of the highest score; None where samples have no classes: a first token is not an answer."""
+    """Return the class with the highest score; None for samples without classes, because a first token is not an
+    answer."""
     return None if data.labels is None else _words(data, scores.argmax(1))

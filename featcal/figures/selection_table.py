@@ -1,4 +1,4 @@
-"""Write what `featcal select` found, as a table and as sentences."""
+"""Write the result of `featcal select` as a table and as sentences."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def candidate_table(document: Mapping[str, Any]) -> tuple[list[list[Any]], list[
 
 
 def name_candidates(document: Mapping[str, Any]) -> list[str]:
-    """Return a short name for every candidate, in their order: its start or its recipe, with the numbers in which it
-    differs from the default, or, of another recipe that was tried more than once, from the others."""
+    """Return a short name for every candidate, in their order: its start or its recipe, with the numbers that differ
+    from the default or, for another recipe that was tried several times, from each other."""
     found, default = document["candidates"], document["defaults"]
     names = []
     for one in found:
@@ -56,7 +56,7 @@ def name_candidates(document: Mapping[str, Any]) -> list[str]:
 
 
 def describe_selection(document: Mapping[str, Any]) -> list[str]:
-    """Say what was chosen, by what margin, at what cost and from what."""
+    """Describe the choice, its margin, its cost and its samples."""
     samples, criterion = document["read"]["samples"], document["criterion"]
     dealt = f", in {max(map(len, document['folds'].values()))} folds" if document["folds"] else ""
     lines = [f"read: {sum(samples.values())} calibration samples of {len(samples)} tasks{dealt}; no label"]

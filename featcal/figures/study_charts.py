@@ -1,4 +1,4 @@
-"""Draw studies."""
+"""Draw the charts of studies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 
 
 def _name_lines(figure: go.Figure, models: Sequence[str]) -> None:
-    """Label a vertical axis of models, whose names may be long, with their beginnings; hovering shows the whole."""
+    """Label a vertical axis of models with the beginnings of their names, which may be long; hovering shows the
+    whole."""
     # By their whole names: shortened, two that differ in their last options would stand on one line.
     whole, shown = [label(one) for one in models], [label(cut_text(one, 48)) for one in shorten_models(models)]
     figure.update_yaxes(categoryorder="array", categoryarray=whole, tickvals=whole, ticktext=shown)
@@ -31,7 +32,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
     average with its 95 % interval over seeds. Methods with a single place are left out.
 
     Args:
-        places: the columns that say where a row stands; several make one name, in the order of the rows.
+        places: the columns with the place of a row; several form one name, in the order of the rows.
     """
     scored = frame[frame["average"].notna()]
     named = [", ".join(_format_place(row[name]) for name in places) for row in scored[list(places)].to_dict("records")]
@@ -57,8 +58,8 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
 
 
 def candidate_chart(chosen: Selection) -> go.Figure:
-    """Draw one line per candidate of a selection that was scored, the best on top: its score less the default's with
-    the 95 % interval; starts as they are in orange, calibrations in blue, grey where the default is as good."""
+    """Draw one line per scored candidate of a selection, the best on top: its score minus the default's with the 95 %
+    interval; starts as they are in orange, calibrations in blue, grey if the default is as good."""
     named = zip(name_candidates(chosen.to_json()), chosen.candidates, strict=True)
     scored = [(name, one, one.margin) for name, one in named if one.margin is not None][::-1]
     figure = go.Figure()
@@ -87,7 +88,7 @@ def candidate_chart(chosen: Selection) -> go.Figure:
 
 
 def _format_place(value: object) -> str:
-    """Write a place of a study; whole numbers lose the ".0" that a column with gaps gave them."""
+    """Format a place of a study; whole numbers lose the ".0" from a column with gaps."""
     if isinstance(value, float):
         return "" if value != value else f"{value:g}"
     return str(value)

@@ -17,13 +17,13 @@ from featcal.system.formatting import percent
 NOTHING = "–"
 _DIGITS: Mapping[str, int] = {"drift": 2, "cosine": 2, "CPU s": 1, "MB": 0}
 COLUMNS = ("method", "average", "interval", "normalised", "worst", "worst task", "drift", "cosine", "CPU s", "MB")
-"""Columns of the method table, before those of what a method needs."""
+"""Columns of the method table, before those of the methods' needs."""
 
 
 def method_table(found: Sequence[Summary]) -> pd.DataFrame:
     """Return one row per method and place in the study: scores in percent with half the width of the 95 % interval over
-    seeds in points, drift and cosine, seconds of the processor and megabytes for making it, and a column of booleans
-    for everything that methods need. NaN where there is nothing."""
+    seeds in points, drift and cosine, processor seconds and megabytes for making it, and a column of booleans for every
+    need. NaN for missing values."""
     return pd.DataFrame(
         [{**one.at, **_cells(one), **one.beside, **_needs_by_name(one), "failure": one.failure} for one in found]
     )
@@ -51,8 +51,8 @@ def _needs_by_name(one: Summary) -> dict[str, bool]:
 
 
 def method_points(found: Sequence[Summary]) -> pd.DataFrame:
-    """Return the methods that have scores as `run_tables.sweep_table` has runs, in place of a run's id the whole name
-    of the model; no options, and no cost of what nothing makes."""
+    """Return the methods with scores in the form of `run_tables.sweep_table`, with the full name of the model instead
+    of a run's id; without options, and without cost for models that need no work."""
     models = [one.model for one in found]
     table = method_table(found).rename(columns={"method": "name", "average": "mean", "CPU s": "cost"})
     table = table.assign(
@@ -63,8 +63,8 @@ def method_points(found: Sequence[Summary]) -> pd.DataFrame:
 
 def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
     """Return one row per method, one column per suite: mean over the suite's tasks of the score as a share of the
-    expert's, in percent; NaN where a method was not measured or could not be used. The first study of a suite counts;
-    rows are sorted by their mean over suites, best first."""
+    expert's, in percent; NaN if a method was not measured or could not be used. The first study of a suite counts; rows
+    are sorted by their mean over suites, best first."""
     columns: dict[str, dict[str, float]] = {}
     for study in studies:
         found = {one.method: _percent(one.normalised) for one in study.summaries()}
@@ -75,7 +75,7 @@ def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
 
 
 def paper_table(table: PaperTable) -> pd.DataFrame:
-    """Return a table of the paper as printed, with the mean of the cells, and what is wrong."""
+    """Return a table of the paper as printed, with the mean of the cells, and remarks on errors."""
     rows = []
     for row in table.rows:
         cells: dict[str, Any] = {"method": row.method, **({"of": row.of} if row.of else {})}
@@ -89,7 +89,7 @@ def paper_table(table: PaperTable) -> pd.DataFrame:
 
 
 def row_table(study: Study) -> pd.DataFrame:
-    """Return one row per measured row with everything in it, for CSV."""
+    """Return one row per measured row with all its values, for CSV."""
     rows = []
     for row in study.rows:
         found, point = row.found, row.point
@@ -119,7 +119,7 @@ def text_cells(found: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
 
 
 def markdown(found: Sequence[Summary]) -> str:
-    """Return the method table as a table of Markdown; names as code."""
+    """Return the method table in Markdown, with names as code."""
     cells, header = text_cells(found)
     at = header.index("method")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -145,7 +145,7 @@ def _text_row(one: Summary, places: Sequence[str], beside: Sequence[str]) -> lis
 
 
 def _text(column: str, value: Any) -> str:
-    """Write a cell of the printed table; scores are rounded as everywhere (`formatting.percent`)."""
+    """Format a cell of the printed table; scores are rounded as everywhere (`formatting.percent`)."""
     if isinstance(value, str):
         return value or NOTHING
     if value != value:

@@ -1,4 +1,5 @@
-"""Draw runs and methods as points of one plot, mean score over any number or option; or all options side by side."""
+"""Draw runs and methods as points of one plot, mean score over any number or option; or all options as parallel
+axes."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ _LOOK = {
 """Kind of a point → its name in the legend, colour, symbol; in the order in which they are drawn."""
 FRONT = "no run beats these (Pareto)"
 SCORES = {"mean": "mean {} over tasks, %", "worst": "{} on the worst task, %", "drift": "relative final drift"}
-"""Columns of numbers that runs are judged by, and what an axis calls them."""
+"""Columns of scores, and their names on an axis."""
 NUMBERS_ACROSS = {
     "worst": SCORES["worst"],
     "cost": "cost of making the model, seconds of the processor",
     "drift": "relative final drift",
 }
-"""Columns of numbers that the mean is drawn over, and what the axis calls them."""
+"""Columns of numbers for the horizontal axis, and their names there."""
 METHODS = "table of methods, test split"
 _MOST_COLOURS = 10
-"""Different values that get a colour and an entry in the legend each; more are a scale."""
+"""Most values that each get a colour and an entry in the legend; more form a colour scale."""
 _LOG = 20.0
-"""Largest over smallest value of an option from which its axis is logarithmic."""
+"""Ratio of an option's largest to its smallest value above which its axis is logarithmic."""
 _NO_VALUE = "none"
 
 
@@ -48,8 +49,8 @@ def runs_as_points(
     by: str = "",
     methods: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Draw the mean score over a number or an option: one point per row of `run_tables.sweep_table` that has it, which
-    carries its run's id as customdata. Merged model and experts are dashed lines where they have none.
+    """Draw the mean score over a number or an option: one point per row of `run_tables.sweep_table` that has it, with
+    its run's id as customdata. Merged model and experts are dashed lines if they do not have it.
 
     Over the worst task the Pareto front has thin rings and a dotted line; over an option a thin line goes through runs
     that are alike in all others.
@@ -91,7 +92,7 @@ def runs_as_points(
 
 
 def _front(figure: go.Figure, frame: pd.DataFrame) -> None:
-    """Draw thin rings and a dotted line around the runs that no other beats."""
+    """Draw thin rings and a dotted line around the runs on the Pareto front."""
     front = frame[frame["front"]].sort_values(["mean", "worst"], ascending=[True, False])
     figure.add_scatter(
         x=front["worst"],
@@ -105,7 +106,7 @@ def _front(figure: go.Figure, frame: pd.DataFrame) -> None:
 
 
 def _join_alike(figure: go.Figure, having: pd.DataFrame, option: str) -> None:
-    """Draw a thin line through the runs that are alike in all options but one."""
+    """Draw a thin line through the runs that differ only in one option."""
     others = [name for name in OPTION_COLUMNS if name != option]
     for _, alike in having.groupby(others, dropna=False, sort=False):
         if alike[option].nunique() > 1:
@@ -116,7 +117,7 @@ def _join_alike(figure: go.Figure, having: pd.DataFrame, option: str) -> None:
 
 
 def _draw_methods(figure: go.Figure, rows: pd.DataFrame, across: str) -> None:
-    """Draw methods of a table hollow, in the colours of their kinds, with the interval over seeds."""
+    """Draw methods of a table as hollow points, in the colours of their kinds, with the interval over seeds."""
     looks = [_LOOK[kind][1:] for kind in rows["kind"]]
     figure.add_scatter(
         error_y={"array": rows["interval"].fillna(0.0).tolist(), "color": COLOUR["base"], "thickness": 1},
@@ -159,8 +160,8 @@ def all_options(frame: pd.DataFrame, score: str, metric: str) -> go.Figure:
 
 
 def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
-    """Return an axis of parallel coordinates: numbers that span decades by their logarithm, words by their order, and
-    what has no value below all."""
+    """Return an axis of parallel coordinates: numbers over several decades by their logarithm, words by their order,
+    and missing values at the bottom."""
     known = values.dropna().drop_duplicates().sort_values().tolist()
     numeric = pd.api.types.is_numeric_dtype(values)
     places: dict[Any, float] = {one: float(place) for place, one in enumerate(known)}
@@ -177,7 +178,7 @@ def _option_axis(name: str, values: pd.Series) -> dict[str, Any]:
 
 
 def _rings(figure: go.Figure, frame: pd.DataFrame, shown: Mapping[str, str], across: str) -> None:
-    """Draw a thick ring around the models that other pages look at."""
+    """Draw a thick ring around the models shown on other pages."""
     for run, name in shown.items():
         rows = frame[frame["run"] == run]
         if len(rows):
@@ -224,7 +225,7 @@ def _colour_bar(title: str) -> dict[str, Any]:
 
 
 def _points(rows: pd.DataFrame, across: str) -> dict[str, Any]:
-    """Return the points of a trace, each with its run's id and what hovering says of it."""
+    """Return the points of a trace, each with its run's id and its hover text."""
     return {
         "x": rows[across],
         "y": rows["mean"],
@@ -235,7 +236,7 @@ def _points(rows: pd.DataFrame, across: str) -> dict[str, Any]:
 
 
 def _hover_text(row: pd.Series) -> str:
-    """Write what hovering says of a point."""
+    """Write the hover text of a point."""
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
     cost = "" if pd.isna(row["cost"]) else f"<br>{row['cost']:.1f} s of the processor"

@@ -1,4 +1,4 @@
-"""Turn ledgers and scores into the data frames that charts draw and downloads write."""
+"""Turn ledgers and scores into the data frames of charts and downloads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = Non
 
 
 def difference_column(pair: tuple[str, str]) -> str:
-    """Return the column of a score table that says how much better the second model is.
+    """Return the name of a score table's column with the gain of the second model.
 
     >>> difference_column(("merged", "calibrated"))
     'calibrated − merged'
@@ -90,7 +90,7 @@ def metric_name(scores: Mapping[str, Scores]) -> str:
 
 
 def metric_words(metrics: Iterable[str]) -> str:
-    """Name scores of these metrics together.
+    """Return the common name of scores of these metrics.
 
     >>> metric_words(["exact_match", "exact_match"]), metric_words(["exact_match", "spearman"])
     ('exact match', 'score')
@@ -100,7 +100,7 @@ def metric_words(metrics: Iterable[str]) -> str:
 
 
 def describe_samples(features: Features) -> str:
-    """Say how many samples per task a measurement has, and of which split."""
+    """Describe the number of samples per task of a measurement, and their split."""
     return f"{how_many(len(task.indices) for task in features.tasks.values())} {features.split} samples per task"
 
 
@@ -129,7 +129,7 @@ def stack_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """Return, per task, what the second model gained over the first: cosine, and score in points."""
+    """Return, per task, the gain of the second model over the first: cosine, and score in points."""
     joined = cosines.merge(scores, on="task", suffixes=(" cosine", " score"))
     first, second = pair
     return pd.DataFrame(
@@ -142,7 +142,7 @@ def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str
 
 
 def describe_ranges(values: Mapping[str, pd.Series], digits: int = 2) -> str:
-    """Say where every model has its smallest and its largest value, for those who cannot see a chart.
+    """Describe the smallest and the largest value of every model, for readers who cannot see a chart.
 
     >>> describe_ranges({"merged": pd.Series([0.1, 0.73, 0.4], ["block 0", "head", "block 1"])})
     'merged 0.10 (block 0) to 0.73 (head)'

@@ -1,6 +1,7 @@
-"""Explain every chart, under the chart: what it shows, its formula, and when it misleads.
+"""Explain every chart, under the chart: content, formula, and caveats.
 
-A displayed formula stands between two lines of `$$` alone: Streamlit takes all after text on the line for a formula.
+A displayed formula is between two lines of only `$$`, because Streamlit reads everything after text on that line as a
+formula.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ PAPER = "https://arxiv.org/abs/2605.13030"
 SOURCE = (
     f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
 )
-"""Ends every explanation that names one of them."""
+"""End of every explanation that cites propositions or equations."""
 
 DRIFT = r"""
 **What this shows.** For every layer $\ell$ and sample the difference between the model's feature and the task
@@ -222,7 +223,7 @@ expert is not always right.
 
 @dataclass(frozen=True)
 class ScoreTexts:
-    """Texts about scores and decisions, for models that score alike."""
+    """Texts about scores and decisions, for models with the same kind of scores."""
 
     accuracy: str
     outputs: str
@@ -233,7 +234,7 @@ BY_SCORES: Mapping[str, ScoreTexts] = {
     "vocabulary": ScoreTexts(ACCURACY_OF_TEXT, OUTPUTS_OF_TEXT),
     "own": ScoreTexts(ACCURACY_OF_HEADS, OUTPUTS_OF_HEADS),
 }
-"""By what a model scores with (`Adapter.scores_with`)."""
+"""By the kind of a model's scores (`Adapter.scores_with`)."""
 
 SOURCES = r"""
 **What this shows.** What the calibration objective of each block loses if its linear maps are fitted on other

@@ -1,4 +1,4 @@
-"""Give every chart one look: colours that stay apart for colour-blind readers, on light and on dark ground."""
+"""Give every chart one look: colours that colour-blind readers can distinguish, on light and on dark backgrounds."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ COLOUR = {
     "propagation": "#E3B23C",
 }
 OTHERS = ("#E3B23C", "#8C6BB1", "#17BECF", "#CC79A7", "#A65628", "#9ACD32", "#F28E8E", "#5C7CFA", "#B8A99A", "#6B8E6B")
-"""Colours of up to ten answers or classes, none of them a model's."""
+"""Colours of up to ten answers or classes, different from the models'."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
-"""Shapes say the same as the colours, for readers who cannot use those."""
+"""Shapes repeat the meaning of the colours, for readers who cannot use those."""
 SECOND = {"base": "#5F646D", "merged": "#8C6BB1", "calibrated": "#1C639B", "expert": "#006B4E"}
-"""The second model of a role beside the first: the same hue, darker; its symbols are open and its lines dashed. Two
-merges are compared more than two of any other role, and dark orange is brown beside it, so theirs is another hue."""
+"""Colour of the second model of a role: the same hue, darker, with open symbols and dashed lines. Two merges are
+compared most often, and dark orange next to orange is brown, so theirs is another hue."""
 
 NUMBERS = [[0.0, COLOUR["calibrated"]], [0.5, OTHERS[1]], [1.0, COLOUR["merged"]]]
-"""Colours of numbers from low to high, which read on light and on dark ground."""
+"""Colours of numbers from low to high, which are legible on light and on dark backgrounds."""
 _GRID = "rgba(128, 134, 145, 0.25)"
 
 
 class Shown(str):
-    """The text by which a chart calls a model, which also knows how the model is drawn.
+    """Name of a model in charts, which also determines how it is drawn.
 
     A plain text that names a role is drawn as that role, so a chart takes either.
     """
@@ -69,7 +69,7 @@ def symbol(model: str) -> str:
 
 
 def open_symbol(model: str) -> str:
-    """Return the marker of what is proven and not seen: open, or with a dot where the model's own is open."""
+    """Return the marker of proven, unobserved values: open, or with a dot if the model's own is open."""
     return symbol(model) + ("-dot" if _second(model) else "-open")
 
 
@@ -87,7 +87,7 @@ def _second(model: str) -> bool:
 
 
 def colours(count: int) -> list[str]:
-    """Return `count` different colours of answers or classes; beyond ten, the eye hardly tells neighbours apart.
+    """Return `count` different colours of answers or classes; beyond ten, neighbours are hard to distinguish.
 
     >>> len(set(colours(100)))
     100
@@ -99,7 +99,7 @@ def colours(count: int) -> list[str]:
 
 
 def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """Convert a colour of Ottosson's OKLCH (hue in degrees) to "#rrggbb", clipped to what a screen shows."""
+    """Convert a colour of Ottosson's OKLCH (hue in degrees) to "#rrggbb", clipped to the displayable range."""
     a, b = chroma * cos(radians(hue)), chroma * sin(radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
@@ -115,7 +115,7 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
 
 
 def apply_theme(figure: go.Figure, height: int) -> go.Figure:
-    """Set ground, legend, grid and margins as all charts have them; what was set of these before is replaced."""
+    """Set background, legend, grid and margins as in all charts, replacing earlier settings."""
     figure.update_layout(
         overwrite=True,  # plotly takes three times as long to merge
         height=height,
@@ -133,13 +133,14 @@ def apply_theme(figure: go.Figure, height: int) -> go.Figure:
 
 
 def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
-    """Label a horizontal axis of tasks, whose names may be long, with their beginnings; hovering shows the whole."""
+    """Label a horizontal axis of tasks with the beginnings of their names, which may be long; hovering shows the
+    whole."""
     names = {label(task): label(cut_text(task, 24)) for task in tasks}
     figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
 def rows_apart(last: Iterable[bool]) -> list[float]:
-    """Return heights of rows from top to bottom, 1 apart; those that are `last` half a row further down.
+    """Return heights of rows from top to bottom, 1 apart; those marked `last` half a row further down.
 
     >>> rows_apart([False, False, True])
     [2.5, 1.5, 0.0]
@@ -153,7 +154,7 @@ def label_task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[fl
     """Label a vertical axis of tasks with their beginnings; hovering shows the whole.
 
     Args:
-        places: heights of the rows; left out where the rows are the tasks' labels.
+        places: heights of the rows; None if the rows are the tasks' labels.
     """
     names = {label(task): label(cut_text(task, 24)) for task in tasks}
     values = [*names] if places is None else [*places]
@@ -161,7 +162,7 @@ def label_task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[fl
 
 
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
-    """Label a horizontal axis of layers, in forward order, with names short enough to stand side by side."""
+    """Label a horizontal axis of layers, in forward order, with names short enough to fit side by side."""
     names = [
         layer.replace("encoder block ", "enc ")
         .replace("decoder block ", "dec ")

@@ -1,4 +1,4 @@
-"""Draw the drift of single tokens: patches over their picture, and the tokens of texts where they stand."""
+"""Draw the drift of single tokens: patches over their picture, and the tokens of texts in place."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, apply_theme, colour, dash
 
 _HEAT = tuple(int(COLOUR["merged"][place : place + 2], 16) for place in (1, 3, 5))
-"""The colour of much drift, red, green and blue; little drift lets through what lies under it."""
+"""The colour of much drift, red, green and blue; with little drift the picture below shows through."""
 _MOST = {"picture": 0.8, "text": 0.6}
-"""Opacity of the largest drift; on text less, so that words are read in both themes."""
+"""Opacity of the largest drift; lower on text, so that words are legible in both themes."""
 _PICTURE = 225
-"""Grey, of 255, that stands for the picture under the patches."""
+"""Grey level, of 255, for patches without a picture."""
 _NUMBERED = 8
-"""Largest number of columns of patches that have their number written on them."""
+"""Largest number of columns of patches with numbers written on them."""
 
 
 def patch_grid(count: int, height: int, width: int) -> tuple[int, int] | None:
@@ -80,7 +80,7 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
 
 
 def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Figure:
-    """Draw drift by place, one line per model, for tokens that are neither text nor lie over a picture as a grid."""
+    """Draw drift by position, one line per model, for tokens that are neither text nor a grid over a picture."""
     figure = go.Figure()
     for model, frame in frames.items():
         figure.add_scatter(
@@ -97,14 +97,14 @@ def places(frames: Mapping[str, pd.DataFrame], column: str, form: str) -> go.Fig
 
 
 def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str:
-    """Return HTML of a text's tokens in their order, each behind the colour of its drift, which the pointer reads.
+    """Return HTML of a text's tokens in order, each on the colour of its drift, with its value as hover text.
 
     Words are escaped: they are data.
 
     Args:
         frame: rows of `layer_tables.token_table` of one model and one part.
-        column: of the frame that is drawn.
-        top: the drift that has the full colour.
+        column: the column to draw.
+        top: the drift with the full colour.
         digits: of the number under the pointer.
     """
     spans = []
@@ -118,7 +118,7 @@ def mark_words(frame: pd.DataFrame, column: str, top: float, digits: int) -> str
 
 
 def _describe_share(share: float) -> str:
-    """Say how much of the layer's squared drift a token has; nothing where there is no drift to share."""
+    """Describe the token's share of the layer's squared drift; "" if there is no drift to share."""
     return "" if share != share else f", {share:.1%} of the layer's squared drift"
 
 
@@ -127,6 +127,6 @@ def _shade(opacity: float) -> str:
 
 
 def _mix_with_picture(opacity: float) -> str:
-    """Return what the colour of much drift looks like over a picture."""
+    """Return the colour of much drift over a picture."""
     mixed = (round(opacity * one + (1 - opacity) * _PICTURE) for one in _HEAT)
     return f"rgb({', '.join(map(str, mixed))})"

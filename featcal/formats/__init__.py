@@ -1,1 +1,1 @@
-"""Read and write files of models, and know nothing of how a model runs."""
+"""Read and write files of models, without knowledge of how a model runs."""

@@ -1,4 +1,4 @@
-"""Read the card beside a model, as others wrote it."""
+"""Read the card beside a model, written by others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 4 << 20
 
 
 def read_card_data(folder: Path) -> dict[str, Any]:
-    """Return the front matter of the card in a folder; {} without one, or where it cannot be read."""
+    """Return the front matter of the card in a folder; {} if it cannot be read."""
     from huggingface_hub import metadata_load
 
     file = folder / CARD_FILE
@@ -25,7 +25,7 @@ def read_card_data(folder: Path) -> dict[str, Any]:
 
 
 def read_card_text(folder: Path) -> str:
-    """Return the card in a folder as text; "" without one, or where it cannot be read."""
+    """Return the card in a folder as text; "" if it cannot be read."""
     file = folder / CARD_FILE
     try:
         return file.read_text(encoding="utf-8") if file.is_file() and file.stat().st_size <= MOST_BYTES else ""

@@ -146,8 +146,8 @@ def read_config(folder: Path, label: str) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path, label: str) -> list[Path]:
-    """Return the files that hold a folder's weights: safetensors, else pickles by transformers' names, else the only
-    pickle that there is."""
+    """Return the files with a folder's weights: safetensors, else pickles by transformers' names, else the only
+    pickle."""
     for single, index_name in ((SINGLE_FILE, INDEX_FILE), (PICKLED_FILE, PICKLED_INDEX)):
         if (folder / single).is_file():
             return [folder / single]
@@ -199,7 +199,7 @@ def _headers(folder: Path, label: str) -> dict[Path, tuple[Path, Header]]:
 
 
 def make_safetensors(file: Path, label: str) -> Path:
-    """Return the file itself, or that with the tensors of a pickle; raise InputError if it cannot be converted."""
+    """Return the file itself, or the converted tensors of a pickle; raise InputError if it cannot be converted."""
     return file if file.suffix == ".safetensors" else convert_once(file, label)
 
 

@@ -13,14 +13,14 @@ from featcal.formats.weights import raw_bytes
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits, equal for bit-identical tensors alone."""
+    """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits, equal only for bit-identical tensors."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 
 def inputs_digest(batches: Iterable[Mapping[str, Tensor]]) -> str:
-    """Return the SHA-256 of what a model reads, batch by batch and input by input, in hexadecimal digits."""
+    """Return the SHA-256 of a model's inputs, batch by batch and input by input, in hexadecimal digits."""
     digest = hashlib.sha256()
     for batch in batches:
         for name in sorted(batch):
@@ -43,7 +43,7 @@ def tensor_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def stored_tensor(files: Iterable[Path], name: str) -> Tensor:
-    """Return the tensor of a stored name from the first file that has it.
+    """Return the tensor with a stored name from the first file that has it.
 
     Raises:
         InputError: a file cannot be read.

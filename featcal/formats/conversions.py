@@ -1,4 +1,4 @@
-"""Give the commands that make of a folder one that featcal reads, for messages that refuse it as it is."""
+"""Define the commands that convert a folder into one that featcal reads, for messages that refuse it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _python(steps: Collection[str]) -> str:
 
 
 UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
-"""Command that writes a model whose head is tied to its embedding with a head of its own."""
+"""Command that gives a model a head of its own, for one whose head is tied to its embedding."""
 _RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
 _DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
 _TRAINING_STATES = (
@@ -41,15 +41,15 @@ _TRAINING_STATES = (
     (r".*\.distcp", "FSDP", _RUNS_CODE, "accelerate merge-weights FOLDER FOLDER"),
     (r".*\.ckpt", "Lightning", ", reading tensors only", f"{_python(_LIGHTNING)} FOUND FILE"),
 )
-"""Names of files and folders that a training run leaves in the place of a model, whose they are, what to know before
-they are converted, and the command that does it."""
+"""Files and folders that a training run leaves instead of a model: the tool, a remark, and the command that converts
+them."""
 
 
 def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
-    """Say what a training run left in a folder in place of a model, and how to make one of it; "" if it left nothing.
+    """Explain the training state in a folder, and how to make a model of it; "" if there is none.
 
     Args:
-        names: names of the files and folders inside; whole weights among them are the model.
+        names: names of the files and folders inside; whole weights among them count as the model.
     """
     if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in names):
         return ""
@@ -64,7 +64,7 @@ def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
 
 
 def untie_base(aliases: Mapping[str, str]) -> str:
-    """Say how to give the base a head of its own, if nothing but its head is tied to its embedding; else "".
+    """Explain how to give the base a head of its own, if only its head is tied to its embedding; else "".
 
     Args:
         aliases: other names of tensors that several modules share → those tensors.
@@ -72,7 +72,8 @@ def untie_base(aliases: Mapping[str, str]) -> str:
     if len(aliases) != 1:
         return ""
     return (
-        "embedding and head were trained apart, and the base ties them. Save the base with a head of its own, and give "
+        "embedding and head were trained separately, but the base ties them. Save the base with a head of its own, "
+        "and give "
         "UNTIED as the base of the suite and in front of every '+'; save experts that tie theirs in the same way:\n"
         f"    {UNTIE}"
     )

@@ -1,9 +1,9 @@
-"""Read and pack weights that lie on a grid of whole numbers, in the layout "pack-quantized" of compressed-tensors.
+"""Read and pack quantised weights, integers times scales, in the layout "pack-quantized" of compressed-tensors.
 
 A linear map is stored as `weight_packed` (whole numbers of 4 or 8 bits, packed into int32), `weight_scale` (one scale
-per row and group of columns, in the dtype of the model) and `weight_shape`; `quantization_config` in config.json says
-how. transformers and vLLM read it. The package compressed-tensors does the packing; `pip install featcal[quantize]`
-brings it.
+per row and group of columns, in the dtype of the model) and `weight_shape`; `quantization_config` in config.json
+describes it. transformers and vLLM read it. The package compressed-tensors packs; `pip install featcal[quantize]`
+installs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 
 SETTINGS = "quantization_config"
-"""Key of `config.json` that says how weights are quantised."""
+"""Key of `config.json` for the quantisation of the weights."""
 SCALE = "_scale"
 """Ending of the name of a weight's scales, after that of the weight."""
 _PACKED, _SHAPE = "_packed", "_shape"
@@ -33,7 +33,7 @@ _FORMAT = "pack-quantized"
 
 @dataclass(frozen=True)
 class QuantizationGrid:
-    """The values that weights may have: whole numbers of `bits` bits times a scale, symmetric about 0."""
+    """The possible values of weights: integers of `bits` bits times a scale, symmetric about 0."""
 
     bits: int
     """4 or 8."""
@@ -41,32 +41,31 @@ class QuantizationGrid:
     """Columns of a row that share a scale; 0 for the whole row."""
 
     def columns(self, inputs: int) -> int:
-        """Return how many columns of a matrix with so many share a scale."""
+        """Return the number of columns that share a scale, in a matrix with so many."""
         return self.group or inputs
 
     def scale(self, weight: Tensor) -> Tensor:
-        """Return the scale of every row `[m, 1]` with which its largest value still lies on the grid, or half a step
-        beyond its end; 1 for a row of zeros."""
+        """Return the scale of every row `[m, 1]` for which its largest value is on the grid, or half a step beyond its
+        end; 1 for a row of zeros."""
         largest = weight.abs().amax(dim=1, keepdim=True)
         return torch.where(largest > 0, largest / (2**self.bits - 1) * 2, 1.0)
 
     def round(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """Return the nearest values on the grid in the dtype of `weight`; they are what the scale's dtype makes of a
-        whole number and its scale."""
+        """Return the nearest values on the grid in the dtype of `weight`, with the rounding of the scale's dtype."""
         low = -(2 ** (self.bits - 1))
         whole = (weight / scale.to(weight)).round().clamp(low, -low - 1)
         # The product is made in the dtype of the scales, as every reader of the files makes it.
         return (whole.to(scale.dtype) * scale).to(weight)
 
     def pack(self, weight: Tensor, scale: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a linear map whose weight `[m, d]` lies on the grid, by what stands after its name."""
+        """Return the tensors of a linear map with a quantised weight `[m, d]`, by the ending of their names."""
         # float32: in bfloat16 the quotient could lie half a step beside its whole number.
         found = _library().compress({"weight": weight.float(), "weight_scale": scale.float()}, self._scheme())
         packed = {name.removeprefix("weight"): tensor for name, tensor in found.items()}
         return {_PACKED: packed[_PACKED], _SHAPE: packed[_SHAPE], SCALE: scale}
 
     def packed_info(self, dense: TensorInfo) -> dict[str, TensorInfo]:
-        """Return shape and dtype of what `pack` makes of a weight."""
+        """Return shape and dtype of the tensors that `pack` makes from a weight."""
         rows, columns = dense.shape
         return {
             _PACKED: TensorInfo((rows, math.ceil(columns * self.bits / 32)), torch.int32),
@@ -75,14 +74,14 @@ class QuantizationGrid:
         }
 
     def unpack(self, packed: Mapping[str, Tensor]) -> Tensor:
-        """Return the weight that `pack` packed, in the dtype of its scales."""
+        """Return the weight that `pack` has packed, in the dtype of its scales."""
         weight: Tensor = _library().decompress({f"weight{end}": t for end, t in packed.items()}, self._scheme())[
             "weight"
         ]
         return weight
 
     def settings(self, ignored: Sequence[str]) -> dict[str, Any]:
-        """Return what `config.json` says of a model whose linear maps are packed.
+        """Return the entry of `config.json` for a model with packed linear maps.
 
         Args:
             ignored: modules of the library's class that are linear maps and not packed.
@@ -110,11 +109,11 @@ class QuantizationGrid:
 
     @classmethod
     def read(cls, settings: Any, what: str) -> QuantizationGrid:
-        """Return the grid that `quantization_config` of a `config.json` describes.
+        """Return the grid in the `quantization_config` of a `config.json`.
 
         Raises:
-            InputError: it describes something else than weights on one symmetric grid in this layout; `what` is in
-                front.
+            InputError: it does not describe weights on one symmetric grid in this layout; the message begins with
+                `what`.
         """
         problem = InputError(
             f"{what}: its weights are quantised in a way that featcal does not read; it reads compressed-tensors' "
@@ -149,31 +148,31 @@ def _library() -> Any:
 
 
 def require_dense(config: Mapping[str, Any], label: str) -> None:
-    """Raise InputError for a model whose `config.json` says that its weights are quantised."""
+    """Raise InputError for a model with quantised weights, by its `config.json`."""
     if SETTINGS in config:
         raise InputError(f"{label}: its weights are quantised; give the model that it was quantised from")
 
 
 def dense_names(stored: Sequence[str]) -> list[str]:
-    """Return the names of the tensors that stored ones stand for."""
+    """Return the names of the dense tensors behind stored ones."""
     return list(dict.fromkeys(name.removesuffix(_ending(name)) for name in stored))
 
 
 def _ending(stored: str) -> str:
-    """Return what stands after the name of a weight, in the name of a stored part of it; "" of other tensors."""
+    """Return the ending of a stored part's name after the name of its weight; "" for other tensors."""
     return next((end for end in (_PACKED, SCALE, _SHAPE) if stored.endswith(f".weight{end}")), "")
 
 
 @dataclass(frozen=True)
 class OnGrid(Overlay):
-    """A model of which some weights lie on a grid; `replaced` has the scales of these beside them, under the name of
-    the weight with "_scale"."""
+    """A model with some quantised weights; `replaced` also has their scales, under the name of the weight with
+    "_scale"."""
 
     grid: QuantizationGrid
 
     @cached_property
     def scales(self) -> Mapping[str, str]:
-        """Return the weights that lie on the grid, and the names of their scales."""
+        """Return the quantised weights, and the names of their scales."""
         return {name: f"{name}{SCALE}" for name in self.info if f"{name}{SCALE}" in self.replaced}
 
     def packed_info(self) -> dict[str, dict[str, TensorInfo]]:
@@ -192,11 +191,11 @@ class OnGrid(Overlay):
 
 
 class PackedCheckpoint:
-    """A folder of packed weights, read as a model of the dense ones that they stand for.
+    """A folder of packed weights, read as a model of dense weights.
 
     Args:
         folder, label, canonical: see `Checkpoint`.
-        grid: where the weights lie.
+        grid: the grid of the weights.
     """
 
     def __init__(self, folder: Path, label: str, canonical: Canonical, grid: QuantizationGrid) -> None:
@@ -237,7 +236,7 @@ class PackedCheckpoint:
 
     @property
     def scales(self) -> list[str]:
-        """Return the names of the scales, which `read` gives too."""
+        """Return the names of the scales, which `read` returns too."""
         return [f"{name}{SCALE}" for name in self._packed]
 
     def repeats(self, stored: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Find and fetch models on the Hub, and explain its answers."""
+"""Find and fetch models on the Hub, and explain its errors."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from featcal.system.formatting import did_you_mean, printable, some
 from featcal.system.json_files import read_json
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
-"""Patterns of the files that a model on the Hub is made of, where its weights are safetensors."""
+"""Patterns of the files of a model on the Hub with safetensors."""
 PICKLES = ["pytorch_model*.bin", "adapter_model.bin", "open_clip_pytorch_model.bin"]
-"""Patterns of the weights of a model that has no safetensors."""
+"""Patterns of the weights of a model without safetensors."""
 CARD_FILE = "README.md"
-"""A model's card, which is fetched too: it states the licence."""
+"""A model's card; it is fetched for the licence."""
 RECIPE_FILE = "mergekit_config.yml"
-"""The configuration that mergekit leaves beside what it merged; fetched too: it names the models."""
+"""The configuration that mergekit writes beside a merge; it is fetched for the names of the models."""
 RECORD_FILE = "featcal.json"
-"""The record that featcal leaves beside what it wrote."""
+"""The record that featcal writes beside a model."""
 HEADS, ADAPTERS = "heads", "adapters"
-"""Folders of what featcal writes beside the weights for single tasks; also their keys in a record."""
+"""Folders for single tasks that featcal writes beside the weights; also their keys in a record."""
 _COMMIT = 40
 """Digits of a commit."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
-"""Pattern of what stands between two slashes, but `.` and `..`."""
+"""Pattern of a name between two slashes, other than `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -65,7 +65,7 @@ class HubModel:
 
     @property
     def pickle_patterns(self) -> dict[str, list[str]]:
-        """Return the weights to fetch where there are no safetensors, as arguments of the Hub's client."""
+        """Return the weights to fetch if there are no safetensors, as arguments of the Hub's client."""
         return {
             "allow_patterns": [self.path(pattern) for pattern in PICKLES],
             "ignore_patterns": [self.path("*/*")],
@@ -76,7 +76,7 @@ class HubModel:
         return f"{self.folder}/{name}" if self.folder else name
 
     def select_files(self, files: Iterable[str]) -> list[str]:
-        """Return those of the repository's files that lie in the model's folder, relative to it.
+        """Return the repository's files inside the model's folder, relative to it.
 
         >>> hub_model("owner/name/a").select_files(["a/config.json", "a/b/config.json", "ab/config.json"])
         ['config.json', 'b/config.json']
@@ -98,7 +98,7 @@ class HubModel:
 
 
 def hub_model(ref: str) -> HubModel | None:
-    """Return the model that `OWNER/NAME[/FOLDER][@REVISION]` names; None for a text of another form.
+    """Parse `OWNER/NAME[/FOLDER][@REVISION]`; None for a text of another form.
 
     >>> hub_model("owner/name/sub/folder@v1").folder, hub_model("owner/name/../x")
     ('sub/folder', None)
@@ -136,8 +136,8 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
 
 @contextmanager
 def bar_of(ref: str) -> Iterator[type[tqdm]]:
-    """Give the class of progress bars for one fetch in the body of the `with`: of those that the Hub's client makes one
-    is shown, of the bytes, on a terminal, where fetching takes longer than a moment."""
+    """Return the class of progress bars for one fetch in the body of the `with`: of the client's bars only that of the
+    bytes is shown, on a terminal, if fetching takes longer than a moment."""
     made: list[tqdm] = []
 
     class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -172,8 +172,8 @@ def bar_of(ref: str) -> Iterator[type[tqdm]]:
 
 
 def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
-    """Return the commit that a revision of a "model" or "dataset" means in the Hub's cache, which a later fetch may
-    change unless it is a commit itself; None where it was not fetched."""
+    """Return the commit of a revision of a "model" or "dataset" in the Hub's cache, which a later fetch may change
+    unless the revision is a commit; None if it was not fetched."""
     if (file := _reference_file(repo, revision, kind)) is None:
         return revision
     try:
@@ -184,7 +184,7 @@ def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str |
 
 
 def keep_commit(repo: str, revision: str | None, commit: str, kind: str = "model") -> None:
-    """Write into the Hub's cache which commit a revision means, as its client does with the files that it fetches.
+    """Write the commit of a revision into the Hub's cache, as its client does with fetched files.
 
     Raises:
         OSError: the cache cannot be written.
@@ -195,7 +195,7 @@ def keep_commit(repo: str, revision: str | None, commit: str, kind: str = "model
 
 
 def _reference_file(repo: str, revision: str | None, kind: str) -> Path | None:
-    """Return the file of the Hub's cache that says which commit a revision means; None for a commit."""
+    """Return the file of the Hub's cache with the commit of a revision; None for a commit."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
 
@@ -218,7 +218,7 @@ def fetch_model(model: HubModel) -> Path:
     """Fetch a model's files from the Hub and return its folder in the cache.
 
     Raises:
-        InputError: neither the Hub nor the cache has it, its id cannot be one, or something is in the way.
+        InputError: neither the Hub nor the cache has it, its id is invalid, or the download fails.
     """
     with explain_hub_errors(model.ref):
         place = try_again(lambda: snapshot(model))
@@ -234,12 +234,12 @@ def no_such_folder(model: HubModel, files: Iterable[str]) -> str:
 
 
 def look_up(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
-    """Return the Hub's answer to a question that changes nothing, asked again where the trouble may pass; see `ask`."""
+    """Return the Hub's answer to a read-only request, with retries after temporary failures; see `ask`."""
     return ask(ref, kind, lambda api: try_again(lambda: question(api)))
 
 
 def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
-    """Return the Hub's answer to a question about a "model" or "data set".
+    """Return the Hub's answer to a request about a "model" or "data set".
 
     Args:
         question: called with the Hub's client.
@@ -266,7 +266,7 @@ def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
     """Turn errors of the Hub's clients in the body of the `with` into one sentence.
 
     Raises:
-        InputError: says what of `ref` cannot be had, why, and what to do.
+        InputError: says which part of `ref` is not available, why, and what to do.
     """
     limit_waits()
     try:
@@ -282,7 +282,8 @@ def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
 
 
 def _explain_answer(error: Exception, ref: str, kind: str) -> str:
-    """Say what an answer of the Hub means for `owner/name[/folder][@revision]` and what to do; "" where none."""
+    """Explain an answer of the Hub about `owner/name[/folder][@revision]` and what to do; "" if there is nothing to
+    explain."""
     from huggingface_hub import errors, get_token
 
     named, _, revision = ref.partition("@")

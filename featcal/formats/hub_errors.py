@@ -1,4 +1,4 @@
-"""Say what went wrong between the Hub's clients and the Hub, and what to do."""
+"""Explain failures between the Hub's clients and the Hub, and what to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
 _WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between tries where the Hub does not say how long to wait."""
+"""Seconds between tries if the Hub does not ask for another wait."""
 _LONGEST_WAIT = 60.0
-"""Seconds that are waited where the Hub asks for it; a longer time is told instead."""
+"""Longest wait, in seconds, that the Hub can ask for; longer ones are reported instead."""
 _PATIENCE = 20.0
-"""Seconds of a first try after which it is not repeated: the clients have repeated it themselves."""
+"""Seconds of a first try after which it is not repeated, because the clients have repeated it themselves."""
 _TRANSPORTS = ("httpx", "httpx2", "httpcore", "httpcore2", "h11", "requests", "urllib3", "aiohttp", "socket", "ssl")
 _BROKEN = ("ProtocolError", "ReadError", "IncompleteRead", "ChunkedEncodingError", "ClientPayloadError")
 _AGAIN = "start again later: files that are whole are kept"
@@ -24,13 +24,13 @@ _AGAIN = "start again later: files that are whole are kept"
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that keeps the Hub's content away."""
+    """One reason why content of the Hub is not available."""
 
     why: str
-    """What the Hub or this machine does, as the end of a sentence."""
+    """The failure of the Hub or of this machine, as the end of a sentence."""
     remedy: str
     passes: bool = False
-    """Whether the same question may be answered a moment later."""
+    """Whether the same request may succeed a moment later."""
     wait: float | None = None
     """Seconds that the Hub asks to wait."""
 
@@ -42,7 +42,7 @@ _OFFLINE = Trouble(
 
 
 class Unreachable(Exception):
-    """The Hub does not answer, so nothing can be said of an id."""
+    """The Hub does not answer, so nothing is known about an id."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(trouble.why)
@@ -50,12 +50,12 @@ class Unreachable(Exception):
 
 
 def find_trouble(error: BaseException) -> Trouble | None:
-    """Return what an error of the Hub's clients, or what caused it, is about; None for another error."""
+    """Return the reason behind an error of the Hub's clients, or behind its cause; None for another error."""
     return next((trouble for one in causes(error) if (trouble := _read(one)) is not None), None)
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what caused it, the outermost first: clients wrap one error in another."""
+    """Yield an error and its causes, outermost first, because clients wrap one error in another."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -96,7 +96,7 @@ def _read_status(status: int, error: BaseException) -> Trouble | None:
             "limits how often it is asked (429)", f"start again {after}, with HF_TOKEN for a higher limit", True, wait
         )
     if status == 408 or status >= 500:
-        return Trouble(f"has trouble of its own with{file or ' the request'} ({status})", _AGAIN, True)
+        return Trouble(f"fails with{file or ' the request'} ({status})", _AGAIN, True)
     return None
 
 
@@ -115,7 +115,7 @@ def _read_transport(name: str, error: BaseException) -> Trouble:
 
 
 def _name_file(error: BaseException) -> str:
-    """Return the file that was asked for, with a blank in front; "" where the address does not say."""
+    """Return the requested file, after a blank; "" if the address does not name it."""
     asked: Any = getattr(error, "response", None)
     try:
         address = urlsplit(str((error.request if asked is None else asked).url))  # type: ignore[attr-defined]
@@ -133,8 +133,8 @@ def _asked_wait(error: BaseException) -> float | None:
 
 
 def limit_waits() -> None:
-    """Let the Hub's client wait for no answer longer than it waits for a file (`HF_HUB_DOWNLOAD_TIMEOUT`); of itself it
-    asks most questions without an end."""
+    """Limit the time that the Hub's client waits for any answer to that for a file (`HF_HUB_DOWNLOAD_TIMEOUT`); by
+    itself it sends most requests without a limit."""
     from huggingface_hub import get_session
 
     hooks = get_session().event_hooks["request"]
@@ -153,7 +153,7 @@ def _limit_wait(request: Any) -> None:
 
 
 def try_again(question: Callable[[], T]) -> T:
-    """Return the answer to a question, which is asked again after a while where the trouble may pass."""
+    """Return the answer to a request, with retries after temporary failures."""
     started = time.monotonic()
     for pause in _WAITS:
         try:

@@ -1,5 +1,5 @@
-"""Models of transformers that are in memory: their tensors under the names that files give them, and what lies beside
-a checkpoint's weights."""
+"""Hold models of transformers in memory: their tensors under the names in files, and the files beside a checkpoint's
+weights."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TOOLS = "Suite.of takes tokenizer= and processor="
 
 
 class HeldModel:
-    """A model in memory, with what prepares its samples.
+    """A model in memory, with the tools that prepare its samples.
 
-    Its tensors are those of the module, not copies. What a checkpoint's folder has beside its weights lies in a
-    temporary folder for as long as the object lives.
+    Its tensors are those of the module, not copies. The files that a checkpoint has beside its weights are in a
+    temporary folder as long as the object lives.
 
     Args:
         model: a `PreTrainedModel`.
-        label: what messages call it.
+        label: its name in messages.
         tools: tokenizers and processors of transformers.
 
     Raises:
@@ -64,7 +64,7 @@ class HeldModel:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def is_unchanged(self) -> bool:
-        """Say whether every tensor is as it was when the model was given."""
+        """Say whether every tensor is unchanged since the model was given."""
         return self.tensors_digest() == self.content
 
 
@@ -110,10 +110,10 @@ class HeldLocated(Located):
 
 
 def locate_held(reference: str, label: str) -> HeldLocated:
-    """Find the model in memory that a reference means.
+    """Find the model in memory behind a reference.
 
     Raises:
-        InputError: it is not there any more, it was changed, or it is samples.
+        InputError: it no longer exists, was changed, or is samples.
     """
     model = find_held(reference, label)
     if not isinstance(model, HeldModel):
@@ -140,12 +140,12 @@ _by_folder: WeakValueDictionary[Path, HeldModel] = WeakValueDictionary()
 
 
 def model_beside(folder: Path) -> HeldModel | None:
-    """Return the model in memory that a folder belongs to; None for the folder of a checkpoint."""
+    """Return the model in memory of a folder; None for the folder of a checkpoint."""
     return _by_folder.get(folder)
 
 
 def name_place(folder: Path) -> str:
-    """Return what messages call the folder of a model: its path, or which model in memory it belongs to.
+    """Return the name of a model's folder in messages: its path, or the model in memory that it belongs to.
 
     >>> name_place(Path("models/base"))
     'models/base'
@@ -173,8 +173,8 @@ def _require_model(model: Any, label: str) -> None:
 
 
 def _stored_tensors(model: Any, label: str) -> dict[str, Tensor]:
-    """Return what `save_pretrained` would write, tensor by tensor, without writing or copying it: names in modules are
-    not names in files, and tied tensors stand in a file once."""
+    """Return the tensors that `save_pretrained` would write, without writing or copying them: names in files differ
+    from names in modules, and tied tensors are in a file once."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -189,7 +189,7 @@ def _stored_tensors(model: Any, label: str) -> dict[str, Tensor]:
 
 
 def _write_beside(model: Any, tools: Iterable[Any], folder: Path, label: str) -> None:
-    """Write everything that `save_pretrained` of the model and of its tools writes, weights aside.
+    """Write all files that `save_pretrained` of the model and of its tools would write, except weights.
 
     Raises:
         InputError: a tool that is none of transformers, or settings of generation that transformers does not save.

@@ -1,4 +1,4 @@
-"""Load a whole model through transformers as its users do."""
+"""Load a whole model with transformers' `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
 
 
 def _unpacking(model_class: Any, folder: Path) -> dict[str, Any]:
-    """Return the option that unpacks packed weights while they are loaded; none for a folder without."""
+    """Return the option that unpacks packed weights while loading; none for a folder without them."""
     if SETTINGS not in read_config(folder, "model"):
         return {}
     # Else they are unpacked at the first call of the whole model, which a caller of one of its parts never makes.
@@ -48,11 +48,11 @@ def _unpacking(model_class: Any, folder: Path) -> dict[str, Any]:
 
 
 def model_of(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `from_pretrained` would make of a folder if it held these tensors: a model in eval mode of the class
-    that its `config.json` names, in the dtype that is named there. It may share memory with the tensors.
+    """Return the model that `from_pretrained` would load from a folder with these tensors: in eval mode, of the class
+    and dtype in its `config.json`. It may share memory with the tensors.
 
     Args:
-        folder: has everything of a checkpoint but the weights.
+        folder: has all files of a checkpoint except the weights.
         tensors: by their names in files.
 
     Raises:
@@ -78,7 +78,7 @@ def model_of(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def _quietly(folder: Path) -> Iterator[None]:
-    """One load at a time, without progress bars and advice on stderr, whose errors name the folder."""
+    """Run one load at a time, without progress bars and advice on stderr; errors name the folder."""
     from transformers.utils import logging
 
     with _loading:
@@ -97,8 +97,8 @@ def _quietly(folder: Path) -> Iterator[None]:
 
 
 _loading = threading.Lock()
-"""Held while transformers loads: it replaces torch's initialisers for the whole process, and the later of two loads at
-once would put back the replacements of the other."""
+"""Lock while transformers loads: it replaces torch's initialisers for the whole process, and a second load at the same
+time would restore the wrong ones."""
 
 
 def load_complete(model_class: Any, folder: Path) -> Any:

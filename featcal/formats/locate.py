@@ -29,14 +29,15 @@ _SIZES = frozenset({
 _OFTEN_NONE = frozenset({"num_key_value_heads", "head_dim", "num_decoder_layers"})
 _OFTEN_LISTS = frozenset({"image_size", "patch_size", "intermediate_size"})
 MOST_LAYERS, MOST_SIZE = 10_000, 1 << 26
-"""Far above every published model (126 layers, 256 thousand rows of a vocabulary), far below what fills a machine."""
+"""Limits far above every published model (126 layers, 256 thousand rows of a vocabulary), and far below a machine's
+memory."""
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
-    """Return the folder of a model that other programs can load: no adapter on top, and not a file of weights alone.
+    """Return the folder of a model that other programs can load: without an adapter, and not a single file of weights.
 
     Raises:
-        InputError: nothing is there, or the model must be written out first.
+        InputError: there is no model, or it must be written out first.
     """
     for prefix in PREFIXES[1:]:
         ref = ref.removeprefix(prefix)
@@ -50,11 +51,11 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
 
     Args:
         ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`;
-            open_clip's `local-dir:FOLDER` and `hf-hub:ID`; or what stands for a model in memory.
-        unpack: find a folder of packed weights as the model of dense weights that they stand for.
+            open_clip's `local-dir:FOLDER` and `hf-hub:ID`; or the reference to a model in memory.
+        unpack: open a folder of packed weights as a model of dense weights.
 
     Raises:
-        InputError: nothing is there, its headers cannot be read, or packed weights that featcal does not read.
+        InputError: there is no model, its headers cannot be read, or its packed weights are of an unsupported kind.
     """
     if is_held(ref):
         return locate_held(ref, label)
@@ -80,7 +81,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
 
 
 def _locate_packed(folder: Path, label: str, config: Mapping[str, Any], names: Sequence[str]) -> Located:
-    """Find a folder of packed weights as a model of dense ones, whose configuration says nothing of packing."""
+    """Open a folder of packed weights as a model of dense ones, without the packing in its configuration."""
     grid = QuantizationGrid.read(config[SETTINGS], f"{label}: {folder / 'config.json'}")
 
     def open_packed(canonical: Canonical, aliases: Mapping[str, str]) -> PackedCheckpoint:

@@ -1,4 +1,4 @@
-"""Describe a model whose files were found, whatever layout they have."""
+"""Describe a located model, whatever layout its files have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import shorten
 
 Layout = Literal["hf", "open_clip"]
-"""Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""
+"""Layout of the files, transformers' or open_clip's, by the words of `featcal export --format`."""
 
 
 TEXT_CLASSES = "SEQ_CLS"
@@ -31,7 +31,7 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class PicturePreprocessing:
-    """The function that turns pictures into model inputs, and its origin."""
+    """The function that turns pictures into model inputs, with its origin."""
 
     prepare: Callable[[Sequence[NDArray[np.uint8]]], Tensor]
     """Pictures `[H, W, 3]` → `pixel_values` `[n, 3, H, W]` float32."""
@@ -41,20 +41,20 @@ class PicturePreprocessing:
 
 @dataclass(frozen=True)
 class Located:
-    """A model of transformers' layout of which nothing but headers was read."""
+    """A located model of transformers' layout, of which only headers were read."""
 
     layout: ClassVar[Layout] = "hf"
     label: str
     folder: Path
     """Folder with tokenizer, processor and other files."""
     config: Mapping[str, Any]
-    """Content of `config.json`, or its like in another layout, as `adapter_for` needs it."""
+    """Content of `config.json`, or an equivalent for another layout, for `adapter_for`."""
     names: Sequence[str]
     """Stored names of all tensors."""
     open: Callable[[Canonical, Mapping[str, str]], Stored]
-    """Opens the model under canonical names, given the adapter's `canonical` and `aliases`."""
+    """Function that opens the model under canonical names, given the adapter's `canonical` and `aliases`."""
     trained_for: str = ""
-    """`task_type` of the LoRA on top; empty without one, or if it does not say."""
+    """`task_type` of the LoRA on top; empty without one, or if it is not given."""
 
     @property
     def classifies(self) -> bool:
@@ -63,12 +63,12 @@ class Located:
 
     @property
     def owns_folder(self) -> bool:
-        """Say whether what lies beside the weights belongs to them; not to a single file among others."""
+        """Say whether the files beside the weights belong to them; not for a single file among others."""
         return True
 
     @property
     def config_source(self) -> str:
-        """Return the place that says which architecture it is, for messages."""
+        """Return the file that gives the architecture, for messages."""
         return str(self.folder / "config.json")
 
     def pictures(self) -> PicturePreprocessing | None:
@@ -76,13 +76,13 @@ class Located:
         return None
 
     def notes(self) -> list[str]:
-        """Return notes about things that the files leave open and that the user should know."""
+        """Return notes about facts that the files leave open and that the user should know."""
         return []
 
 
 @contextmanager
 def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
-    """Turn what a library raises inside the `with`, for a description that makes no model, into an InputError.
+    """Turn a library's error inside the `with`, about an invalid description of a model, into an InputError.
 
     Raises:
         InputError: names `described_in`, the place of the description, and the reason.

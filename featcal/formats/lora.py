@@ -58,11 +58,11 @@ class LoraWeights:
         self.changes: Mapping[str, Change] = plan.changes
         """The adapter's changes by canonical name."""
         self.ignored_modules: Sequence[str] = plan.ignored_modules
-        """Modules whose updates are in the file and not selected by its config, so that peft leaves them out."""
+        """Modules whose updates are in the file but not selected by its config, so that peft ignores them."""
         self._added, self._repeated = plan.added, plan.repeated
 
     def transposed_names(self, names: Collection[str]) -> list[str]:
-        """Return those of the names to whose tensors the transposed product of two factors is added."""
+        """Return the names of tensors to which the transposed product of two factors is added."""
         return [name for name in names if name in self.changes and self.changes[name].transposed]
 
     @property
@@ -124,8 +124,8 @@ class LoraWeights:
         return tensors
 
     def factors(self, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return scale * B `[m, r]` and A `[r, d]` of those linear maps that the adapter changes by their product
-        alone, in the adapter's dtype."""
+        """Return scale * B `[m, r]` and A `[r, d]` of the linear maps whose only change is this product, in the
+        adapter's dtype."""
         changed = {name: change for name, change in self.changes.items() if change.is_product}
         found: dict[str, tuple[Tensor, Tensor]] = {}
         with open_file(self._read_from, self.label) as handle:
@@ -151,11 +151,11 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`, or (ref, None).
 
     Args:
-        root: folder that relative paths start from; a reference that is itself a folder is not split, and of several
-            `+` that one counts which has folders on its sides.
+        root: folder from which relative paths start; a reference that is itself a folder is not split, and of several
+            `+` the one between two folders counts.
 
     Raises:
-        InputError: more than one `+` that can be meant, or nothing on one side of it.
+        InputError: more than one possible `+`, or nothing on one side of it.
 
     >>> split_lora("google/flan-t5-large+someone/sst2-lora@v2")
     ('google/flan-t5-large', 'someone/sst2-lora@v2')

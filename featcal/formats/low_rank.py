@@ -16,7 +16,7 @@ Factors = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Adapted(WrappedWeights):
-    """A model with a product B A added to some of its linear maps, in the dtype of each."""
+    """A model with products B A added to some of its linear maps, in the dtype of each."""
 
     label: str
     under: Weights
@@ -32,7 +32,7 @@ class Adapted(WrappedWeights):
         return tensors
 
     def factors(self, names: Iterable[str]) -> dict[str, Factors]:
-        """Return B and A of what the model below adds, where nothing is added to it here."""
+        """Return B and A of the model below, for maps to which nothing is added here."""
         return factors_of(self.under, [name for name in names if name not in self.products])
 
 

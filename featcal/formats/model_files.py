@@ -1,4 +1,4 @@
-"""Say which files a model is made of, and which commit of the Hub, without reading or fetching it."""
+"""List the files of a model and its commits on the Hub, without reading or fetching them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from featcal.system.paths import local_path
 from featcal.system.sandbox import require_no_hub
 
 MOST = 1000
-"""Most files of one folder that are looked at."""
+"""Most files of one folder that are listed."""
 ENDINGS = (".safetensors", ".json", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth")
-"""Of weights, configuration and tokenizer."""
+"""Endings of weights, configuration and tokenizer files."""
 TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer's further chat templates."""
 Commit = tuple[str, str]
-"""What a suite calls a model or data set on the Hub, and the commit that this means in the Hub's cache."""
+"""Name of a model or data set on the Hub in a suite, and its commit in the Hub's cache."""
 
 
 def settings_files(folder: Path) -> Iterator[Path]:
@@ -31,12 +31,12 @@ def settings_files(folder: Path) -> Iterator[Path]:
 
 
 def model_files(reference: str, root: Path) -> Iterator[Path]:
-    """Yield every file here that a model is made of: those in its folder; below it those of modules of
-    sentence-transformers and of further chat templates, and the heads and adapters that a record of featcal's names.
-    None for what is not here; whoever opens the model is told.
+    """Yield every local file of a model: those in its folder, below it those of sentence-transformers' modules and of
+    further chat templates, and the heads and adapters in a record of featcal's. Missing files are skipped; opening the
+    model reports them.
 
-    Of a folder that holds more than `MOST` files those count whose names end as a model's do, before others: a
-    reference that somebody typed may be any folder.
+    In a folder with more than `MOST` files, those with a model's endings count first, because a typed reference may be
+    any folder.
 
     Args:
         reference: as `locate` takes it.
@@ -53,7 +53,7 @@ def model_files(reference: str, root: Path) -> Iterator[Path]:
 
 
 def model_commits(references: Iterable[str], root: Path) -> tuple[Commit, ...]:
-    """Return the commit of everything on the Hub that models are made of, sorted, as far as it was fetched or is named.
+    """Return the commit of every part of models on the Hub, sorted, if it is fetched or in the reference.
 
     Args:
         references: of models, as `locate` takes them.
@@ -69,10 +69,10 @@ def model_commits(references: Iterable[str], root: Path) -> tuple[Commit, ...]:
 
 
 def unpinned_models(references: Iterable[str], root: Path) -> list[str]:
-    """Return the ids on the Hub that models are made of and that name no revision, which may mean others tomorrow.
+    """Return the Hub ids of models without a revision, which may change.
 
     Args:
-        references, root: those of `model_commits`.
+        references, root: as in `model_commits`.
     """
     return list(dict.fromkeys(place for place, model in _find_on_hub(references, root) if model.revision is None))
 
@@ -102,7 +102,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Return the names of what lies in a folder, weights and settings before others where there are many."""
+    """Return the names of the files in a folder, weights and settings first if there are many."""
     try:
         return sorted(nsmallest(MOST, os.listdir(folder), key=lambda name: (not name.endswith(ENDINGS), name)))
     except OSError:  # whoever reads it says what is wrong

@@ -1,7 +1,7 @@
-"""Match names of modules by regular expressions that come in files of strangers, without ever hanging.
+"""Match names of modules with regular expressions from untrusted files, with a time limit.
 
-A regular expression can take longer than anybody waits (`(a|a)*b`), and which ones do cannot be read off them. So they
-are run by the package `regex`, which stops when told to.
+A regular expression can take practically for ever (`(a|a)*b`), and its text does not show that. So the package `regex`
+runs them, which has a time limit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import regex
 from featcal.system.errors import InputError
 
 LONGEST = 4000
-"""Characters that a pattern, or a name, may have at most: far more than any tool writes."""
+"""Most characters of a pattern, or a name: far more than any tool writes."""
 SECONDS = 5.0
-"""Processor time for all names of a file; those of the largest models take a fifth of it."""
+"""Processor time for all names of a file; the largest models take a fifth of it."""
 _PLAIN = re.compile(r"[\w.-]+")
 _READ_OTHERWISE = re.compile(r"\{(?![\d,])|\[:")
-"""Parts of patterns to which `regex` gives a meaning of its own."""
+"""Parts of patterns that `regex` interprets differently."""
 
 
 @dataclass
 class Matcher:
-    """Matches names, within one time for all of them."""
+    """Matches names, with one time limit for all of them."""
 
     left: float = SECONDS
 
@@ -34,7 +34,7 @@ class Matcher:
         """Match the beginning of a name, as `re.match` does.
 
         Raises:
-            InputError: the time is up.
+            InputError: the time limit is reached.
         """
         return self._match_in_time(regex.match, pattern, name)
 
@@ -42,7 +42,7 @@ class Matcher:
         """Match a whole name, as `re.fullmatch` does.
 
         Raises:
-            InputError: the time is up.
+            InputError: the time limit is reached.
         """
         return self._match_in_time(regex.fullmatch, pattern, name)
 
@@ -50,7 +50,7 @@ class Matcher:
         """Say whether a pattern matches a whole name, or its end after one of its dots.
 
         Raises:
-            InputError: the time is up.
+            InputError: the time limit is reached.
         """
         # Tools write names themselves, often one per module: a comparison is a thousandth of compiling each.
         if _PLAIN.fullmatch(pattern):
@@ -80,10 +80,10 @@ def match_end(pattern: str) -> str:
 
 
 def check_pattern(pattern: str, use: Callable[[str], str]) -> None:
-    """Raise ValueError if a pattern cannot be used: too long, no regular expression, or read in two ways.
+    """Raise ValueError if a pattern cannot be used: too long, not a regular expression, or interpreted differently.
 
     Args:
-        use: makes the expression that is matched of the pattern.
+        use: turns the pattern into the expression to match.
     """
     if len(pattern) > LONGEST:
         raise ValueError(f"a pattern of {len(pattern)} characters, {LONGEST} are the most")

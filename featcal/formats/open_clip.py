@@ -71,7 +71,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
             `open_clip_config.json` describes), `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; paths are relative to `root`.
 
     Raises:
-        InputError: nothing is there, it cannot be read, or its weights need another activation than it says.
+        InputError: there is no model, it cannot be read, or its weights need another activation than it declares.
     """
     if not ref.startswith(FILE_PREFIX):
         prefix = FOLDER_PREFIX if ref.startswith(FOLDER_PREFIX) else HUB_PREFIX
@@ -106,7 +106,7 @@ def located_folder(folder: Path, label: str, ref: str) -> Located:
     """Return the open_clip model in a folder with `open_clip_config.json` and safetensors.
 
     Args:
-        ref: the path or Hub id that led there.
+        ref: the original path or Hub id.
 
     Raises:
         InputError: one of them is missing or cannot be read (the message says how to convert pickled weights), or the
@@ -195,7 +195,7 @@ def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
     """Return open_clip's tokenizer of a model: texts → token ids `[n, context]`.
 
     Raises:
-        NoScores: the model needs tokenizer files that are not here, or its vocabulary is smaller than the tokenizer's.
+        NoScores: tokenizer files are missing, or the model's vocabulary is smaller than the tokenizer's.
         InputError: the files in its folder are damaged.
     """
     require_packages("open_clip")

@@ -60,7 +60,7 @@ def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weight_name(stored: str) -> str | None:
-    """Return the name itself; None for sizes and masks that old files keep beside the weights."""
+    """Return the name itself; None for sizes and masks that old files store beside the weights."""
     return None if stored in _NOT_WEIGHTS else stored
 
 
@@ -74,7 +74,7 @@ def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
 
 
 def check_plain(model_cfg: Mapping[str, Any]) -> None:
-    """Raise InputError listing everything that makes a model more than open_clip's plain vision transformer."""
+    """Raise InputError with everything that makes a model more than open_clip's plain vision transformer."""
     vision, text = model_cfg["vision_cfg"], model_cfg["text_cfg"]
     width, head_width = vision.get("width", 768), vision.get("head_width", 64)
     found = {

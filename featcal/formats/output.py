@@ -28,9 +28,9 @@ from featcal.system.sandbox import require_inside
 PARTIAL = ".partial"
 """Ending of the folder beside an output that is still being written."""
 _LOCK, _WRITER = "lock", "writer.json"
-"""Files of a partial folder: the lock of whoever writes there, and which process that is."""
+"""Files of a partial folder: the lock of the writing process, and its identity."""
 STREAMED = 64 * 2**20
-"""Bytes of tensors that are in memory together while a file is streamed."""
+"""Bytes of tensors in memory together while a file is streamed."""
 _METADATA = {"format": "pt"}
 """Metadata that other libraries require of a safetensors file."""
 Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
@@ -49,12 +49,12 @@ class Named(Protocol):
 
 
 class OutputFolder:
-    """A model folder in the making: `with OutputFolder(out) as folder: … folder.commit()`.
+    """A model folder under construction: `with OutputFolder(out) as folder: … folder.commit()`.
 
-    Files are written to `model`, a folder within `OUT.partial`, which no library takes for a model; `commit` renames
-    it. Beside it lie the finished blocks of a calibration, each with its hash, from which a later run with `resume`
-    continues. A block whose file has changed counts as unfinished; an interrupted run without finished blocks leaves
-    nothing.
+    Files are written to `model`, a folder within `OUT.partial`, which no library recognises as a model; `commit`
+    renames it. The finished blocks of a calibration are beside it, each with its hash, and a later run with `resume`
+    continues from them. A block whose file has changed counts as unfinished; an interrupted run without finished blocks
+    leaves nothing.
 
     Args:
         out: must not exist.
@@ -101,7 +101,7 @@ class OutputFolder:
             raise InputError(f"{place} exists already; choose another folder or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
-        """Keep other processes off the partial folder."""
+        """Lock the partial folder against other processes."""
         if not held.enter_context(try_lock(self.partial / _LOCK, patience=0)):
             writer = _read_writer(self.partial)
             # Without one the other process has just begun, or is about to end.
@@ -109,8 +109,7 @@ class OutputFolder:
             raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another folder")
 
     def _begin(self, run: Mapping[str, Any] | None, resume: bool) -> None:
-        """Make the folder this process's own, and clear away everything but finished blocks that are to be
-        continued."""
+        """Take over the folder for this process, and remove everything except finished blocks to continue from."""
         if self._has_finished_blocks():
             # Through JSON and back, so that tuples equal the lists that `run.json` holds.
             self._check_continued(json.loads(json.dumps(run)), resume)
@@ -121,7 +120,7 @@ class OutputFolder:
         put(self._identity, json.dumps(run))
 
     def _has_finished_blocks(self) -> bool:
-        """Say whether a block was finished here."""
+        """Say whether a block was finished in this folder."""
         return any(self._blocks.glob("*.json"))
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
@@ -153,10 +152,10 @@ class OutputFolder:
         return _BlockFiles(files | {name: file for file in set(files.values()) for name in _names_in(file)})
 
     def put(self, block: Named, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-        """Keep a finished block on disk.
+        """Store a finished block on disk.
 
         Args:
-            facts: small JSON values that belong to it; none of them gets into the model.
+            facts: small JSON values about it, which do not become part of the model.
 
         Raises:
             InputError: the disk refuses.
@@ -193,7 +192,7 @@ class OutputFolder:
         return True
 
     def reject(self) -> None:
-        """Delete what was written, because it is not the model; finished blocks stay."""
+        """Delete the written files, because they are not the model; finished blocks stay."""
         _clear(self.model)
 
     def _file(self, block: Named) -> Path:
@@ -212,10 +211,10 @@ class OutputFolder:
         return mark if isinstance(mark, dict) and isinstance(mark.get("facts"), dict) else None
 
     def commit(self) -> None:
-        """Rename what was written to the output folder.
+        """Rename the written files to the output folder.
 
         Raises:
-            InputError: something else is there by now; what was written stays where it is.
+            InputError: the output exists by now; the written files stay in the partial folder.
         """
         # From here on the model is finished: a failed rename must not delete it.
         self._keep = True
@@ -249,10 +248,10 @@ def partial_folder(out: Path) -> Path:
 
 
 def remove_partial(out: Path, *, of_others: bool) -> None:
-    """Remove what is left unfinished of an output, finished blocks too, unless somebody writes it.
+    """Remove the unfinished part of an output, including finished blocks, unless a process is writing it.
 
     Args:
-        of_others: also what another process has left; otherwise that stays.
+        of_others: also remove what another process left behind; otherwise that stays.
     """
     partial = partial_folder(out)
     if not (partial / _LOCK).exists():
@@ -264,7 +263,7 @@ def remove_partial(out: Path, *, of_others: bool) -> None:
 
 
 def _remove(partial: Path, held: ExitStack) -> None:
-    """Remove a partial folder, as far as the system lets it, and give its lock back.
+    """Remove a partial folder, as far as possible, and release its lock.
 
     Args:
         held: closes the lock.
@@ -295,7 +294,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _read_writer(partial: Path) -> dict[str, Any]:
-    """Return the process that holds, or was the last to hold, a partial folder; {} where none is written down."""
+    """Return the process that holds, or last held, a partial folder; {} if none is recorded."""
     try:
         found = json.loads((partial / _WRITER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -304,8 +303,8 @@ def _read_writer(partial: Path) -> dict[str, Any]:
 
 
 def _names_in(file: Path) -> list[str]:
-    """Return the names of all tensors in the file of a block, which may have some beside the block's own; none of a
-    file that cannot be read, as whoever looks one up is told."""
+    """Return the names of all tensors in the file of a block, which may contain additional ones; none if the file
+    cannot be read, which a later look-up reports."""
     try:
         with safe_open(file, framework="pt") as handle:
             return list(handle.keys())
@@ -382,7 +381,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
 
 
 def _differences(before: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    """Return which facts differ between two runs, those of a group by their own names.
+    """Return the facts that differ between two runs, with names inside groups.
 
     >>> _differences({"config": {"lam": 1, "rho": 2}, "of": 3}, {"config": {"lam": 5, "rho": 2}, "of": 3})
     ['config lam']

@@ -1,4 +1,4 @@
-"""Interpret the two files of a peft LoRA adapter: read its config and find a place for every tensor."""
+"""Interpret the two files of a peft LoRA adapter: read its config and assign every tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REMEDY = "merge it into its base with peft's merge_and_unload, save that model 
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
 _APART = "updates of an embedding that several modules share, but not of all of them"
 MODEL_PREFIX = "base_model.model."
-"""What peft puts in front of the path of a module."""
+"""Prefix of peft for the path of a module."""
 _LINEAR = ("lora_A.weight", "lora_B.weight")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"
@@ -50,10 +50,10 @@ _WITHOUT_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
     "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
 }  # fmt: skip
-"""Options that do not change the meaning of the file's tensors; any other option that is set is refused."""
+"""Options that do not change the meaning of the file's tensors; any other non-default option is refused."""
 _ALL_LINEAR = "all-linear"
 _HEADS = ("lm_head", "embed_out")
-"""Modules that peft leaves out of all linear maps, because they make a model's scores."""
+"""Modules that peft excludes from "all-linear", because they compute a model's scores."""
 
 
 def _match_inside(pattern: str) -> str:
@@ -75,13 +75,13 @@ _USES: Mapping[str, Callable[[str], str]] = {
     "modules_to_save": _match_inside,
     "layers_pattern": _match_layer,
 }
-"""Options that are patterns, and the regular expression that peft makes of one."""
+"""Options that are patterns, with the regular expression that peft makes of each."""
 
 Number = TypeVar("Number", int, float)
 
 
 class AdapterConfig(BaseModel):
-    """The part of `adapter_config.json` that decides what the adapter's tensors mean."""
+    """The part of `adapter_config.json` that determines the meaning of the adapter's tensors."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -102,7 +102,7 @@ class AdapterConfig(BaseModel):
     modules_to_save: list[str] | None = None
     """Modules that were trained whole, such as a classifier that the base does not have."""
     ensure_weight_tying: bool = False
-    """Whether what changes an embedding changes the head that is tied to it, too."""
+    """Whether a change of an embedding also changes the head that is tied to it."""
     base_model_name_or_path: str | None = None
     revision: str | None = None
 
@@ -122,7 +122,7 @@ class AdapterConfig(BaseModel):
     @classmethod
     def _goes_with_a_list(cls, value: Any, info: ValidationInfo) -> Any:
         if value not in (None, []) and isinstance(info.data.get("target_modules"), str):
-            raise ValueError("it goes with a list of target_modules, and peft refuses it beside a pattern; drop it")
+            raise ValueError("it needs target_modules as a list; peft refuses it with a pattern; drop it")
         return value
 
     def rank(self, module: str) -> int:
@@ -137,7 +137,7 @@ class AdapterConfig(BaseModel):
     def selects(self, module: str, is_linear: bool) -> bool:
         """Say whether peft builds an update for a module, by the rules of `check_target_module_exists` of peft 0.21.
 
-        Without `target_modules` every module counts: peft would look up what is usual for the model's type.
+        Without `target_modules` every module counts, because peft would look up defaults for the model's type.
 
         Args:
             is_linear: whether it is one of those that "all-linear" means.
@@ -180,7 +180,7 @@ class AdapterConfig(BaseModel):
         return next(matches, otherwise)
 
     def unsupported_options(self) -> list[str]:
-        """Return every option of the config that changes what tensors mean and that is not reproduced here."""
+        """Return every option of the config that changes the meaning of tensors and is not supported."""
         options = {name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT}
         if self.init_lora_weights not in _BASE_KEPT:
             options["init_lora_weights"] = self.init_lora_weights
@@ -189,7 +189,7 @@ class AdapterConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Change:
-    """The change that an adapter makes to one tensor; all names are those in the adapter file."""
+    """The change of one tensor by an adapter; all names are those in the adapter file."""
 
     value: str | None = None
     """Tensor that replaces the base's."""
@@ -202,7 +202,7 @@ class Change:
 
     @property
     def is_product(self) -> bool:
-        """Say whether the change only adds B A to the base's own tensor."""
+        """Say whether the only change is adding B A to the base's tensor."""
         return self.value is None and len(self.factors) == 2
 
     def stored_names(self) -> list[str]:
@@ -246,7 +246,7 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
 
 
 def task_type(folder: Path) -> str:
-    """Return what a peft folder was trained for, such as "SEQ_CLS"; "" if it does not say or cannot be read."""
+    """Return the task type of a peft folder, such as "SEQ_CLS"; "" if it is not given or cannot be read."""
     with suppress(InputError):
         return str(read_json(folder / CONFIG_FILE).get("task_type") or "")
     return ""
@@ -262,7 +262,7 @@ def weight_file(folder: Path, label: str) -> Path:
 
 @dataclass
 class AdapterPlan:
-    """A plan that gives every tensor of an adapter file its place, or says why it has none."""
+    """Assignment of every tensor of an adapter file, or the reason why a tensor has none."""
 
     file: Path
     header: Mapping[str, tuple[tuple[int, ...], str]]
@@ -281,7 +281,7 @@ class AdapterPlan:
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def fill(self) -> list[str]:
-        """Fill what is left to be filled of the plan, and return one message for each kind of problem."""
+        """Complete the plan, and return one message for each kind of problem."""
         try:
             self._place()
         # Nothing more can be said of a file with a pattern that takes too long to match.
@@ -291,7 +291,7 @@ class AdapterPlan:
         return [f"{kind}: {some(keys)} ({self.file}){remedies.get(kind, '')}" for kind, keys in self.wrong.items()]
 
     def _place(self) -> None:
-        """Give every tensor its place, or note what is wrong with it."""
+        """Assign every tensor, or note its problem."""
         modules, whole = self._sort_names()
         chosen = {name: parts for name, parts in modules.items() if self._is_chosen(name, parts)}
         self.ignored_modules = [name for name in modules if name not in chosen]
@@ -322,7 +322,7 @@ class AdapterPlan:
         return {name: parts for name, parts in modules.items() if parts and not self._follows(name)}, whole
 
     def _follows(self, module: str) -> bool:
-        """Say whether a module is tied to another one whose update is its own, so that its own only repeats that."""
+        """Say whether a module is tied to another one with its own update, so that this one only repeats it."""
         return self.config.ensure_weight_tying and f"{module}.weight" in self.aliases
 
     def _is_chosen(self, module: str, parts: Mapping[str, str]) -> bool:
@@ -331,7 +331,7 @@ class AdapterPlan:
         return self.config.selects(module, is_matrix and module.rpartition(".")[2] not in _HEADS)
 
     def _replace(self, key: str, chosen: Collection[str]) -> None:
-        """Place a tensor that is stored whole: a bias, an embedding, or part of a module in `modules_to_save`."""
+        """Assign a tensor that is stored whole: a bias, an embedding, or part of a module in `modules_to_save`."""
         own = key.removeprefix(MODEL_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
         module = name.rpartition(".")[0]
@@ -358,7 +358,7 @@ class AdapterPlan:
         return saved and target is not None and target not in self.base
 
     def _adapt(self, module: str, parts: Mapping[str, str]) -> None:
-        """Place the low-rank update of one module."""
+        """Assign the low-rank update of one module."""
         pair = _EMBEDDING if _EMBEDDING[0] in parts else _LINEAR
         needed = {*pair, _BIAS} if self.config.lora_bias else {*pair}
         if parts.keys() != needed:
@@ -381,7 +381,7 @@ class AdapterPlan:
             self._claim(target, bias, Change(None, (bias,), scale))
 
     def _target(self, name: str, key: str, together: bool = False) -> str | None:
-        """Return the canonical name of the tensor that `key` changes; None if the base has none of its own for it.
+        """Return the canonical name of the tensor that `key` changes; None if the base has no separate tensor for it.
 
         Args:
             together: whether every module that shares the tensor changes with it.
@@ -402,8 +402,8 @@ class AdapterPlan:
         """Say whether a tensor has a shape, and note it if not.
 
         Args:
-            any_rows: allow another number of rows, such as that of a resized vocabulary; whether it is one that the
-                model can have is judged where that of a whole model is.
+            any_rows: allow another number of rows, such as that of a resized vocabulary; the check of the whole model
+                judges it.
         """
         found = self.header[key][0]
         fits = found == shape or (any_rows and len(found) == len(shape) > 0 and found[1:] == shape[1:])

@@ -28,9 +28,9 @@ PICKLED_ENDINGS = (".bin", ".pt", ".pth")
 _TRAINING = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep a state dict."""
 _TRAINED_PREFIXES = ("module.", "_orig_mod.")
-"""Prefixes that several processes and torch.compile leave on every name."""
+"""Prefixes that distributed training and torch.compile add to every name."""
 _COPIES = 4
-"""Times that a tensor may stand in a file: T5's embedding has four names."""
+"""Most times that a tensor may occur in a file: T5's embedding has four names."""
 
 
 def select_pickled(names: Iterable[str]) -> list[str]:
@@ -41,14 +41,15 @@ def select_pickled(names: Iterable[str]) -> list[str]:
 
 
 def convert_once(file: Path, label: str) -> Path:
-    """Return a safetensors file with the tensors of a pickled state dict, which is kept in the user's cache folder.
+    """Convert a pickled state dict to a safetensors file in the user's cache folder, once.
 
-    It goes by the hash of the pickle's content, so a copy of the pickle, or the same one in another repository, finds
-    it. At most `stream_tensors`' share of the tensors is in memory, but for files written by a torch before 1.6, which
-    cannot be mapped.
+    The key is the hash of the pickle's content, so a copy in another place finds the same file. At most
+    `stream_tensors`' share of the tensors is in memory, except for files written by a torch before 1.6, which cannot be
+    mapped.
 
     Raises:
-        InputError: the file is damaged, holds anything but tensors in plain containers, or the cache cannot be written.
+        InputError: the file is damaged, contains other objects than tensors in plain containers, or the cache cannot be
+            written.
     """
     kept = cache_folder() / "converted"
     # What the pickle is now, so that it is hashed once and not at every start.
@@ -83,11 +84,12 @@ def _write(tensors: Mapping[str, Tensor], place: Path, title: str) -> None:
 
 
 def read_pickle(file: Path, label: str) -> dict[str, Tensor]:
-    """Return all tensors of a file that `torch.save` wrote by stored name, mapped but not read, taken out of a training
-    checkpoint and without the prefixes that training leaves; what is no tensor is left out.
+    """Return all tensors of a `torch.save` file by stored name, mapped but not read; those of a training checkpoint
+    without the prefixes of training. Other objects are left out.
 
     Raises:
-        InputError: the file is damaged, or holds anything but tensors in plain containers, which could run code.
+        InputError: the file is damaged, or contains other objects than tensors in plain containers, which could run
+            code.
     """
     require_plain(file, f"{label}: {file}")
     content = _load(file, label)
@@ -142,7 +144,7 @@ def _load(file: Path, label: str) -> Mapping[str, Any]:
 
 
 def _explain(error: Exception) -> str:
-    """Say why torch did not load a pickle: the type that is neither a tensor nor a plain container, if that is why."""
+    """Explain why torch did not load a pickle, naming a type that is neither a tensor nor a plain container."""
     text = str(error)
     if found := re.search(r"GLOBAL (\S+)", text):
         return f"it holds {printable(found[1].rstrip('.'), 120)}"
@@ -150,7 +152,7 @@ def _explain(error: Exception) -> str:
 
 
 def _check_values(tensors: Mapping[str, Tensor], file: Path, label: str) -> None:
-    """Check that the values of all tensors lie in the file.
+    """Check that the file contains the values of all tensors.
 
     Raises:
         InputError: a tensor is not dense or has a dtype that safetensors does not have, no member of the archive is as

@@ -17,10 +17,10 @@ PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_confi
 
 
 def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the file that sets up the image processor of a folder, and its settings; None without one.
+    """Return the file of a folder's image processor, and its settings; None without one.
 
     Raises:
-        InputError: a file holds no settings.
+        InputError: a file has no settings.
     """
     processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
     # `CLIPProcessor` of transformers 5 puts the settings into this file, so it is read first.
@@ -32,7 +32,7 @@ def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None
 
 
 def timm_settings(folder: Path) -> dict[str, Any] | None:
-    """Return timm's `config.json` as settings of transformers' `CLIPImageProcessor`; None for other folders.
+    """Convert timm's `config.json` into settings of transformers' `CLIPImageProcessor`; None for other folders.
 
     The shorter side is resized to `input_size / crop_pct` and the centre is cut out.
 

@@ -1,6 +1,6 @@
-"""Check whether open_clip weights need QuickGELU or GELU, since the wrong one gives wrong features without an error.
+"""Check whether open_clip weights need QuickGELU or GELU, because the wrong one gives wrong features without an error.
 
-A contradiction that the files prove is refused; what they leave open is a note in the preflight report.
+A contradiction in the files is refused; an open question becomes a note in the preflight report.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 
 _OPENAI_ONLY = "input_resolution"
-"""Name of a number that only OpenAI's own state dicts hold."""
+"""Name of a number that only OpenAI's own state dicts have."""
 
 
 def check_activation(located: Located, source: str) -> None:
-    """Check that the files themselves do not prove that the weights need another activation.
+    """Check that the files do not prove that the weights need another activation.
 
     Args:
         source: name of the weight file, or path or Hub id of the folder.
@@ -63,7 +63,7 @@ def _registered_weights() -> dict[str, bool]:
 
 
 def activation_note(located: Located) -> str | None:
-    """Return a warning if the files do not say which activation the weights were trained with; else None."""
+    """Return a warning if the files do not declare the activation of the training; else None."""
     require_packages("open_clip")
     import open_clip
 

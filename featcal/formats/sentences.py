@@ -1,4 +1,4 @@
-"""Read folders of sentence-transformers: a model of transformers, what is done to a text before the model reads it, and
+"""Read folders of sentence-transformers: a model of transformers, how a text is prepared before the model reads it, and
 how its states are pooled to one embedding."""
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class SentenceText:
         return cls(str(prompt), _length(folder, options.get("max_seq_length")), bool(options.get("do_lower_case")))
 
     def differences(self, other: SentenceText, says_length: bool) -> list[str]:
-        """List what another model does otherwise to its texts, with the file that says so.
+        """List how another model prepares its texts differently, with the file that says so.
 
         Args:
-            says_length: whether somebody else says where texts are cut.
+            says_length: whether the length of texts is set elsewhere.
         """
         own, theirs = asdict(self), asdict(other)
         if says_length or None in (self.max_seq_length, other.max_seq_length):
@@ -107,7 +107,7 @@ def module_folders(folder: Path) -> list[str]:
 
 
 def sentence_options(folder: Path) -> dict[str, Any]:
-    """Return the pooling of a sentence-transformers folder, and what it does to texts, as options of its configuration;
+    """Return the pooling of a sentence-transformers folder, and how it prepares texts, as options of its configuration;
     {} for other models.
 
     Raises:
@@ -121,7 +121,7 @@ def sentence_options(folder: Path) -> dict[str, Any]:
 
 
 def _otherwise(folder: Path, text: SentenceText) -> str:
-    """Name an option that changes embeddings in a way that featcal does not; "" where there is none."""
+    """Name an option that changes embeddings in a way that featcal does not support; "" if there is none."""
     if found := [name for name in _NOT_APPLIED if _text_options(folder).get(name)]:
         return f"{', '.join(found)} in {LENGTH_FILE}"
     if (task := _text_options(folder).get("transformer_task", "feature-extraction")) != "feature-extraction":

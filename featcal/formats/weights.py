@@ -75,7 +75,7 @@ class Stored(Weights, Protocol):
 
 
 class WrappedWeights:
-    """A model that lies over another one and equals it, except for what a subclass overrides."""
+    """A model that wraps another one and equals it, except for the tensors that a subclass overrides."""
 
     under: Weights
 
@@ -133,7 +133,7 @@ class FirstRows(WrappedWeights):
 
 @dataclass(frozen=True)
 class UnknownBase:
-    """Place of a base that nobody knows: it has the shapes of another model of the suite, and no values."""
+    """Placeholder for an unknown base: it has the shapes of another model of the suite, and no values."""
 
     like: Weights
 

@@ -1,1 +1,1 @@
-"""Find every problem of a suite at once, and estimate what a calibration takes."""
+"""Find all problems of a suite at once, and estimate the cost of a calibration."""

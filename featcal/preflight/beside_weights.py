@@ -1,5 +1,5 @@
-"""Compare tokenizer, chat template and configuration beside a merged model's weights with those of its base and its
-experts: half of what people take for a bad merge is wrong there."""
+"""Compare tokenizer, chat template and configuration of a merged model with those of its base and its experts: half of
+all seemingly bad merges have a fault there."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from featcal.system.json_files import read_json
 TOKENIZER, TEMPLATE, ROPE, CONFIG, TOKENS, DTYPE = (
     "tokenizer", "chat template", "rope", "configuration", "special tokens", "dtype",
 )  # fmt: skip
-"""Things that can differ."""
+"""Kinds of differences."""
 _CONFIG, _GENERATION, _TEMPLATE, _OPTIONS = (
     "config.json", "generation_config.json", "chat_template.jinja", "tokenizer_config.json",
 )  # fmt: skip
 _ROPE = "rope_parameters"
 _ENDS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
-"""Options of a tokenizer that decide with which tokens a text begins and ends."""
+"""Options of a tokenizer that decide the tokens at the start and end of a text."""
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """One thing beside the weights of a merged model that is not as beside its base."""
+    """One difference between the files of a merged model and its base, weights aside."""
 
     about: str
     sentence: str
     is_fault: bool
-    """Whether the model does other things for it than its weights can do; else it should be known."""
+    """Whether it makes the model do something else than its weights can do; otherwise it is only worth knowing."""
     files: tuple[str, ...] = ()
-    """Files whose copies from the base put it right; none where a person must decide."""
+    """Files whose copies from the base correct it; none if a person must decide."""
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it for a document."""
@@ -58,7 +58,7 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class Side:
-    """One model, and what lies beside its weights."""
+    """One model with the files beside its weights."""
 
     role: str
     located: Located
@@ -72,7 +72,7 @@ class Side:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Return its configuration with the library's defaults for what the file leaves out."""
+        """Return its configuration, completed with the library's defaults."""
         from transformers import CONFIG_MAPPING
 
         stated = self.located.config
@@ -83,14 +83,14 @@ class Side:
         return found
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file; {} where there is none or it cannot be read."""
+        """Return the content of a JSON file; {} if it cannot be read."""
         try:
             return read_json(self.folder / name)
         except InputError:
             return {}
 
     def token(self, name: str) -> Any:
-        """Return an option of generation, else that of the configuration."""
+        """Return a generation option, else that of the configuration."""
         stated = self.read(_GENERATION).get(name)
         return self.config.get(name) if stated is None else stated
 
@@ -113,17 +113,17 @@ class Side:
 
     @property
     def tokenizer_files(self) -> tuple[str, ...]:
-        """Return the names of the files of its tokenizer."""
+        """Return the names of its tokenizer's files."""
         return tuple(name for name in TOKENIZER_FILES if (self.folder / name).is_file())
 
 
 @dataclass(frozen=True)
 class Trio:
-    """A merged model, its base and its experts, and what they read.
+    """A merged model, its base and its experts, and their files.
 
     Args:
         adapter: of the base.
-        base: the first expert where the base is not known.
+        base: the first expert, if the base is not known.
         experts: all of them, or the others.
     """
 
@@ -133,10 +133,10 @@ class Trio:
     experts: Sequence[Side]
 
     def compare(self) -> tuple[FileDifference, ...]:
-        """Return everything beside the merged model's weights that is not the base's, faults first.
+        """Return all differences between the merged model's files and the base's, faults first.
 
-        What is as beside one of the experts is no fault where a merge can take it from either: its chat template, and
-        the tokens at which it ends. Options that change the computation are the base's or wrong.
+        Chat template and end tokens may also be an expert's, which is no fault. Options that change the computation
+        must be the base's.
 
         Raises:
             InputError: the merged model's configuration describes no model.
@@ -148,13 +148,13 @@ class Trio:
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """Return the rows of the vocabulary of the base and of the merged model; 0 where there is none."""
+        """Return the rows of the vocabulary of the base and of the merged model; 0 without a vocabulary."""
         first = next(iter(self.adapter.vocabulary), "")
         own, theirs = (side.info[first].shape[0] if first in side.info else 0 for side in (self.base, self.merged))
         return own, theirs
 
     def _copies(self, *names: str) -> tuple[str, ...]:
-        """Return the base's files of these names, where they fit weights with the merged model's rows."""
+        """Return the base's files of these names, if they fit weights with the merged model's rows."""
         own, theirs = self._rows
         return tuple(name for name in names if (self.base.folder / name).is_file()) if own == theirs else ()
 
@@ -166,7 +166,8 @@ class Trio:
         return join_words([one.role for one in (self.base, *self.experts) if one.template == template])
 
     def _compare_settings(self) -> Iterator[FileDifference]:
-        """Compare what changes the forward without changing a shape, as the models' own classes read it."""
+        """Compare the settings that change the forward pass without changing a shape, as the models' own classes read
+        them."""
         found = self.merged.located
         with explain_model_errors(found.label, found.config_source):
             theirs = adapter_for(found.config, found.names, CPU, found.label, self.adapter.reads_prompts).settings
@@ -239,7 +240,7 @@ class Trio:
             yield FileDifference(TEMPLATE, text, False)
 
     def _compare_ends(self) -> Iterator[FileDifference]:
-        """Compare with which tokens texts begin and end."""
+        """Compare the tokens at the start and end of texts."""
         own, theirs = (side.token("bos_token_id") for side in (self.base, self.merged))
         files = self._copies(_CONFIG, _GENERATION)
         if own != theirs:
@@ -271,14 +272,13 @@ class Trio:
 
 
 def repair_command(differences: Sequence[FileDifference], base: Path, merged: Path) -> str:
-    """Return the command that copies from the base what is wrong beside a merged model; "" if nothing is to be
-    copied."""
+    """Return the command that copies the base's files over faulty ones of a merged model; "" if there are none."""
     names = dict.fromkeys(name for one in differences if one.is_fault for name in one.files)
     return shlex.join(["cp", *(str(base / name) for name in names), f"{merged}/"]) if names else ""
 
 
 def _tell_apart(own: Any, theirs: Any, role: str) -> str:
-    """Say in which options two sets of rotary settings differ."""
+    """Describe the options in which two sets of rotary settings differ."""
     a, b = (one if isinstance(one, Mapping) else {_ROPE: one} for one in (own, theirs))
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
     return "; ".join(f"{name} is {_short(b.get(name))}, in {role} {_short(a.get(name))}" for name in names)

@@ -1,4 +1,4 @@
-"""Find every problem of a suite at once, what is worth knowing, and what a calibration takes, fetching nothing."""
+"""Find all problems of a suite at once, with notes and the estimated cost of a calibration, without downloads."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ from featcal.system.extras import say_missing
 from featcal.system.formatting import readable, some
 
 ASSUMED_TOKENS = 128.0
-"""Tokens of a text sample whose data set was not fetched yet."""
+"""Assumed tokens of a text sample whose data set is not fetched yet."""
 PROBE_LIMIT = 15.0
-"""Seconds that looking for swapped experts may take without being asked for."""
+"""Most seconds for the search for swapped experts, unless it is requested."""
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Findings of a check: problems, notes, and what a calibration would take."""
+    """Result of a check: problems, notes, and the cost of a calibration."""
 
     suite: str
     problems: tuple[str, ...]
-    """Things that must be put right, by model and then by task: what is wrong, where, and what to do."""
+    """Problems to correct, by model and then by task: what is wrong, where, and what to do."""
     family: Family | None
-    """The opened suite; None where something is wrong or still on the Hub."""
+    """The opened suite; None if something is wrong or still on the Hub."""
     notes: tuple[str, ...] = ()
-    """Things that may be meant so, but should be known."""
+    """Facts that may be intended but are worth knowing."""
     downloads: tuple[Download, ...] = ()
-    """Files that a run would fetch first."""
+    """Files that a run would download first."""
     estimates: Estimates | None = None
     lineage: Lineages | None = None
     """Distance of every model from the base, layer by layer."""
     diagonal: Diagonal | None = None
-    """Scores of every expert on every task, where that was asked for or cheap."""
+    """Scores of every expert on every task, if that was requested or cheap."""
     description: Mapping[str, Any] | None = None
 
     @property
@@ -64,7 +64,7 @@ class Preflight:
 
     @property
     def prepared_bytes(self) -> int:
-        """Return the bytes that are written once more of what is fetched: rows of data sets, converted pickles."""
+        """Return the bytes of downloads that are written a second time: rows of data sets, converted pickles."""
         return sum(one.copied_bytes + one.pickled_bytes for one in self.downloads)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,14 +84,14 @@ class Preflight:
 
 
 def check_suite(suite: Suite, probe: bool | None = None) -> Preflight:
-    """Compare all models, open all sources, and estimate what a calibration takes; collect everything there is to say.
+    """Compare all models, open all sources, and estimate a calibration; collect all problems and notes.
 
-    Models and data sets that are only on the Hub are judged by what the Hub says of them (shapes, dtypes, sizes); no
+    Models and data sets that are only on the Hub are judged by their description there (shapes, dtypes, sizes); no
     weights are fetched. Weights of local models are read for the distance to the base, one layer at a time.
 
     Args:
-        probe: score every expert on every task, which finds swapped ones; None does it where that takes less than
-            `PROBE_LIMIT` seconds.
+        probe: score every expert on every task, to find swapped ones; None does it if it takes less than `PROBE_LIMIT`
+            seconds.
     """
     places = Places(suite.root)
     sources = [source for task in suite.tasks.values() for split in SPLITS if (source := task.source(split))]
@@ -137,7 +137,7 @@ def check_suite(suite: Suite, probe: bool | None = None) -> Preflight:
 
 
 def _note_unpinned(suite: Suite) -> list[str]:
-    """Note what lies on the Hub and may be another thing there tomorrow, with the commit that it is here."""
+    """Note the Hub models and data sets without a revision, with their commits on this machine."""
     named = references(suite).values()
     models, commits = unpinned_models(named, suite.root), dict(model_commits(named, suite.root))
     data = {one: commit for one in suite.unpinned_data() if (commit := cached_commit(one, None, "dataset"))}
@@ -161,7 +161,7 @@ def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
 
 
 def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
-    """Return the size of the models and what a calibration will hold in memory and write, from headers alone."""
+    """Return the size of the models and the estimated memory and output of a calibration, from headers only."""
     tower = [info[name] for name in adapter.tower]
     blocks = adapter.blocks()
     largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)
@@ -181,7 +181,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, CheckFindings]:
-    """Return the options of a calibration; where the suite's are out of range the paper's, with the problem."""
+    """Return the options of a calibration; if the suite's are out of range the paper's, with the problem."""
     try:
         return config_of_suite(suite, adapter), CheckFindings()
     except InputError as error:
@@ -190,7 +190,7 @@ def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, C
 
 
 def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
-    """Measure distances to the base, and add what they say to the reports."""
+    """Measure distances to the base, and add the findings to the reports."""
     if family is None:
         return None
     models: dict[str, Weights] = {expert_role(task): weights for task, weights in family.experts.items()}
@@ -211,7 +211,7 @@ def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
 
 
 def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
-    """Add what a merge recipe leaves out of experts, where their values can be read, to their reports."""
+    """Add notes on parts of experts that a merge recipe leaves out, if their values can be read."""
     sound = _sound(family, opened)
     if sound is not None and isinstance(suite.merged, MergeRecipe):
         for task, note in note_left_out(sound).items():
@@ -219,7 +219,7 @@ def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
 
 
 def _sound(family: Family | None, opened: Opened) -> Family | None:
-    """Return the family without experts whose values are damaged or not the base's."""
+    """Return the family without experts whose values are damaged or unrelated to the base."""
     if family is None:
         return None
     # What a damaged expert scores or leaves out says nothing new: its report has the cause.
@@ -230,7 +230,7 @@ def _sound(family: Family | None, opened: Opened) -> Family | None:
 def _probe(
     family: Family | None, drawn: Mapping[str, DrawSize], seed: int, wanted: bool | None, general: CheckFindings
 ) -> Diagonal | None:
-    """Score every expert on every task, where that is wanted or cheap, and add what it shows to the report."""
+    """Score every expert on every task, if requested or cheap, and add the findings to the report."""
     if family is None or len(family.experts) < 2 or wanted is False:
         return None
     seconds = probe_seconds(family.adapter, drawn, PROBE_SAMPLES)
@@ -260,7 +260,7 @@ _HOW_TO_READ = " (--probe runs every expert)"
 
 
 def _unread(lineage: Lineages | None) -> str:
-    """Say which weights nothing has read, so that a check that found no problem is not taken for more than it is."""
+    """Return a note on weights that were not read, so that a check without problems is not overrated."""
     if lineage is None:
         return "no weights were read; values that are NaN or infinite do not show here"
     what = "the matrices of blocks and embeddings were" if lineage.whole else "one matrix of each layer was"
@@ -268,7 +268,7 @@ def _unread(lineage: Lineages | None) -> str:
 
 
 def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> DrawSize:
-    """Assume the draw of a task whose samples are not here: pictures have a known size, text a usual length."""
+    """Assume the draw of a task whose samples are not here: pictures of known size, texts of usual length."""
     if adapter.modality != "pixels":
         return DrawSize(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
     inputs = adapter.probe()
@@ -276,7 +276,7 @@ def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> DrawSize:
 
 
 def _scarce(estimates: Estimates, places: Places) -> list[str]:
-    """Return notes where this machine has less than a run is estimated to need."""
+    """Return notes on resources of this machine that are below the estimate."""
     notes = []
     available = estimates.memory_available_bytes
     if available is not None and estimates.memory_bytes > available:
@@ -298,7 +298,7 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
 
 
 def _note_pickles(downloads: Iterable[Download]) -> list[str]:
-    """Return a note on models that will be converted once they are fetched, and what that takes of the disk."""
+    """Return a note on models that will be converted after the download, and on the space for that."""
     pickled = {one.ref: one.pickled_bytes for one in downloads if one.pickled_bytes}
     if not pickled:
         return []
@@ -309,7 +309,7 @@ def _note_pickles(downloads: Iterable[Download]) -> list[str]:
 
 
 def _unreachable_problems(places: Places) -> list[str]:
-    """Return one problem for all models and one for all data sets that cannot be looked at."""
+    """Return one problem for all models and one for all data sets that cannot be described."""
     problems = []
     for trouble in dict.fromkeys(places.troubles.values()):
         of = [ref for ref, one in places.troubles.items() if one == trouble]

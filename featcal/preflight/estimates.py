@@ -1,4 +1,4 @@
-"""Estimate peak memory, disk and time of a calibration, counted from shapes and not measured."""
+"""Estimate peak memory, disk and time of a calibration from shapes, without measuring it."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from featcal.system.progress import SLACK, available_bytes
 LIBRARIES = int(0.75 * 2**30)
 """Resident memory of torch, transformers and featcal before a weight is read, measured on Linux."""
 START = 8.0
-"""Seconds from the command to the first forward pass: imports, headers, tokenizer."""
+"""Seconds from the start of the command to the first forward pass: imports, headers, tokenizer."""
 CALL = 4e-3
-"""Seconds that one block takes per batch and stream beside its arithmetic: small operations, hooks, copies."""
+"""Seconds of a block per batch and stream besides its arithmetic: small operations, hooks, copies."""
 EFFICIENCY = 0.5
 """Share of a matrix product's speed that whole blocks reach: attention, norms and activations move memory."""
 DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
 FORWARDS = 3
-"""Passes of every batch through every block: expert, student counted, student calibrated."""
+"""Passes of every batch through every block: expert, student when counted, student when calibrated."""
 WITH_DECISIONS = 2.0
-"""Times as long as a calibration takes where errors are weighed by decisions: 1.7 to 2.0 of the embedded suites,
-measured (docs/theory/recipes.md)."""
+"""Factor of the time of a calibration with errors weighed by decisions: 1.7 to 2.0 on the embedded suites, measured
+(docs/theory/recipes.md)."""
 SLOW = 1.25
-"""Ratio of the speeds of float32 and bfloat16 products from which "fast" is said to be slow; less is chance."""
+"""Ratio of the speeds of float32 and bfloat16 products from which on "fast" counts as slow; smaller ratios are
+chance."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Memory, disk and time that a calibration with the suite's options would take on this machine's processor."""
+    """Memory, disk and time of a calibration with the suite's options on this machine's processor."""
 
     memory_bytes: int
     memory_available_bytes: int | None
@@ -54,9 +55,9 @@ class Estimates:
     seconds: float
     """Seconds of the command, its start included."""
     start_seconds: float
-    """Seconds of these until a new process begins its first forward pass; one that runs already is spared them."""
+    """Seconds of these before the first forward pass of a new process; a running process does not need them."""
     samples: int
-    """Samples per task, at most."""
+    """Most samples per task."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,8 +75,8 @@ def estimate(
 
     Args:
         info: tensors of the merged model.
-        drawn: what calibration draws of each task.
-        models_read: checkpoints that are read for it.
+        drawn: size of the calibration draw of each task.
+        models_read: checkpoints that it reads.
         out: folder on the disk that is written to.
     """
     blocks, drawn = adapter.blocks(), select_tasks(config, drawn)
@@ -128,10 +129,10 @@ def gemm_rate(dtype: torch.dtype) -> float:
 def scoring_seconds(
     adapter: Adapter, drawn: Mapping[str, DrawSize], batch_size: int, answers: Mapping[str, int]
 ) -> float:
-    """Estimate the seconds of one model's forward passes over `drawn`, in a process that has the model at hand.
+    """Estimate the seconds of one model's forward passes over `drawn`, in a process with the open model.
 
     Args:
-        answers: by task, tokens of the longest answer that is generated; a task without generated answers is left out.
+        answers: by task, tokens of the longest generated answer; tasks without generated answers are left out.
     """
     parameters = _passed_parameters(adapter)
     tokens = sum(one.samples * one.tokens for one in drawn.values())
@@ -140,7 +141,7 @@ def scoring_seconds(
 
 
 def calibration_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], config: CalibrationConfig) -> float:
-    """Estimate the seconds of a calibration where models are open and no expert's states are kept yet.
+    """Estimate the seconds of a calibration with open models and without cached states of experts.
 
     Blocks and maps that the options leave out are only walked through; tasks that they leave out are not.
     """
@@ -165,7 +166,7 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], config:
 
 
 def note_slow_precision(config: CalibrationConfig, device: torch.device) -> list[str]:
-    """Return a note where "fast" is slower than "exact": on processors without instructions for bfloat16."""
+    """Return a note if "fast" is slower than "exact": on processors without instructions for bfloat16."""
     if config.precision != "fast" or device.type != "cpu":
         return []
     slower = gemm_rate(torch.float32) / gemm_rate(DTYPES["fast"])
@@ -184,7 +185,7 @@ def _operations(
 
     Args:
         tokens: of each task.
-        config: options that choose among its maps; None where nothing of the block is calibrated.
+        config: options that choose among its maps; None if nothing of the block is calibrated.
     """
     maps = {} if config is None else calibrated_maps(stage, stage.blocks[index], config)
     forward, products, solve = 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Open the models of a suite as far as each can be opened: problems do not hide each other."""
+"""Open the models of a suite as far as possible, so that problems do not hide each other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Opened:
     adapter: Adapter | None
     located: dict[str, Located]
     weights: dict[str, Weights]
-    """Those that fit the base's architecture; their values can be read where all their files are here."""
+    """Models that fit the base's architecture; their values can be read if all their files are here."""
     reports: dict[str, CheckFindings]
     """One per role, in the order of the suite."""
 
@@ -79,7 +79,7 @@ def open_models(suite: Suite, places: Places) -> Opened:
 
 
 def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None:
-    """Return the suite without what is broken or still to be fetched: base, and the experts that fit it.
+    """Return the suite without broken models and models that are not fetched: base, and the experts that fit it.
 
     Its `suite` is the whole one, so that samples of every task can be drawn.
     """
@@ -98,7 +98,7 @@ def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None
 
 
 def add_notes(suite: Suite, opened: Opened) -> None:
-    """Note what headers and configs say beyond what fits: dtypes, tokenizers, declared bases, activations."""
+    """Add notes from headers and configurations: dtypes, tokenizers, declared bases, activations."""
     base = opened.located.get(suite.origin_role)
     tower = opened.adapter.tower if opened.adapter else ()
     for role, found in opened.located.items():
@@ -132,7 +132,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
 
 
 def _note_uncalibrated(adapter: Adapter, routers: bool) -> list[str]:
-    """Note tensors of the blocks that stay as merged, whatever else is calibrated beside routers or without them."""
+    """Add notes on tensors of the blocks that always stay as merged, with or without routers."""
     names = adapter.uncalibrated_names(routers)
     if not names:
         return []
@@ -160,7 +160,7 @@ def _base_attribute(weights: Weights | None, attribute: str) -> Any:
 
 
 def _declared_base(suite: Suite, role: str, base: Located, found: Located, weights: Weights | None) -> list[str]:
-    """Note where a model names another base than the suite's; local paths say nothing."""
+    """Add notes on models that name another base than the suite's; local paths are ignored."""
     lora = _base_attribute(weights, "declared_base")
     declared = lora if lora is not None else found.config.get("_name_or_path")
     own = references(suite)[role]
@@ -175,6 +175,6 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
 
 
 def _repo(ref: Any) -> str | None:
-    """Return the repository on the Hub that is a whole model; None for all else, such as a folder in one."""
+    """Return the Hub repository of a whole model; None for everything else, such as a folder in a repository."""
     model = hub_model(ref) if isinstance(ref, str) else None
     return None if model is None or model.folder else model.repo

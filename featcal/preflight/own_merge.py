@@ -1,5 +1,5 @@
-"""Open a merged model whatever lies beside its weights: its files are compared, and its weights are read as the base's
-configuration says, or as the first expert's where the base is not known."""
+"""Open a merged model whatever files are beside its weights: compare the files, and read the weights with the base's
+configuration, or with the first expert's if the base is not known."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from featcal.suite.schema import Suite, expert_role
 from featcal.system.errors import InputError
 
 _OWN = ("architectures", "quantization_config")
-"""Options that say what the weights are, and so stay the merged model's own."""
+"""Options that describe the weights, and so stay the merged model's own."""
 
 
 @dataclass(frozen=True)
 class OpenMerge:
-    """A family with a merged model that may have other files than its base."""
+    """A family with a merged model whose files may differ from its base's."""
 
     family: Family
     differences: tuple[FileDifference, ...]
-    """Everything beside the merged model's weights that is not as beside the base's."""
+    """All differences between the files of the merged model and the base's, weights aside."""
     folder: Path
     """Folder of the merged model's files."""
     copy: str
-    """Command that copies from the base what is wrong; "" where nothing is to be copied."""
+    """Command that copies the base's files over faulty ones; "" if there are none."""
 
 
 def check_parents(suite: Suite) -> Preflight:
-    """Find every problem of a suite but those of its merged model, which is what is asked about."""
+    """Find all problems of a suite except those of its merged model, which is under diagnosis."""
     return check_suite(_without_merged(suite), probe=False)
 
 
@@ -74,8 +74,8 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
 
 
 def _without_merged(suite: Suite) -> Suite:
-    """Return the suite with a merge that can always be made in the place of its own: where the base is not known, with
-    the first expert, whose files are then those that are trusted."""
+    """Return the suite with a merge that can always be made instead of its own; if the base is not known, one that
+    starts with the first expert, whose files are then the reference."""
     first = next(iter(suite.tasks.values())).expert
     stand_in = first if suite.base is None else MergeRecipe(method="simple-averaging")
     return suite.model_copy(update={"merged": stand_in})

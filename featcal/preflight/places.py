@@ -1,4 +1,4 @@
-"""Find where the models of a suite are, without fetching anything."""
+"""Locate the models of a suite without downloads."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from featcal.system.sandbox import require_no_hub
 
 T = TypeVar("T")
 Place = Path | RemoteModel | None
-"""A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""
+"""A folder on this machine, the Hub's description of a model, or None if the Hub does not answer."""
 
 
 class Places:
-    """Finder of models, each looked for once; a model on the Hub is described by it, and never fetched.
+    """Locates each model once; models on the Hub are described, never fetched.
 
     Args:
         root: folder that relative references start from.
@@ -54,16 +54,16 @@ class Places:
         self.downloads: dict[str, Download] = {}
         """Downloads that a run would need, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
-        """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+        """Ids that are in no local cache while the Hub does not answer, and the roles that need them."""
         self.parts_here: dict[str, str] = {}
-        """Words on what is here of what needs them, by its label."""
+        """Description, by role, of the parts that are on this machine."""
         self.troubles: dict[str, Trouble] = {}
-        """Why, by id."""
+        """Reasons, by id."""
         self.without_package: set[str] = set()
         """Data sets that the package `datasets` would read if it were installed."""
 
     def ask_ahead(self, references: Iterable[str], sources: Iterable[Source]) -> None:
-        """Ask the Hub for all models and data sets side by side; what it answers is there when each is looked for."""
+        """Ask the Hub for all models and data sets in parallel, so that later look-ups find the answers."""
         parts = dict.fromkeys(part for reference in references for part in self._parts(reference))
         data = {(one.hub, one.revision): one for one in sources if self._is_to_ask(one)}
         questions: list[Callable[[], object]] = [partial(self._place, part, "") for part in parts]
@@ -81,10 +81,10 @@ class Places:
             _put_in_order(answers, keys)
 
     def locate(self, ref: str, label: str) -> Located | None:
-        """Return the model behind a reference, as far as it is known; None where nothing is known before it is fetched.
+        """Return the model that a reference names, as far as it is known; None if nothing is known before the download.
 
         Raises:
-            InputError: it is nowhere, gated, or cannot be used.
+            InputError: it does not exist, is gated, or cannot be used.
         """
         parts: list[Place] = []
         problems: list[str] = []
@@ -109,7 +109,7 @@ class Places:
         return _apply_adapter(remote, adapter) if remote is not None and isinstance(adapter, Path) else remote
 
     def local(self, ref: str) -> str:
-        """Return the reference with every id on the Hub that is in the local cache replaced by its folder there."""
+        """Return the reference with every Hub id in the local cache replaced by its folder."""
         if ref.startswith(HUB_PREFIX):
             place = self._known.get(ref.removeprefix(HUB_PREFIX))
             return f"{FOLDER_PREFIX}{place}" if isinstance(place, Path) else ref
@@ -126,10 +126,10 @@ class Places:
         return all(isinstance(self._known.get(part, self._root), Path) for part in self._parts(ref))
 
     def has_data(self, source: Source, label: str, rows: DrawnRows | None) -> bool:
-        """Say whether a source can be opened, and these rows drawn of it, without fetching them.
+        """Say whether a source can be opened, and these rows drawn from it, without a download.
 
         Args:
-            rows: gives the rows, of so many, that a run would draw; None for all.
+            rows: returns the rows that a run would draw of so many; None for all.
 
         Raises:
             InputError: the Hub has no such data set, it is gated, or it cannot be read as the source asks; on a shared
@@ -238,7 +238,7 @@ def cached_folder(model: HubModel) -> Path | None:
 
 
 def _check_adapter(adapter: RemoteModel, label: str) -> None:
-    """Raise InputError if the adapter's config says that it is not a LoRA that can be reproduced."""
+    """Raise InputError if the adapter's config is not that of a LoRA that can be reproduced."""
     # The reader of LoRA configs takes a folder, so the Hub's answer is put into one.
     with tempfile.TemporaryDirectory() as folder:
         if adapter.adapter is not None:

@@ -19,7 +19,7 @@ from featcal.system.formatting import how_many, some
 PROBE_SAMPLES = 64
 DEVIATIONS = 3.0
 """Standard deviations by which another order of the experts must be better. The difference of two accuracies on n
-samples has one of at most sqrt(0.5 / n): 0.27 is needed with 64 samples, 0.61 with 12."""
+samples has at most sqrt(0.5 / n): 0.27 is needed with 64 samples, 0.61 with 12."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Diagonal:
 
     @property
     def test_looks(self) -> int:
-        """Count the tasks whose test split was scored: each is a look at what the final table is for."""
+        """Count the tasks whose test split was scored: each is a use of the final table's samples."""
         return sum(split == "test" for split in self.splits.values())
 
     @property
@@ -54,11 +54,11 @@ class Diagonal:
         return " and ".join(f"{split} ({', '.join(names)})" for split, names in tasks.items())
 
     def to_json(self) -> dict[str, Any]:
-        """Return what experts were scored on, for the document of `featcal check --json`."""
+        """Return the samples of the scores, for the document of `featcal check --json`."""
         return {"samples": self.samples, "scored_on": dict(self.splits), "test_looks": self.test_looks}
 
     def findings(self) -> tuple[list[str], list[str]]:
-        """Return (problems, notes): experts at each other's tasks, and tasks that another expert does better."""
+        """Return (problems, notes): swapped experts, and tasks on which another expert is better."""
         problems, notes, mixed = list[str](), self._looks(), set[str]()
         for cycle in self._cycles():
             gains = [self._gain(task, expert) for task, expert in cycle.items()]
@@ -86,8 +86,8 @@ class Diagonal:
         ]
 
     def _cycles(self) -> list[dict[str, str]]:
-        """Find where the assignment of experts that has most right differs from the suite's: {task: expert} of every
-        set of experts that change places."""
+        """Find the differences between the suite and the assignment of experts with most right answers: {task: expert}
+        of every set of experts that change places."""
         names = list(self.accuracy)
         wrong = [[1 - self.accuracy[expert][task] for expert in names] for task in names]
         best = {task: names[expert] for task, expert in zip(names, assign_columns(wrong), strict=True)}
@@ -145,7 +145,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
 
 
 def _draw_labelled(family: Family, task: str, seed: int) -> Samples | None:
-    """Draw samples with answers; those of the test split only where no other split has them."""
+    """Draw samples with answers; from the test split only if no other split has them."""
     # Experts are scored as they are, untouched by calibration, so its samples are as good as others.
     for split in ("validation", "calibration", "test"):
         try:

@@ -1,4 +1,4 @@
-"""Ask the Hub about a model before anything but its config is fetched."""
+"""Ask the Hub about a model before fetching anything except its config."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featcal.system.resources import cache_folder
 
 @dataclass(frozen=True)
 class Download:
-    """Files that a run would fetch first."""
+    """Files that a run would download first."""
 
     ref: str
     kind: str
@@ -38,9 +38,9 @@ class Download:
     files: int
     bytes: int
     pickled_bytes: int = 0
-    """Bytes of pickled weights among them, which are written once more as safetensors."""
+    """Bytes of pickled weights among them, which are written again as safetensors."""
     copied_bytes: int = 0
-    """Bytes that the package `datasets` writes of them, to read rows from."""
+    """Bytes that the package `datasets` writes for them, to read rows from."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,12 +55,12 @@ class RemoteModel:
     config: Mapping[str, Any] | None
     """Content of its `config.json`; None for an adapter or another layout."""
     header: Header
-    """Shape and dtype code of its tensors, read from the Hub; empty where they are in another layout."""
+    """Shape and dtype code of its tensors, read from the Hub; empty for another layout."""
     adapter: Mapping[str, Any] | None = None
     """Content of its `adapter_config.json`, for a LoRA adapter."""
 
     def locate(self, label: str) -> Located | None:
-        """Return the model as far as its headers go: it can be compared with others but not read."""
+        """Return the model with its headers only: it can be compared with others but not read."""
         if self.config is None or not self.header:
             return None
         return Located(
@@ -92,7 +92,7 @@ class RemoteWeights:
         self._refuse()
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Return True: only values could tell otherwise, and these are not here."""
+        """Return True, because only the values, which are not here, could show otherwise."""
         return True
 
     def _refuse(self) -> NoReturn:
@@ -142,7 +142,7 @@ def remote_model(model: HubModel) -> RemoteModel:
 
 
 def _header(model: HubModel, own: Sequence[str]) -> Header:
-    """Return shape and dtype code of every tensor; the Hub sends nothing but the headers of files.
+    """Return shape and dtype code of every tensor; only headers of files are requested from the Hub.
 
     Args:
         own: names of the files in the model's folder; without safetensors among them the result is empty.
@@ -183,8 +183,8 @@ def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
 
 
 def needed_on_disks(downloads: Iterable[Download]) -> list[tuple[str, int, int]]:
-    """Return the bytes that downloads, and what is written of them, need on each disk, and those that are free there,
-    after the name of what lies on it."""
+    """Return the bytes that downloads and their conversions need on each disk, and the free bytes there, by the name of
+    the content."""
     from huggingface_hub import constants
 
     found = list(downloads)

@@ -1,4 +1,4 @@
-"""Look at a data set on the Hub before its data are fetched: what a source would fetch of it, and what is wrong."""
+"""Check a data set on the Hub before its data are fetched: the planned download of a source, and its problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featcal.suite.source import Source
 from featcal.system.extras import is_installed, require_packages
 
 DrawnRows = Callable[[int], Sequence[int]]
-"""Gives the rows, of so many, that a run would draw, those first that it would draw of fewer samples."""
+"""Function that returns the rows that a run would draw of so many, with those of a smaller draw first."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RemoteData:
     repository: Repository
 
     def plan(self, source: Source, rows: DrawnRows | None) -> Download:
-        """Return what a source would fetch of it.
+        """Return the planned download of a source.
 
         Args:
             rows: gives the rows, of so many, that a run would draw; None for all.
@@ -79,7 +79,7 @@ def ask_data(source: Source) -> RemoteData:
 
 
 def is_data_cached(source: Source, rows: DrawnRows | None) -> bool:
-    """Say whether what a source reads of a data set on the Hub was fetched.
+    """Say whether the part of a Hub data set that a source reads is in the cache.
 
     Args:
         rows: gives the rows, of so many, that a run would draw; None for all.

@@ -40,10 +40,10 @@ class DrawSize:
 def check_samples(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
 ) -> tuple[dict[str, CheckFindings], Mapping[str, DrawSize]]:
-    """Open every source and draw some samples; return what there is to say by task, and the size of the draws.
+    """Open every source and draw some samples; return the findings by task, and the size of the draws.
 
     Args:
-        family: None where the models cannot be opened; sources are then opened and nothing is drawn from them.
+        family: None if the models cannot be opened; then sources are opened, but nothing is drawn.
     """
     reports = {task: CheckFindings() for task in suite.tasks}
     sizes: dict[str, DrawSize] = {}
@@ -63,7 +63,7 @@ def check_samples(
 def _check_source(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig, task: str, split: str
 ) -> tuple[list[str], DrawSize | None]:
-    """Return notes on one source of a task, and what calibration would draw from it; nothing where there is no source.
+    """Return notes on one source of a task, and the size of its calibration draw; nothing if there is no source.
 
     Raises:
         InputError: it cannot be opened, or does not fit the model.
@@ -104,15 +104,15 @@ def _check_source(
 
 
 def _plan_draw(source: Source, split: str, config: CalibrationConfig, task: str) -> DrawnRows | None:
-    """Return what gives the rows that calibration would draw, those of fewer samples first; None for a split that is
-    scored, of which all are."""
+    """Return a function that gives the rows of a calibration draw, the rows of smaller draws first; None for a split to
+    score, which uses all rows."""
     if split != "calibration":
         return None
     return lambda size: rows_in_order(size, source.limit, config.samples, config.seed, task)
 
 
 def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> DrawSize:
-    """Return the size of what an expert will write at most, without letting it write yet.
+    """Return the largest size of an expert's texts, without generating them.
 
     Raises:
         InputError: prompts that cannot be read.

@@ -31,9 +31,9 @@ class ArrowTable:
     read: Callable[[int, list[str]], pa.Table]
     """Returns some columns of a chunk."""
     folder: Path = Path()
-    """Folder that pictures which are named by a path lie in."""
+    """Folder of pictures that are named by a path."""
     fetch: Callable[[Iterable[int]], None] | None = None
-    """Fetches some chunks of rows that are elsewhere, all at once; None where everything is here."""
+    """Fetches some remote chunks of rows at once; None if everything is local."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,12 +60,12 @@ class ArrowTable:
         return [found[position] for position in range(len(wanted))]
 
     def prepare(self, wanted: Sequence[int]) -> None:
-        """Fetch some rows, all at once, where they are elsewhere."""
+        """Fetch some rows at once, if they are remote."""
         if self.fetch is not None:
             self.fetch(np.unique(self._chunks_of(wanted)).tolist())
 
     def slice(self, start: int, count: int, columns: list[str]) -> pa.Table:
-        """Return some columns of rows that follow on each other."""
+        """Return some columns of consecutive rows."""
         ends = np.cumsum(self.sizes)
         first, last = self._chunks_of([start, start + count - 1])
         parts = [self.read(chunk, columns) for chunk in range(first, last + 1)]
@@ -77,7 +77,7 @@ class ArrowTable:
         return np.searchsorted(np.cumsum(self.sizes), np.asarray(rows, dtype=np.int64), side="right")
 
     def has_numbers(self, column: str) -> bool:
-        """Say whether a column holds whole numbers, or yes and no, as class indices are."""
+        """Say whether a column holds integers or booleans, as class indices are."""
         types, kind = import_pyarrow(self.where).types, self.schema.field(column).type
         return bool(types.is_integer(kind) or types.is_boolean(kind))
 
@@ -96,7 +96,7 @@ class ArrowTable:
 
 
 def import_pyarrow(label: str) -> Any:
-    """Return the package pyarrow, with its module for Parquet; InputError where it is not installed."""
+    """Return the package pyarrow, with its module for Parquet; InputError if it is not installed."""
     require_packages("pyarrow", label=label)
     import pyarrow
     import pyarrow.parquet
@@ -105,10 +105,10 @@ def import_pyarrow(label: str) -> Any:
 
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
-    """Return the table of a parquet file or a folder of them, and whether its files are those of `split` alone.
+    """Return the table of a parquet file or a folder of them, and whether its files belong only to `split`.
 
     In a folder the Hub's names decide: the files of split "test" are `test.parquet`, `test-*.parquet` or lie in
-    `test/`. If none has such a name, all files are taken.
+    `test/`. If no file has such a name, all files are read.
 
     Raises:
         InputError: there are no parquet files, or they cannot be read or have different columns.
@@ -121,8 +121,8 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
 
 
 def picture_cells(path: Path, column: str) -> list[Any]:
-    """Return the cells of a column of pictures that may be names of files, from a parquet file or all in a folder; of
-    `{"bytes", "path"}` the path alone, and none where every picture's bytes are there.
+    """Return the cells of a column of pictures that may be file names, from a parquet file or all files of a folder;
+    only the path of `{"bytes", "path"}`, and none if the bytes of every picture are stored.
 
     Raises:
         InputError: `pyarrow` is not installed, or the files cannot be read.
@@ -147,7 +147,7 @@ def picture_cells(path: Path, column: str) -> list[Any]:
 
 
 def _name_column(group: Any, column: str, text: bool) -> str | None:
-    """Return what holds names of files in a column of some rows; None where nothing does."""
+    """Return the file names in a column of some rows; None if there are none."""
     leaves = {leaf.path_in_schema: leaf for leaf in map(group.column, range(group.num_columns))}
     if f"{column}.path" not in leaves:
         return column if text else None

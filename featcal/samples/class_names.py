@@ -1,8 +1,8 @@
-"""Read what names of classes mean: which name of one list stands for which name of another.
+"""Match names of classes: which name of one list means the same class as a name of another.
 
-Data sets, suite files and heads each list the classes of a task, in an order and a spelling of their own. Names are the
-same where they differ in case, blanks, `_` and `-` alone. Whole numbers, `LABEL_3`, `class_3` and `class 3` are
-numbers: they stand for the class that is counted so, from 0.
+Data sets, suite files and heads each list the classes of a task, in an order and a spelling of their own. Names are
+equal if they differ only in case, blanks, `_` and `-`. Whole numbers, `LABEL_3`, `class_3` and `class 3` are numbers:
+they mean the class with that number, counted from 0.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from dataclasses import dataclass
 from featcal.system.formatting import some
 
 MOST_NAMED = 20
-"""Names that a note or a problem lists at most."""
+"""Most names that a note or a problem lists."""
 _NUMBER = re.compile(r"\s*(?:(label|class)[\s_-]*)?(\d{1,9})\s*", re.ASCII | re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 MOST_DIGITS = 32
-"""Digits to which numbers in names are filled up to sort them by value."""
+"""Digits to which numbers in names are padded, to sort them by value."""
 _SPELLING = re.compile(r"[\s_-]+")
 
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a task in the order in which somebody counts them."""
+    """The classes of a task, in the order of one list."""
 
     names: tuple[str, ...]
     whose: str
     """Name of the list in messages, such as "the source"."""
     is_sorted: bool = False
-    """Whether the order is that of the names alone, because there are no numbers beside them."""
+    """Whether the order is only that of the names, because the list has no numbers."""
     renames: bool = False
-    """Whether the list may call classes otherwise that a data set has numbered, as prompts do."""
+    """Whether the list may rename classes that a data set has numbered, as prompts do."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Places of the names of one list in another."""
+    """Positions of the names of one list in another."""
 
     places: tuple[int, ...] = ()
-    """Of every name the place in the other list; empty with a problem."""
+    """Position of every name in the other list; empty with a problem."""
     note: str = ""
-    """Says which stands for which where no names are shared."""
+    """Sentence with the pairs of names, if no names are shared."""
     problem: str = ""
-    """Says what is wrong where nobody can tell."""
+    """Problem, if the match is ambiguous."""
 
 
 def number_of(name: str) -> int | None:
-    """Return the number that a name stands for; None if it is a word.
+    """Return the number that a class name denotes; None if it is a word.
 
     >>> [number_of(name) for name in ("7", "LABEL_10", "class 3", "-1", "route 66")]
     [7, 10, 3, None, None]
@@ -59,7 +59,7 @@ def number_of(name: str) -> int | None:
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return every name once, by their numbers where all are numbers, else as text.
+    """Return every name once, sorted by their numbers if all are numbers, else as text.
 
     >>> sort_names(["10", "9", "9"]), sort_names(["b10", "b9"])
     (('9', '10'), ('b10', 'b9'))
@@ -70,11 +70,11 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def match_names(ours: ClassList, theirs: ClassList) -> Matching:
-    """Find the place in `theirs` of every name of `ours`.
+    """Find the position in `theirs` of every name of `ours`.
 
-    Names that are spelt alike decide, then names that are the same, then numbers. Where two lists share nothing, places
-    decide, with a note. Two lists that share a part of their names are a problem, unless one numbers the classes, the
-    other renames them, and no shared name stands elsewhere.
+    Identical names decide first, then equal names, then numbers. If two lists share nothing, positions decide, with a
+    note. Two lists that share only some names are a problem, unless one numbers the classes, the other renames them,
+    and no shared name has another position.
 
     >>> match_names(ClassList(("No", "yes"), "a"), ClassList(("YES", "maybe", "no"), "b")).places
     (2, 0)
@@ -113,7 +113,7 @@ def _match_numbering(ours: ClassList, theirs: ClassList) -> Matching:
 
 
 def _match_places(ours: ClassList, theirs: ClassList) -> Matching:
-    """Match names by their places, and say so unless that is what both lists mean."""
+    """Match names by position, with a note unless both lists only number their classes."""
     names, others = ours.names, theirs.names
     if len(names) != len(others) and (ours.is_sorted or not theirs.renames):
         return _problem(ours, theirs, "they share none")
@@ -140,11 +140,11 @@ def _problem(ours: ClassList, theirs: ClassList, why: str) -> Matching:
     # Of numbers that lack 0 nobody knows whether '1' is the first class or the second.
     from_zero = "; numbers may be written LABEL_1, which count from 0" if _are_numbers(ours.names) else ""
     both = f"{ours.whose} has {first} and {theirs.whose} {second}"
-    return Matching(problem=f"{both}: {why}, and nobody can tell which belongs to which; {remedy}{from_zero}")
+    return Matching(problem=f"{both}: {why}, and which belongs to which is ambiguous; {remedy}{from_zero}")
 
 
 def _pairs(ours: ClassList, theirs: ClassList, places: Sequence[int]) -> str:
-    """Say which stands for which."""
+    """Describe the pairs of names."""
     pairs = [
         f"'{name}' is '{theirs.names[place]}'"
         for name, place in zip(ours.names, places, strict=True)
@@ -155,14 +155,14 @@ def _pairs(ours: ClassList, theirs: ClassList, places: Sequence[int]) -> str:
 
 
 def _keys(names: Sequence[str], others: Sequence[str]) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
-    """Return names of two lists as they are compared: as they are where two of a list would become one."""
+    """Return names of two lists in the form of comparison: unchanged if two names of a list would become equal."""
     keys, known = ([_key(name) for name in one] for one in (names, others))
     unique = len(set(keys)) == len(keys) and len(set(known)) == len(known)
     return (keys, known) if unique else (names, others)
 
 
 def _key(name: str) -> Hashable:
-    """Return a name without what people spell at will: its number, or its letters."""
+    """Return a name without arbitrary spelling: its number, or its letters."""
     # Folders of a Mac have accents as characters of their own.
     letters = _SPELLING.sub("", unicodedata.normalize("NFC", name).casefold())
     return letters or name if (number := number_of(name)) is None else number
@@ -178,7 +178,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 
 def _natural_key(name: str) -> str:
-    """Return what sorts a name as text, but for the numbers in it, which are sorted by their values."""
+    """Return a sort key for a name: as text, with the numbers in it by value."""
     return _DIGITS.sub(lambda found: found[0].zfill(MOST_DIGITS), name)
 
 
@@ -188,7 +188,7 @@ def _is_numbering(names: Sequence[str]) -> bool:
 
 
 def _indices(names: Sequence[str], count: int) -> tuple[int, ...] | None:
-    """Return names as indices of so many classes; None where they may be none, such as numbers from 1 on."""
+    """Return names as indices of so many classes; None if they may not be indices, such as numbers from 1."""
     found = [one for name in names if (one := _NUMBER.fullmatch(name))]
     numbers = [int(one[2]) for one in found]
     if len(found) < len(names) or len(set(numbers)) < len(numbers) or max(numbers, default=0) >= count:

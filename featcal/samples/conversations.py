@@ -14,32 +14,32 @@ from featcal.system.formatting import some
 
 Turn = Mapping[str, Any]
 _FORMS = (("role", "content"), ("from", "value"))
-"""Keys of a turn for who speaks and what is said: OpenAI's and ShareGPT's."""
+"""Keys of a turn for role and content: OpenAI's and ShareGPT's."""
 _ROLES = {
     "system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
 }  # fmt: skip
-"""Roles of a chat template by the names that data sets have for them."""
+"""Names of roles in data sets, mapped to those of chat templates."""
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython")
 _CALLS = ("tool_calls", "function_call")
 _CLOCK = """{% macro strftime_now(format) %}\
 {{ format|replace('%d', '26')|replace('%b', 'Jul')|replace('%B', 'July')|replace('%m', '07')|replace('%Y', '2024')\
 |replace('%A', 'Friday') }}{% endmacro %}
 """
-"""Stands in for the clock of chat templates: the day that Llama's has for where there is none."""
+"""Replaces the clock of chat templates: the date that Llama's template uses without a clock."""
 
 
 def read_example(row: Mapping[str, Any], columns: Sequence[str], place: str) -> TextExample:
     """Return the conversation in some columns of a row: lists of turns, and texts.
 
     A text in the last of several columns is the assistant's, one in a column called "system" the system's, others are
-    the user's and are one turn, line by line; an empty one says nothing.
+    the user's and form one turn, line by line; empty ones are skipped.
 
     Raises:
         ValueError: there are no turns, or one is empty, of an unknown role, or not text alone.
     """
     if row.get("tools"):
-        raise ValueError("the conversation has tools, which are not read; leave the row out")
+        raise ValueError("the conversation uses tools, which featcal does not read; leave the row out")
     turns: list[Turn] = []
     for column in columns:
         value = row.get(column)
@@ -58,16 +58,16 @@ def read_example(row: Mapping[str, Any], columns: Sequence[str], place: str) -> 
     answered = last["role"] == "assistant"
     read = read if answered else turns
     if not read:
-        raise ValueError("no turn stands before the answer")
+        raise ValueError("there is no turn before the answer")
     words = "\n".join(f"{turn['role']}: {turn['content']}" for turn in read)
     return TextExample(words, last["content"] if answered else None, conversation=Conversation(tuple(turns), place))
 
 
 def _read_turn(turn: Any, number: int) -> Turn:
-    """Return a turn as chat templates take it, with whatever else it holds.
+    """Return a turn in the form of chat templates, with its other keys.
 
     Raises:
-        ValueError: it is no turn, empty, of an unknown role, of a tool, or not text alone.
+        ValueError: it is not a turn, is empty, of an unknown role or a tool, or not only text.
     """
     form = next((form for form in _FORMS if isinstance(turn, Mapping) and turn.keys() >= {*form}), None)
     if form is None:
@@ -92,15 +92,15 @@ def _read_turn(turn: Any, number: int) -> Turn:
 
 
 def write_turns(examples: Sequence[TextExample], folder: Path, modality: Modality) -> list[TextExample]:
-    """Return conversations as the text that the chat template of the base in `folder` makes of them.
+    """Return conversations as the text that the chat template of the base in `folder` writes.
 
-    The input is what the model reads before its last answer, the answer begins where that ends: both together are the
-    whole conversation. A template that asks otherwise than it writes (with `<think>`, say, and no thoughts in what it
-    writes) ends the input where the two part.
+    The input is the text before the last answer, and the answer follows directly: both together are the whole
+    conversation. If a template prompts for an answer with text that it leaves out of finished answers (such as
+    `<think>`), the input ends where the two diverge.
 
     Raises:
-        InputError: a model that is no decoder, a base without a chat template, or a conversation that its template
-            refuses or begins otherwise once the answer is known.
+        InputError: a model that is not a decoder, a base without a chat template, or a conversation that its template
+            refuses or whose input it writes differently once the answer follows.
     """
     if modality != "causal":
         raise InputError("conversations are for decoders; give the source 'input', and 'target' or 'label'")
@@ -135,8 +135,8 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
     begun = _shared_length(whole, asked)
     if begun < min(len(asked), len(before)):
         raise InputError(
-            f"{place}: the base's chat template writes the turns before the last answer otherwise once that is there, "
-            "so input and answer cannot be told apart; write the texts yourself and give 'input' and 'target'"
+            f"{place}: the base's chat template writes the turns before the last answer differently when the answer "
+            "follows, so input and answer cannot be separated; write the texts yourself and give 'input' and 'target'"
         )
     # As `apply_chat_template` tokenizes them; a token across the border belongs to the answer.
     ids, read = token_ids(tokenizer, [whole, asked], special=False)
@@ -152,5 +152,5 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
 
 
 def _shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how long the beginning is that two sequences share."""
+    """Return the length of the common beginning of two sequences."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,7 +1,7 @@
 """Corrupt pictures as robustness benchmarks do: noise, motion blur and fog, in five severities.
 
 Strengths are those of ImageNet-C (Hendrycks and Dietterich, arXiv 1903.12261) for pictures of 224 pixels a side;
-lengths of blur follow the side. Fog is octaves of smooth noise in place of their plasma fractal.
+lengths of blur scale with the side. Fog is octaves of smooth noise instead of their plasma fractal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 BLUR = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
 """Radius and sigma in pixels by severity, for a picture of side `SIDE`."""
 FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
-"""Thickness, and the factor by which every finer octave is fainter, by severity."""
+"""Thickness, and the factor by which every finer octave is weaker, by severity."""
 SIDE = 224
 
 
@@ -69,7 +69,7 @@ def _blur(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def _shift(pixels: Pixels, down: float, right: float) -> Pixels:
-    """Return the picture moved by a fraction of a pixel; edges are repeated."""
+    """Return the picture shifted by a fraction of a pixel; edges are repeated."""
     rows, columns = (np.arange(size) + by for size, by in zip(pixels.shape[:2], (down, right), strict=True))
     above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     height, width = pixels.shape[:2]

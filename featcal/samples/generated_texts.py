@@ -2,7 +2,7 @@
 
 A decoder writes from its start token alone or continues prompts; an encoder-decoder answers prompts. Texts are drawn
 from the model's own distribution (temperature 1), decided by the task's name alone, and all texts of a task are written
-at once: seed and number of samples of a calibration decide which of them it takes, never what they say.
+at once: seed and number of samples of a calibration select among these texts and never change them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def write_pool(generator: Generator, source: SelfGenerated, spec: Task, preparat
 
 
 def _continue_prompts(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
-    """Return what a model draws after every prompt; equal on one kind of device, whatever was drawn before."""
+    """Return the model's continuation of every prompt; equal on one kind of device, whatever was drawn before."""
     device = generator.model.device
     found: list[list[int]] = []
     # transformers draws from torch's global generators, which must be left as the host had them.

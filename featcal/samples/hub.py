@@ -40,7 +40,7 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
 
 
 def data_commit(source: Source, root: Path) -> tuple[Commit, ...]:
-    """Return the commit that a source's data set on the Hub has in its cache; empty where it lies elsewhere, or was not
+    """Return the commit of a source's data set in the Hub's cache; empty if it is stored elsewhere, or was not
     fetched."""
     with suppress(InputError):  # whoever draws samples is told
         if source.hub is not None and not local_path(source.hub, root, "hub").is_dir():
@@ -71,7 +71,7 @@ def _open(
 
 
 def _fetch(name: str, config: str | None, split: str, revision: str | None, where: str) -> ArrowTable:
-    """Return a split of a data set on the Hub; where it can be read alone, nothing else is fetched or prepared."""
+    """Fetch a split of a data set on the Hub; only that split if it can be read by itself."""
     datasets = import_datasets(name)
     repository = find_repository(name, revision)
     layout = None if repository is None else repository.lay_out(config)
@@ -90,7 +90,7 @@ def _fetch(name: str, config: str | None, split: str, revision: str | None, wher
 
 
 def refuse_saved_to_disk(folder: Path) -> None:
-    """Raise an InputError that says what to do if a folder was written by the `save_to_disk` of `datasets`."""
+    """Raise an InputError with the remedy if a folder was written by the `save_to_disk` of `datasets`."""
     files = {name for name in _SAVED_TO_DISK if (folder / name).is_file()}
     if "dataset_dict.json" in files or len(files) == 2:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Find which files of a data set on the Hub hold a split, as `datasets` finds them, from their names alone."""
+"""Find the files of a Hub data set's splits as `datasets` does, from their names alone."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from featcal.system.formatting import did_you_mean, some
 from featcal.system.json_files import read_json
 
 CARD, SETTINGS, INFOS = "README.md", ".huggingface.yaml", "dataset_infos.json"
-"""Files that say how the others are read: the card, what may stand beside it, and what old cards left out."""
+"""Files that describe how to read the others: the card, the settings that may accompany it, and older information
+files."""
 ALONE = "-alone"
-"""End of the name of what is prepared of a split alone, in the cache of `datasets`."""
+"""Suffix of a split's prepared files in the cache of `datasets`, if it is prepared by itself."""
 _MOST_FILES = 20_000
-"""Files of a repository up to which it is laid out."""
+"""Most files of a repository for which featcal determines the layout."""
 _ELSEWHERE = re.compile(r"^[\s-]*(?:\w+:)?\s*['\"]?(?:hf|https?)://", re.MULTILINE)
 """Pattern of an address in a card, which may be one of files in another place."""
 _OF_THEIR_OWN = ("parquet", "arrow", "webdataset")
-"""Formats whose files say the types of their columns themselves."""
+"""Formats whose files contain the types of their columns."""
 _OF_THE_CARD = ("json", "csv", "text")
-"""Formats whose types `datasets` takes from the first split, unless the card says them."""
+"""Formats whose types `datasets` takes from the first split, unless the card gives them."""
 
 _asked: set[tuple[str, str | None, str]] = set()
-"""Names, revisions and the commits that they mean in this process, without asking again."""
+"""Cache, in this process, of names and revisions with their commits."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Repository:
     sizes: Mapping[str, int]
     """Bytes of every file."""
     texts: Mapping[str, str]
-    """Content of the files that say how others are read, as far as it is known."""
+    """Content of the files that describe how to read others, as far as it is known."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.commit))
@@ -60,16 +61,15 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """Return the folder beside the cache of `datasets` for what is kept of this commit."""
+        """Return the folder beside the cache of `datasets` for files of this commit."""
         return _commit_folder(self.name, self.commit)
 
     @lru_cache(maxsize=256)  # noqa: B019  # it is asked for at every look at a source, and a card takes long to read
     def lay_out(self, config: str | None) -> DatasetLayout | None:
-        """Return how `datasets` would read a configuration; None where that cannot be told from names.
+        """Return how `datasets` would read a configuration; None if names do not determine that.
 
         Raises:
-            InputError: it would not read it at all: there is a loading script, no file of data, or no such
-                configuration.
+            InputError: it cannot read it: there is a loading script, no data file, or no such configuration.
         """
         script = f"{self.name.rpartition('/')[2]}.py"
         if script in self.sizes:
@@ -117,7 +117,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """One configuration of a data set, as `datasets` reads it."""
+    """One configuration of a data set, in the view of `datasets`."""
 
     repository: Repository
     builder: Any
@@ -127,18 +127,18 @@ class DatasetLayout:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Return the columns that the card names; None where it names none."""
+        """Return the columns that the card lists; None if it lists none."""
         features = self.builder.info.features
         return None if features is None or INFOS in self.repository.sizes else tuple(features)
 
     @property
     def parts(self) -> bool:
-        """Say whether a split can be read without the others, and is the same as with them."""
+        """Say whether a split can be read without the others, with the same result."""
         known = self.builder.info.features is not None
         return self.builder.name in _OF_THEIR_OWN or (known and self.builder.name in _OF_THE_CARD)
 
     def splits_of(self, asked: str) -> list[str]:
-        """Return the splits that an expression of `datasets` is made of, such as `train[:100]+test`.
+        """Return the splits in an expression of `datasets`, such as `train[:100]+test`.
 
         Raises:
             InputError: there is no such split.
@@ -156,12 +156,12 @@ class DatasetLayout:
         return list(dict.fromkeys(names))
 
     def files_of(self, asked: str) -> list[str]:
-        """Return the files that are needed for a split: its own, or those of all where it cannot be read alone."""
+        """Return the files that a split needs: its own, or those of all splits if it cannot be read by itself."""
         names = self.splits_of(asked) if self.parts else list(self.splits)
         return list(dict.fromkeys(file for name in names for file in self.splits[name]))
 
     def copied_bytes(self, asked: str) -> int:
-        """Return the bytes that `datasets` writes of these files: as the card says, else as many as are fetched."""
+        """Return the bytes that `datasets` writes for these files: as the card states, else as many as are fetched."""
         names = self.splits_of(asked) if self.parts else list(self.splits)
         sizes = [int(getattr((self.builder.info.splits or {}).get(name), "num_bytes", None) or 0) for name in names]
         return sum(sizes) if all(sizes) else sum(self.repository.sizes[file] for file in self.files_of(asked))
@@ -173,12 +173,12 @@ class DatasetLayout:
         return any(prepared.glob(f"*/{self.repository.commit}/dataset_info.json"))
 
     def is_prepared(self, asked: str) -> bool:
-        """Say whether a split can be read without fetching anything."""
+        """Say whether a split can be read without a download."""
         alone = self.parts and (Path(self.part(asked).cache_dir) / "dataset_info.json").is_file()
         return alone or self.is_prepared_whole
 
     def prepare(self, asked: str) -> Any:
-        """Return a split as `datasets` opens it, after fetching and preparing what it needs and nothing else."""
+        """Return a split opened by `datasets`, after fetching and preparing only what it needs."""
         builder = self.part(asked)
         with self.fetch_files(asked):
             # What a card says of numbers and hashes is of all splits.
@@ -188,7 +188,7 @@ class DatasetLayout:
     @contextmanager
     def fetch_files(self, asked: str) -> Iterator[None]:
         """Fetch the files of a split, unless it is prepared, for the body of the `with`, which lets `datasets` prepare
-        them; one bar stands until it has."""
+        them; one progress bar covers both."""
         from huggingface_hub import snapshot_download
 
         of = self.repository
@@ -199,7 +199,7 @@ class DatasetLayout:
             yield
 
     def part(self, asked: str) -> Any:
-        """Return a builder of `datasets` for a split alone."""
+        """Return a builder of `datasets` for one split by itself."""
         of = self.repository
         data_files = import_datasets(of.name).data_files
         names = self.splits_of(asked)
@@ -224,7 +224,7 @@ class DatasetLayout:
 
 
 def import_datasets(name: str) -> Any:
-    """Return the package `datasets`; InputError, with the name of a data set, where it is not installed."""
+    """Return the package `datasets`; InputError, with the name of a data set, if it is not installed."""
     require_packages("datasets", label=f"data set '{name}'")
     import datasets
 
@@ -233,7 +233,7 @@ def import_datasets(name: str) -> Any:
 
 @contextmanager
 def hide_bars(name: str) -> Iterator[None]:
-    """Let `datasets` show no progress bars of its own in the body of the `with`, which reads the data set `name`."""
+    """Hide the progress bars of `datasets` in the body of the `with`, which reads the data set `name`."""
     datasets = import_datasets(name)
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
@@ -246,14 +246,14 @@ def hide_bars(name: str) -> Iterator[None]:
 
 @contextmanager
 def explain_reading(ref: str, where: str) -> Iterator[None]:
-    """Turn what goes wrong in the body of the `with`, on the Hub or in `datasets`, into one sentence.
+    """Turn failures in the body of the `with`, on the Hub or in `datasets`, into one sentence.
 
     Args:
         ref: the data set, and its revision if one was asked for.
         where: names the data in messages.
 
     Raises:
-        InputError: says what cannot be had, why, and what to do.
+        InputError: names the missing part, the reason and the remedy.
     """
     datasets = import_datasets(ref)
     try:
@@ -265,7 +265,7 @@ def explain_reading(ref: str, where: str) -> Iterator[None]:
 
 
 def describe_repository(name: str, revision: str | None) -> Repository:
-    """Ask the Hub, in one question, for a data set's files and card.
+    """Ask the Hub, in one request, for a data set's files and card.
 
     Raises:
         InputError: there is no such data set or revision, or it is gated.
@@ -282,7 +282,7 @@ def describe_repository(name: str, revision: str | None) -> Repository:
 
 
 def known_repository(name: str, revision: str | None) -> Repository | None:
-    """Return what is kept of a data set from the time when it was fetched; None where nothing is."""
+    """Return the stored description of a data set from its download; None if there is none."""
     commit = cached_commit(name, revision, "dataset")
     file = None if commit is None else _commit_folder(name, commit) / "repository.json"
     if file is None or not file.is_file():
@@ -292,14 +292,14 @@ def known_repository(name: str, revision: str | None) -> Repository | None:
 
 
 def hold_to(kept: Repository, revision: str | None) -> None:
-    """Take what is kept for the rest of this process, whatever the revision means on the Hub by now."""
+    """Use the stored description for the rest of this process, whatever the revision means on the Hub now."""
     _asked.add((kept.name, revision, kept.commit))
 
 
 def find_repository(name: str, revision: str | None) -> Repository | None:
-    """Return a data set as it is on the Hub, or as it is kept where the Hub does not answer; None where neither is.
+    """Return a data set's description from the Hub, or the stored one if the Hub does not answer; None without either.
 
-    What a branch means is asked once in a process, as long as the cache says the same; a commit is asked for once.
+    A branch is resolved once per process, as long as the cache agrees; a commit is requested only once.
 
     Raises:
         InputError: there is no such data set or revision, or it is gated.

@@ -1,4 +1,4 @@
-"""Read rows of Parquet files on the Hub, of which only the row groups that a draw needs are fetched."""
+"""Read rows of Parquet files on the Hub, fetching only the row groups that a draw needs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 WORTH = 64 << 20
-"""Bytes of a split from which row groups are fetched; smaller ones are fetched whole, in fewer questions."""
+"""Smallest split, in bytes, of which row groups are fetched; smaller ones are fetched whole, with fewer requests."""
 SHARE = 0.75
-"""Share of a split's bytes up to which row groups are fetched; beyond it, the whole split is."""
+"""Largest share of a split's bytes for which row groups are fetched; beyond it, the whole split is."""
 _TAIL = 1 << 16
-"""Bytes from the end of a file that are asked for first: most footers are shorter."""
+"""Bytes from the end of a file in the first request: most footers are shorter."""
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Some rows that follow on each other, and their bytes in a file."""
+    """Consecutive rows, and their bytes in a file."""
 
     file: str
     number: int
@@ -59,7 +59,7 @@ class HubRows:
 
     @classmethod
     def from_footers(cls, layout: DatasetLayout, split: str, footers: Mapping[str, bytes]) -> HubRows:
-        """Read footers: which rows stand where, and the types that `datasets` gives to their columns."""
+        """Read footers: the rows of every row group, and the column types that `datasets` gives."""
         datasets = import_datasets(layout.repository.name)
         features = layout.builder.info.features or layout.builder.config.features
         groups: list[RowGroup] = []
@@ -73,15 +73,15 @@ class HubRows:
         return sum(group.rows for group in self.groups)
 
     def missing(self, rows: Sequence[int]) -> list[RowGroup]:
-        """Return the row groups of some rows that were not fetched yet."""
+        """Return the row groups of some rows that are not fetched yet."""
         return [self.groups[number] for number in sorted({*self._numbers(rows)}) if not self._is_here(number)]
 
     def count_here(self, rows: Sequence[int]) -> int:
-        """Return how many rows, from the first of those that are given, can be read without fetching anything."""
+        """Return how many of the given rows, from the first one, can be read without a download."""
         return next((place for place, one in enumerate(self._numbers(rows)) if not self._is_here(one)), len(rows))
 
     def _numbers(self, rows: Sequence[int]) -> list[int]:
-        """Return the places of the row groups in which rows are."""
+        """Return the numbers of the row groups of some rows."""
         ends = np.cumsum([group.rows for group in self.groups])
         found: list[int] = np.searchsorted(ends, np.asarray(rows, dtype=np.int64), side="right").tolist()
         return found
@@ -90,12 +90,12 @@ class HubRows:
         return self._file_of(self.groups[number]).is_file()
 
     def takes_all(self, missing: Sequence[RowGroup]) -> bool:
-        """Say whether so many row groups are needed, with those that are here, that the whole split is fetched."""
+        """Say whether so many row groups are needed, including those already here, that the whole split is fetched."""
         here = [group for group in self.groups if self._file_of(group).is_file()]
         return sum(one.size for one in (*here, *missing)) > SHARE * sum(one.size for one in self.groups)
 
     def fetched_bytes(self, rows: Sequence[int]) -> int:
-        """Return the bytes that are fetched for some rows, footers included where they are not here."""
+        """Return the bytes to fetch for some rows, including missing footers."""
         missing, sizes = self.missing(rows), self.layout.repository.sizes
         groups = self.groups if missing and self.takes_all(missing) else missing
         here = kept_footers(self.layout, self.split) is not None
@@ -105,7 +105,7 @@ class HubRows:
         return tails + sum(group.size for group in groups)
 
     def table(self, where: str) -> ArrowTable:
-        """Return the rows as a table, which fetches what is read from it."""
+        """Return the rows as a table that fetches each row when it is read."""
         whole: list[ArrowTable] = []
 
         def fetch(chunks: Iterable[int]) -> None:
@@ -142,7 +142,7 @@ class HubRows:
         _side_by_side(fetch_one, groups)
 
     def _decode(self, group: RowGroup, content: bytes) -> pa.Table:
-        """Return the rows of a row group as `datasets` would write them."""
+        """Return the rows of a row group in the form of `datasets`."""
         pa, datasets = import_pyarrow(group.file), import_datasets(self.layout.repository.name)
         footer, size = self.footers[group.file], self.layout.repository.sizes[group.file]
         # A file with holes: pages that nobody writes to take no memory.
@@ -154,7 +154,7 @@ class HubRows:
 
 
 def may_read_rows(layout: DatasetLayout, split: str) -> bool:
-    """Say whether row groups of a split can be fetched, and whether that may pay."""
+    """Say whether row groups of a split can be fetched, and whether that may be worthwhile."""
     config = layout.builder.config
     if layout.builder.name != "parquet" or split not in layout.splits or config.columns or config.filters is not None:
         return False
@@ -162,7 +162,7 @@ def may_read_rows(layout: DatasetLayout, split: str) -> bool:
 
 
 def find_rows(layout: DatasetLayout, split: str, *, keep: bool) -> HubRows:
-    """Return the rows of a split, after fetching the footers of its files where they are not here.
+    """Return the rows of a split, after fetching missing footers.
 
     Args:
         keep: keep footers for the next time.
@@ -188,7 +188,7 @@ def find_rows(layout: DatasetLayout, split: str, *, keep: bool) -> HubRows:
 
 
 def kept_footers(layout: DatasetLayout, split: str) -> dict[str, bytes] | None:
-    """Return the footers of a split's files from the time when they were fetched; None where one is not here."""
+    """Return the stored footers of a split's files; None if one is missing."""
     places = {file: _folder_of(layout.repository, file) / "footer" for file in layout.splits[split]}
     if not all(place.is_file() for place in places.values()):
         return None
@@ -211,7 +211,7 @@ def _folder_of(repository: Repository, file: str) -> Path:
 
 
 def _range_reader(repository: Repository) -> Callable[[str, int, int], bytes]:
-    """Return what reads some bytes of a file on the Hub, asked again where the trouble may pass."""
+    """Return a function that reads some bytes of a file on the Hub, with retries after temporary failures."""
     from huggingface_hub import HfFileSystem, constants
 
     files = HfFileSystem(endpoint=constants.ENDPOINT)
@@ -230,7 +230,7 @@ def _range_reader(repository: Repository) -> Callable[[str, int, int], bytes]:
 
 
 def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return what a function makes of every item; after a failure nothing more is begun."""
+    """Apply a function to every item in parallel; after a failure no further item begins."""
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         return list(pool.map(work, items))

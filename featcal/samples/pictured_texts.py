@@ -55,6 +55,6 @@ def _place_picture(example: TextExample, mark: str, count: int) -> TextExample:
     if example.input.count(mark) != 1:
         raise InputError(
             f"a text has {example.input.count(mark)} places for its picture, expected one: write {mark} into 'input' "
-            f"where the picture stands ({example.input[:60]!r})"
+            f"at the place of the picture ({example.input[:60]!r})"
         )
     return replace(example, input=example.input.replace(mark, mark * count))

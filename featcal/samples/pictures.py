@@ -34,11 +34,12 @@ _UNREADABLE = (
 )
 """Errors that numpy raises for files that are damaged or not `.npz` files at all."""
 _NOT_DECODED = {"EPS", "MPEG"}
-"""Kinds that Pillow opens and does not decode: it hands PostScript to another program, and reads the size of films."""
+"""Formats that Pillow opens but should not decode: it hands PostScript to another program, and reads only the size of
+films."""
 _MOST_KINDS = 6
-"""Endings that a note lists."""
+"""Most endings that a note lists."""
 _MOST_METADATA = 1 << 28
-"""Bytes of a metadata file, which is read whole."""
+"""Largest metadata file, in bytes, because it is read whole."""
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
@@ -86,8 +87,8 @@ def arrays(file: Path, split: str) -> Pool:
 
 
 _PACKED, _SMALL = 100, 1 << 30
-"""Factor of its own size to which an `.npz` file may unpack, and the bytes beyond which this is checked: pictures of
-one colour pack a thousandfold, and a thousand of those are not a data set."""
+"""_PACKED: factor of its own size to which an `.npz` file may unpack. _SMALL: bytes beyond which this is checked,
+because pictures of one colour pack a thousandfold."""
 
 
 def _require_proportion(file: Path) -> None:
@@ -154,7 +155,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 @cache
 def _picture_endings() -> frozenset[str]:
-    """Return the endings, in small letters, of files that Pillow opens and decodes."""
+    """Return the endings, in lower case, of files that Pillow opens and decodes."""
     from PIL import Image as Pillow
     from PIL import ImageFile
 
@@ -169,7 +170,7 @@ def _picture_endings() -> frozenset[str]:
 
 
 def _note_left_out(others: Counter[str], empty: Sequence[str], beside: int) -> tuple[str, ...]:
-    """Say what of an imagefolder is left out.
+    """Describe the files of an imagefolder that are left out.
 
     Args:
         others: files in its folders by their endings.
@@ -189,7 +190,7 @@ def _note_left_out(others: Counter[str], empty: Sequence[str], beside: int) -> t
 
 
 def _list_metadata(folder: Path, label: str | None) -> _Files | None:
-    """Return files and labels of a metadata file; None without one, or if it has no labels and none are asked for."""
+    """Return files and labels of a metadata file; None without one, or if it has no labels and none are needed."""
     present = [name for name in _METADATA if (folder / name).is_file()]
     if len(present) > 1:
         raise InputError(f"{folder} has {' and '.join(present)}; keep one of them")
@@ -217,7 +218,7 @@ def _list_metadata(folder: Path, label: str | None) -> _Files | None:
 
 
 def _is_inside(name: str, file: Path) -> bool:
-    """Say whether a name in a folder's metadata is that of a file in it."""
+    """Say whether a name in a folder's metadata belongs to a file in it."""
     try:
         return not Path(name).is_absolute() and ".." not in Path(name).parts and file.is_file()
     except (OSError, ValueError):  # too long, a null character

@@ -1,4 +1,4 @@
-"""Describe a pool: everything that a source holds, fetched sample by sample."""
+"""Define a pool: all samples of a source, fetched one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns of a conversation, each with "role" and "content", and the row that they stand in, for messages."""
+    """Turns of a conversation, each with "role" and "content", and the name of its row for messages."""
 
     turns: tuple[Mapping[str, Any], ...]
     place: str
@@ -31,14 +31,14 @@ class TextExample:
     pair: str | None = None
     """The second text, if a model reads two."""
     conversation: Conversation | None = None
-    """The turns that input and answer are, until a chat template has written them."""
+    """The turns of input and answer, until a chat template has written them."""
     tokens: tuple[list[int], list[int]] | None = None
     """Token ids of input and answer as a chat template wrote them, with all special tokens."""
 
 
 @dataclass(frozen=True)
 class FetchedLabels:
-    """Class indices of rows that are elsewhere, of which those that are asked for are fetched."""
+    """Class indices of remote rows, fetched on demand."""
 
     read: Callable[[Sequence[int]], NDArray[np.integer]]
 
@@ -50,8 +50,8 @@ class FetchedLabels:
 class Pool:
     """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
 
-    With `tokens` there may also be `texts`, which say in words what the ids are; with `texts` there may be `images`,
-    one for each text.
+    With `tokens` there may also be `texts`, the words of the ids; with `texts` there may be `images`, one for each
+    text.
     """
 
     size: int
@@ -66,11 +66,11 @@ class Pool:
     tokens: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
     """`input_ids` `[n, T]`, and `attention_mask` `[n, T]` and `labels` `[n, U]` if the source has them."""
     counted_names: bool = False
-    """Whether labels count the class names in sorted order, because the data set has no numbers of its own."""
+    """Whether labels count the class names in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
-    """Remarks on what was left out."""
+    """Remarks on samples or options that were left out."""
     prepare: Callable[[Sequence[int]], None] | None = None
-    """Fetches what some samples need, all at once, where it is elsewhere."""
+    """Fetches the remote data of some samples at once."""
 
     @property
     def is_text(self) -> bool:

@@ -26,18 +26,18 @@ from featcal.system.extras import require_packages
 from featcal.system.fingerprints import FileStamp, stamps
 
 Modality = Literal["pixels", "seq2seq", "causal", "text"]
-"""Kind of samples: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
+"""Kind of samples: pictures, separate input and answer, one continuing text, or texts and pairs of them."""
 Written = Callable[[str], Pool]
-"""Returns the texts that the expert of a task writes."""
+"""Function that returns the texts of a task's expert."""
 BACKEND = "torchvision"
-"""Library that resizes pictures: Pillow rounds differently, by a grey level in some pixels in a hundred."""
+"""Library that resizes pictures: Pillow's rounding differs by a grey level in some pixels in a hundred."""
 PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
 """Image processors of transformers that a base's settings may name."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Keyword inputs of a model, and the number of examples that had to be cut for it."""
+    """Keyword inputs of a model, and the number of examples that were truncated for it."""
 
     inputs: Mapping[str, Tensor]
     truncated: int = 0
@@ -55,13 +55,13 @@ class Preparation:
     pictures: PicturePreprocessing | None = None
     """Replaces the image processor, if given."""
     written: Written | None = None
-    """Gives the texts that experts write, for sources that ask for them."""
+    """Function that returns texts of experts, for sources that need them."""
     sentences: SentenceText | None = None
-    """Changes of sentence-transformers to texts that become embeddings; None for other models."""
+    """Text preprocessing of sentence-transformers for embeddings; None for other models."""
     image_token: int | None = None
-    """Token that stands for a part of a picture among those of a text, if a model reads both."""
+    """Token of a part of a picture within a text, if a model reads both."""
     copies: int = 0
-    """Number of varied copies of every picture (`samples.vary`), drawn after all pictures."""
+    """Number of augmented copies of every picture (`samples.vary`), drawn after all pictures."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
         """Return pictures as `pixel_values` `[n, 3, H, W]` float32.
@@ -170,7 +170,7 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
 
 
 def _prompts_with_answers(tokenizer: Any, examples: Sequence[TextExample]) -> list[tuple[list[int], list[int]]]:
-    """Return the token ids that a decoder reads before each answer, and those of the answer; none without one."""
+    """Return the token ids of the input before each answer of a decoder, and those of the answer; none without one."""
     if written := [example.tokens for example in examples if example.tokens is not None]:
         return written
     end = tokenizer.eos_token_id
@@ -294,9 +294,9 @@ def token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> lis
 
 
 def _rows_begun_twice(tokenizer: Any, texts: Sequence[str], rows: Sequence[list[int]]) -> frozenset[int]:
-    """Return which rows begin with a start token that the tokenizer put in front of one that the text begins with.
+    """Return the rows that begin with a start token of the tokenizer before another start token in the text.
 
-    A chat template writes the start token itself, so text that one has made has it already.
+    A chat template writes the start token itself, so its text has it already.
     """
     # Few texts begin with one token twice, and only these are read again without special tokens.
     doubtful = [i for i, ids in enumerate(rows) if len(ids) > 1 and ids[0] == ids[1]]

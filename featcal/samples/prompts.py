@@ -1,4 +1,4 @@
-"""Fill class prompts, which a text tower reads of a task."""
+"""Fill class prompts for the text tower."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def class_prompts(class_names: Sequence[str], templates: Sequence[str]) -> list[
 
 
 def prompt_positions(prompts: int, samples: range, total: int) -> list[int]:
-    """Return the position of the prompt that comes with each sample: all prompts in turn, or, if they outnumber the
-    samples, as many as there are samples, evenly spread.
+    """Return the position of the prompt for each sample: all prompts in turn, or, if there are more prompts than
+    samples, evenly spread ones.
 
     >>> prompt_positions(3, range(2, 6), 8), prompt_positions(10, range(4), 4)
     ([2, 0, 1, 2], [0, 2, 5, 7])

@@ -34,7 +34,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LABEL = 2**31 - 1
 """The largest class index."""
 MOST_PIXELS = 64_000_000
-"""Pixels of one picture: each takes some bytes while it is read, however small the file is."""
+"""Most pixels of one picture: each takes some bytes while it is read, however small the file is."""
 
 
 def table_pool(table: ColumnTable, source: Source, split: str | None) -> Pool:
@@ -58,7 +58,7 @@ def require_columns(source: Source, known: Sequence[str]) -> None:
     """Raise InputError if a source names a column that its data do not have.
 
     Args:
-        known: the columns that they have.
+        known: the existing columns.
     """
     for what, columns in _needed_columns(source).items():
         for name in columns:
@@ -70,14 +70,14 @@ def require_columns(source: Source, known: Sequence[str]) -> None:
 
 
 def label_column(source: Source, known: Sequence[str]) -> str | None:
-    """Return the column of class indices or names that a source has; None for one without classes."""
+    """Return the source's column of class indices or names; None for one without classes."""
     if source.input is None and source.conversation is None:
         return source.label or ("label" if "label" in known else None)
     return source.label if source.has_classes else None
 
 
 def _needed_columns(source: Source) -> dict[str, Sequence[str]]:
-    """Return the columns that a source reads, by what needs them."""
+    """Return the columns that a source reads, by purpose."""
     if source.conversation is not None:
         return {"'conversation'": source.turn_columns}
     label = (source.label,) if source.label is not None else ()
@@ -210,8 +210,8 @@ def _images(table: ColumnTable, column: str, rows: Rows) -> Callable[[Sequence[i
 def _labels(
     table: ColumnTable, column: str | None, rows: Rows
 ) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
-    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone;
-    nothing without a column."""
+    """Return class indices of some rows, the names of the classes, and whether the names were only sorted; nothing
+    without a column."""
     if column is None:
         return None, None, False
     if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
@@ -228,7 +228,7 @@ def _labels(
 
 
 def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Return class indices of labels: whole numbers stand for themselves, names are counted as `sort_names` sorts them.
+    """Return class indices of labels: whole numbers stay as they are, names are numbered in the order of `sort_names`.
 
     Raises:
         InputError: labels of another type, or of several.
@@ -247,7 +247,7 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
 
 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
-    """Return a picture from a cell: `{"bytes", "path"}`, the bytes, a file's name relative to `folder`, or, of rows in
+    """Return a picture from a cell: `{"bytes", "path"}`, bytes, a file name relative to `folder`, or, for rows in
     memory, Pillow's or an array."""
     cell = picture_of(cell)
     if isinstance(cell, bytes):
@@ -266,7 +266,7 @@ def _decode(cell: Any, place: str, folder: Path) -> Image:
 
 
 def read_image(file: Path | io.BytesIO, place: str) -> Image:
-    """Return any picture that Pillow opens as RGB: turned upright by its EXIF data, transparency laid over white.
+    """Return any picture that Pillow opens as RGB: rotated by its EXIF data, with transparent parts on white.
 
     Raises:
         InputError: the file is damaged, or not a picture.
@@ -299,7 +299,7 @@ _ORIENTATION = 0x0112
 
 
 def _upright(picture: PillowImage) -> PillowImage:
-    """Return the picture turned and mirrored by its EXIF data."""
+    """Return the picture rotated and mirrored by its EXIF data."""
     from PIL.Image import Transpose
 
     picture.load()  # some formats turn the picture and take the tag away here
@@ -318,7 +318,7 @@ def _upright(picture: PillowImage) -> PillowImage:
 
 
 def _lay_over_white(picture: PillowImage) -> PillowImage:
-    """Return a picture as RGB, with transparent parts over white."""
+    """Return a picture as RGB, with transparent parts on white."""
     from PIL import Image as Pillow
 
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:

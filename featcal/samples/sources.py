@@ -1,7 +1,7 @@
 """Draw samples of a task from the sources that the suite file names.
 
-A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and makes the model's
-inputs of them.
+A *pool* is all samples of a source; `draw_samples` picks some of it, decided only by (seed, task name), and turns them
+into the model's inputs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Samples:
     labels: Tensor | None
     """Class indices `[n]` int64, or None if the source has none."""
     indices: tuple[int, ...]
-    """Position of every sample among all samples of the split; for a varied copy that of its picture."""
+    """Position of every sample among all samples of the split; for an augmented copy that of its picture."""
     class_names: tuple[str, ...] | None
     images: Sequence[Image] | None
     """Pictures before preprocessing, if there are any; read again at every access."""
@@ -89,21 +89,21 @@ class Samples:
     targets: tuple[str, ...] | None = None
     """The right answers."""
     second: Mapping[str, Tensor] | None = None
-    """Inputs of the second texts of pairs that are compared; `inputs` are those of the first."""
+    """Inputs of the second texts of pairs; `inputs` are those of the first."""
     truncated: int = 0
-    """Samples whose text was cut at the task's limits."""
+    """Number of samples whose text was truncated at the task's limits."""
     total: int = 0
     """Samples in the whole draw, of which these may be a part."""
     counted_names: bool = False
-    """Whether labels count `class_names` in sorted order, because nobody has numbered them."""
+    """Whether labels count `class_names` in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
-    """Remarks on what was left out, and on classes that were matched by their places."""
+    """Remarks on samples or options that were left out, and on classes that were matched by position."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def classes(self) -> ClassList | None:
-        """Return the classes that labels count; None without labels or names."""
+        """Return the classes behind the labels; None without labels or names."""
         if self.labels is None or self.class_names is None:
             return None
         return ClassList(self.class_names, "the task", self.counted_names)
@@ -121,7 +121,7 @@ def draw_samples(
     """Return `count` samples of a split, or all of them (None, or more than there are).
 
     Args:
-        part: of the drawn samples those to make; the draw itself does not depend on it.
+        part: the drawn samples to prepare; the draw itself does not depend on it.
 
     Raises:
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
@@ -149,10 +149,10 @@ def draw_samples(
 def preview_samples(
     suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None
 ) -> Samples:
-    """Return the samples of `draw` as people see them, without inputs of a model; pictures are read at every access.
+    """Return the raw samples of a draw, without inputs of a model; pictures are read at every access.
 
     Args:
-        written: gives the texts that experts write, for a source that asks for them.
+        written: returns texts of experts, for a source that needs them.
 
     Raises:
         InputError: the task has no such split, or the source cannot be read or is empty.
@@ -170,8 +170,8 @@ def preview_samples(
 def count_as(drawn: Samples, head: tuple[str, ...]) -> Samples:
     """Return samples with labels that count the classes in the order of a head, found by their names.
 
-    Samples whose names do not tell that order stay as they are: labels are for scores alone, and whoever scores says
-    what is wrong.
+    Samples whose names do not tell that order stay as they are: only scores use labels, and scoring reports the
+    problem.
 
     Args:
         head: the names of the classes that the head scores, in its order.
@@ -301,7 +301,7 @@ def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _classes(pool: Pool, indices: Sequence[int], wanted: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return what drawn samples hold of their classes: labels, the names that they count, and notes.
+    """Return the classes of drawn samples: labels, class names in their order, and notes.
 
     Args:
         wanted: the classes that the suite lists, in whose order labels are to count.
@@ -380,7 +380,7 @@ def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task:
 
 
 def rows_in_order(size: int, limit: int | None, count: int, seed: int, task: str) -> list[int]:
-    """Return the same rows as `drawn_rows`, so that the first of them are what a draw of fewer samples takes."""
+    """Return the same rows as `drawn_rows`, ordered so that a draw of fewer samples takes the first of them."""
     available = _pick_evenly(size, limit)
     return [available[place] for place in _order(len(available), seed, task)[:count]]
 

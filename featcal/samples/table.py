@@ -40,7 +40,7 @@ class ColumnTable(Protocol):
         ...
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
-        """Return the names that a column of class indices stands for; None if the data set has none."""
+        """Return the class names of a column of class indices; None if the data set has none."""
         ...
 
     def place(self, row: int) -> str:
@@ -92,7 +92,7 @@ class JsonTable:
 
 
 def picture_of(cell: Any) -> Any:
-    """Return what a cell has of its picture: of `{"bytes", "path"}` the bytes, else the name of a file."""
+    """Return the picture in a cell: the bytes of `{"bytes", "path"}`, else the name of a file."""
     return cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
 
 

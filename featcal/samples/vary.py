@@ -1,8 +1,8 @@
-"""Vary copies of pictures, for calibration samples that are few or unlike later ones (the option `augment`).
+"""Vary copies of pictures, for calibration samples that are few or differ from later ones (the option `augment`).
 
 A copy needs no label, since its target is the expert's output for the same copy. It is turned, scaled and shifted a
 little, with the border repeated around it, and gets some noise; the strengths were chosen on clip-mini's validation
-split. Seed, task, sample and copy alone decide what is drawn.
+split. The random changes depend on seed, task, sample and copy alone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MARGIN = 0.25
 
 
 def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
-    """Return a pool that has picture i at i and its copy c at c * size + i; its size and labels stay.
+    """Return a pool in which picture i is at i and its copy c at c * size + i; size and labels are unchanged.
 
     Args:
-        seed, task: decide what is drawn, together with picture and copy.
+        seed, task: seed the random changes, together with picture and copy.
 
     Raises:
         InputError: the pool has no pictures, or they are inputs of a model already.

@@ -1,4 +1,4 @@
-"""Run work that takes long in processes of its own: a queue on this machine outlives pages, browsers and servers.
+"""Run long work in separate processes: a queue on this machine outlives pages, browsers and servers.
 
-`order` says what is wanted, `Queue.submit` puts it in line, `ensure_manager` sees to it that somebody works on it.
+`order` describes a job, `Queue.submit` adds it, and `ensure_manager` makes sure that a process works on it.
 """

@@ -1,6 +1,6 @@
-"""List what a job can do: kinds by name, each a function that runs in the worker and gives a document.
+"""List the kinds of jobs by name, each a function that runs in the worker and returns a document.
 
-Whatever needs torch is imported where it runs: pages and the manager read this table too.
+Modules that need torch are imported inside the functions, because pages and the manager read this table too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Work:
     suite: str
     args: Mapping[str, Any]
     folder: Path
-    """The job's own: what is written there is kept with its document."""
+    """The job's own folder; it is kept with the job's document."""
     progress: Progress
 
     def open_session(self, *, one_shot: bool = False, resident: bool = False) -> Session:
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def view(self) -> EvaluationSamples:
-        """Return the view that `samples`, `split` and `seed` among the arguments are."""
+        """Return the view in the arguments `samples`, `split` and `seed`."""
         from featcal.suite.views import EvaluationSamples
 
         return EvaluationSamples(self.args["samples"], self.args["split"], self.args["seed"])
@@ -58,8 +58,8 @@ def run_calibration(work: Work) -> dict[str, Any]:
     """Calibrate to a folder, going on from the blocks that a process which died had finished.
 
     `args`: `options`, fields of `CalibrationConfig` (a missing one is the suite's, else the paper's), `model`, the name
-    of what is calibrated (left out: the merged model), and `out`, a folder to write; without it the checkpoint stays
-    with the job.
+    of the model to calibrate (left out: the merged model), and `out`, a folder to write; without it the checkpoint
+    stays with the job.
 
     Returns:
         The document of `featcal calibrate --json`; its warnings say what could not be checked.
@@ -86,8 +86,8 @@ def run_calibration(work: Work) -> dict[str, Any]:
 
 
 def job_options(config: CalibrationConfig) -> dict[str, Any]:
-    """Return all options of a calibration as a job takes them, so that none is left to the suite; every part is an
-    empty list."""
+    """Return all options of a calibration in the form of a job's arguments, so that the suite decides none of them;
+    "all parts" is an empty list."""
     return {name: [] if value is None else value for name, value in asdict(config).items()}
 
 
@@ -126,7 +126,7 @@ def run_sweep_job(work: Work) -> dict[str, Any]:
     sweep that was cancelled or died goes on where it stopped.
 
     `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `model`, the
-    name of what is calibrated (left out: the merged model); `n`, samples per task to measure on.
+    name of the model to calibrate (left out: the merged model); `n`, samples per task to measure on.
 
     Returns:
         The document of `featcal study sweep --json`.
@@ -179,8 +179,8 @@ def run_comparison(work: Work) -> dict[str, Any]:
 
 
 def run_selection(work: Work) -> dict[str, Any]:
-    """Choose without labels whether and how the merge is repaired; what was found of a candidate is kept, so a choice
-    that was cancelled or died goes on where it stopped.
+    """Choose without labels whether and how the merge is repaired; the result of a candidate is kept, so a choice that
+    was cancelled or died goes on where it stopped.
 
     `args`: `options`, those of `featcal select`, by name; `model`, the name of the merge that recipes are tried on
     (left out: the merged model); and `minutes` to spend (left out: no limit).
@@ -199,7 +199,7 @@ def run_selection(work: Work) -> dict[str, Any]:
 
 
 def run_diagnosis(work: Work) -> dict[str, Any]:
-    """Say what is wrong with a model, and what a calibration with the suite's options brings.
+    """Diagnose a model, and measure the gain of a calibration with the suite's options.
 
     `args`: `model`, its name, and the view that it is measured on: `samples`, `split`, `seed`.
 
@@ -243,12 +243,11 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
 
 
 def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
-    """Read what a "calibrate" job has left, as `calibrate` returns it; its blocks stay in the job's folder, and each is
-    read from there whenever it is asked for. What could not be checked of that folder is said of it alone: another one
-    that is written from here is checked anew.
+    """Return the result of a "calibrate" job in the form of `calibrate`; its blocks stay in the job's folder and are
+    read on demand. Checks that could not run concern only that folder: a copy written from here is checked again.
 
     Raises:
-        InputError: the folder is not there any more, or not of this suite.
+        InputError: the folder no longer exists, or belongs to another suite.
     """
     from featcal.calibration.calibrate import CalibrationResult
     from featcal.calibration.column_rounding import calibrated_weights
@@ -267,12 +266,12 @@ def calibration_from(family: Family, config: CalibrationConfig, document: Mappin
 
 
 def is_gone(result: CalibrationResult) -> bool:
-    """Say whether the folder that a result of `calibration_from` reads from was removed; False for other results."""
+    """Say whether the folder behind a result of `calibration_from` was removed; False for other results."""
     return "out" in result.record and not Path(result.record["out"]).is_dir()
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:
-    """Read what a "scores" job has left, as `Measurements.scores` returns it."""
+    """Return the result of a "scores" job in the form of `Measurements.scores`."""
     import torch
 
     from featcal.evaluation.evaluate import Scores, TaskScore

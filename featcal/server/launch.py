@@ -1,7 +1,7 @@
 """Start the Streamlit app, whose settings are in `app/.streamlit/config.toml`.
 
-The server runs in this process, so that the libraries which the first page needs are imported while the server starts
-and the browser opens, not after.
+The server runs in this process, so that the libraries of the first page are imported while the server starts and the
+browser opens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from featcal.system.sandbox import ServerRules
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
 # For a part of a millisecond: sleeping at once costs half of a slider's time, spinning on costs the browser its core.
 SPINS = 30_000
-"""Number of times that a thread looks for its next small product before it sleeps, in the app and in its jobs."""
+"""Number of times that a thread checks for its next small product before it sleeps, in the app and in its jobs."""
 SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
-"""Options of streamlit where others use the server too: who may reach it, and the most MB of one message."""
+"""Options of streamlit for a shared server: its address, and the largest message in MB."""
 ATTEMPTS = 300
-"""Tenths of a second that a server has to answer in before nobody waits any more to open a browser."""
+"""Tenths of a second to wait for the server before opening a browser is given up."""
 FIRST_VISIT = 3.0
-"""Seconds after which libraries are imported though nobody has opened a page yet."""
+"""Seconds after which libraries are imported even without a visitor."""
 _warming: list[threading.Thread] = []
 _frame_drawn = threading.Event()
 
@@ -42,10 +42,10 @@ def start_app(
     """Run the app until it is stopped, and return the exit status.
 
     Args:
-        main: the app's page script; what streamlit is given is `server.py` beside it.
+        main: the app's page script; streamlit runs `server.py` beside it.
         extra: further options of `streamlit run`.
-        rules: of a server that others use too, which listens on every address and works in its first folder.
-        opens_browser: show it in this machine's browser as soon as it answers, where there is a screen.
+        rules: of a shared server, which listens on every address and works in its first folder.
+        opens_browser: open this machine's browser as soon as the server answers, if there is a screen.
     """
     let_threads_sleep(SPINS)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -70,13 +70,13 @@ def start_app(
 
 
 def wait_until_warm() -> None:
-    """Return when the imports that `start_app` began are done: two threads must not import torch at once."""
+    """Wait until the imports of `start_app` are finished, because two threads must not import torch at once."""
     for thread in _warming:
         thread.join()
 
 
 def release_warm_up() -> None:
-    """Say that the frame of a page is drawn, which the imports would have held back."""
+    """Signal that the frame of a page is drawn, so that the imports may begin."""
     _frame_drawn.set()
 
 
@@ -86,7 +86,7 @@ def is_warm() -> bool:
 
 
 def _has_screen() -> bool:
-    """Say whether a browser has a screen to open on; without one, a browser of text would take the terminal."""
+    """Say whether a browser has a screen; without one, a text browser would take over the terminal."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
@@ -100,7 +100,7 @@ def _open_browser(address: str, port: int) -> None:
 
 
 def _warm_up(app: str) -> None:
-    """Import everything that the first chart needs; the app's module `opening` prepares what the app opens on."""
+    """Import everything that the first chart needs; the app's module `opening` prepares the first page."""
     _frame_drawn.wait(FIRST_VISIT)
     with collect_later():
         for name in (*FIRST_NEEDED, f"{app}.opening"):

@@ -1,4 +1,4 @@
-"""Decide what is worth a process of its own, by the estimates of the preflight and the size of the models."""
+"""Decide which work needs its own process, by the estimates of the preflight and the size of the models."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from featcal.suite.calibration_options import PARTIAL, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 
 LONG = 2.0
-"""Seconds of work that a page does itself."""
+"""Most seconds of work that a page does itself."""
 SMALL = 64 * 2**20
 """Bytes up to which a model is read in a moment."""
 LONG_IF_SMALL = 60.0
-"""Seconds of work on small models that a page does itself: their estimates mostly say how busy the machine is, and a
-process of its own takes some ten seconds to begin."""
+"""Most seconds of work on small models that a page does itself: their estimates mostly reflect how busy the machine is,
+and a separate process takes some ten seconds to begin."""
 LOOKED_AT = 2
-"""Samples of a task that tell how many tokens one has; more are read of text, which is cheap and varies."""
+"""Number of a task's samples that determine its tokens; more for text, which is cheap and varies."""
 LOOKED_AT_OF_TEXT = 16
 _CALIBRATING, _SCORING = ResultKind[float]("seconds to calibrate"), ResultKind[float]("seconds to score")
 
 
 def is_long(session: Session, seconds: float) -> bool:
-    """Say whether work on a session's suite that takes so long belongs into a process of its own."""
+    """Say whether work of this length on a session's suite needs its own process."""
     return seconds > (LONG if session.family.stored_bytes > SMALL else LONG_IF_SMALL)
 
 
 def share_cores(session: Session) -> None:
-    """Let this thread compute on all cores but one where a suite's models are tiny, on all of them where they are not.
+    """Let this thread compute on all cores but one if a suite's models are tiny, and on all cores otherwise.
 
-    Threads that wait for each other after every small product all wait for the core that the browser has just taken,
-    which loses more without it than products of tiny models gain.
+    Threads that synchronise after every small product all wait for the core that the browser has just taken; this loses
+    more than a second core gains on tiny models.
     """
     cores = _threads_at_first()
     torch.set_num_threads(max(1, cores - 1) if session.family.is_tiny else cores)
@@ -54,12 +54,12 @@ def share_cores(session: Session) -> None:
 
 @cache
 def _threads_at_first() -> int:
-    """Return the number of threads that torch takes by itself."""
+    """Return torch's default number of threads."""
     return torch.get_num_threads()
 
 
 def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
-    """Estimate seconds of this machine's processor for a calibration, once for all options that cost the same.
+    """Estimate seconds of this machine's processor for a calibration, once for all options of equal cost.
 
     Raises:
         InputError: samples that cannot be drawn, or parts that do not exist.
@@ -87,9 +87,9 @@ def seconds_to_select(session: Session, config: CalibrationConfig) -> float:
 
 
 def samples_to_select(session: Session, seconds: float) -> int | None:
-    """Return the calibration samples per task with which a choice can keep to this time: as many as the suite's options
-    say, else 64 or fewer. None where even the fewest take longer for the least that is tried, the default on every
-    fold, and then on all samples.
+    """Return the calibration samples per task with which a choice stays within this time: as many as the suite's
+    options have, else 64 or fewer. None if even the fewest take longer for the minimum, the default on every fold and
+    then on all samples.
 
     Raises:
         InputError: as `seconds_to_calibrate`.
@@ -100,8 +100,8 @@ def samples_to_select(session: Session, seconds: float) -> int | None:
 
 
 def seconds_to_make(session: Session, model: ModelId) -> float:
-    """Estimate seconds for the calibrations that a model is made by; a baseline counts as one with the suite's own
-    options, and whatever is made of weights alone as nothing.
+    """Estimate seconds for the calibrations behind a model; a baseline counts as one with the suite's own options,
+    models made from weights alone as nothing.
 
     Raises:
         InputError: as `seconds_to_calibrate`, or no such model.
@@ -116,13 +116,13 @@ def seconds_to_make(session: Session, model: ModelId) -> float:
 
 
 def seconds_to_compare(session: Session, models: Iterable[ModelId], view: EvaluationSamples) -> float:
-    """Estimate seconds for making models and scoring them."""
+    """Estimate seconds for making and scoring models."""
     return sum(seconds_to_make(session, one) + seconds_to_score(session, view) for one in models)
 
 
 def seconds_to_diagnose(session: Session, model: ModelId, view: EvaluationSamples) -> float:
     """Estimate seconds for a verdict: base, experts, model and its repair are scored, the repair is made, and the drift
-    is booked to layers, which takes as long as a calibration on the same samples."""
+    is attributed to layers, which takes as long as a calibration on the same samples."""
     repair = repair_of(session, model)
     booked = seconds_to_calibrate(session, config_for(session.family, samples=view.samples, seed=view.seed))
     return booked + seconds_to_compare(session, ("base", "expert", model, *(() if repair is None else (repair,))), view)
@@ -158,15 +158,15 @@ def seconds_to_score(session: Session, view: EvaluationSamples) -> float:
 
 
 def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> float:
-    """Estimate seconds for a report: every model is scored on the test split, and its drift is booked to layers, which
-    takes as long as a calibration on the same samples."""
+    """Estimate seconds for a report: every model is scored on the test split, and its drift is attributed to layers,
+    which takes as long as a calibration on the same samples."""
     measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
     scored = "test" in session.family.suite.splits()  # a report without test samples has no scores
     return models * ((seconds_to_score(session, EvaluationSamples(None, "test")) if scored else 0.0) + measured)
 
 
 def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, DrawSize]:
-    """Measure the size of what a view draws of every task by its first samples, with so many varied copies of each."""
+    """Estimate the size of every task's samples in a view from the first ones, with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
     found = {}

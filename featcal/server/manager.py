@@ -1,7 +1,7 @@
 """Take jobs in turn, one at a time, and run each in a process of its own: the manager, itself a small process.
 
-Whoever sees work and no manager starts one (`ensure_manager`); it ends when nothing is left to do, and outlives the
-server that started it. Nothing in here imports torch.
+A process that finds jobs but no manager starts one (`ensure_manager`); it ends when the queue is empty, and outlives
+the server that started it. Nothing in here imports torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _started: dict[Path, tuple[float, subprocess.Popen[bytes]]] = {}
 
 
 def ensure_manager(queue: Queue) -> None:
-    """Start a manager where there is work and none; to be called whenever somebody looks at a job."""
+    """Start a manager if there are jobs and no manager runs; called each time a job is looked at."""
     moment, last = _started.get(queue.folder, (-AGAIN, None))
     if last is not None:
         last.poll()  # else one that has ended stays in the table of processes

@@ -1,4 +1,4 @@
-"""Make orders: what a visitor of a suite wants done, told apart from everything else by a key."""
+"""Make orders: one request of a visitor of a suite, identified by a key."""
 
 from __future__ import annotations
 

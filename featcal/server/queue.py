@@ -1,7 +1,7 @@
 """Keep the queue: one SQLite file that pages, the manager and workers read and write, and a folder for every result.
 
-Jobs are told apart by what they compute (`Order.key`): who asks for something again finds its job, and its result
-later. Visitors take turns. Nothing in here imports torch.
+A job is identified by its computation (`Order.key`): a second request for the same finds the same job, and later its
+result. Visitors take turns. Nothing in here imports torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class JobOrder:
     suite: str
     """The name of an embedded or ready suite, or the absolute path of a suite file."""
     args: Mapping[str, Any]
-    """Anything that JSON can hold; what it means is up to the kind."""
+    """Any JSON value; its meaning depends on the kind."""
     cwd: str
     """The folder that relative paths in `args` start from."""
     key: str
-    """Hexadecimal digits; equal for what has the same result."""
+    """Hexadecimal digits; equal for jobs with the same result."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Return the file of what its process said; a job that did not start has none."""
+        """Return the log file of its process; a job that did not start has none."""
         return self.folder / "log.txt"
 
     def seconds_left(self, now: float) -> float | None:
@@ -198,7 +198,7 @@ class Queue:
             )
 
     def is_cancel_requested(self, identity: int) -> bool:
-        """Say whether somebody asked for the end of a job."""
+        """Say whether a visitor cancelled the job."""
         return bool(self._read("SELECT * FROM jobs WHERE id = ? AND cancel = 1", identity))
 
     def end(self, identity: int, state: str, message: str = "") -> None:
@@ -226,8 +226,8 @@ class Queue:
                 shutil.rmtree(self._folder(found["key"]), ignore_errors=True)
 
     def tidy(self) -> None:
-        """Forget what ended long ago, and the oldest results where all together take more than `KEPT_BYTES`; none that
-        an unfinished job reads."""
+        """Delete jobs that ended long ago, and the oldest results while all together take more than `KEPT_BYTES`,
+        except those that an unfinished job reads."""
         jobs = self.jobs()
         ended = [job for job in jobs if job.is_over]  # the last one first
         # The model of a job can be the checkpoint that another one left.
@@ -256,7 +256,7 @@ class Queue:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make everything in the `with` happen, or nothing; nobody else writes meanwhile."""
+        """Make every change in the `with` or none; no other process writes meanwhile."""
         with self._open() as rows:
             # Take the write lock now: two that read first and write later would find each other locked out.
             rows.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Run one job, as a process that takes what nobody else wants of the processor and ends with its manager."""
+"""Run one job in a process of low priority that ends with its manager."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from featcal.system.progress import Progress, keep_memory
 OFTEN = 0.25
 """Seconds between two reports of progress."""
 NICE = 10
-"""Added niceness: a tenth of a core where somebody else wants it, and all that nobody wants."""
+"""Added niceness: a tenth of a core when other processes are busy, and every idle core."""
 FIRST_NEEDED = ("featcal.session.session", "featcal.models.families.clip", "transformers.models.clip.modeling_clip")
 CANCELLED = 143
-"""Exit status of a worker that was told to end: 128 and the number of the signal, as shells have it."""
+"""Exit status of a worker that was cancelled: 128 and the number of the signal, as shells use it."""
 
 
 def work(queue: Queue, identity: int) -> int:
@@ -81,7 +81,7 @@ def leave_a_core() -> None:
 
 
 def be_modest() -> None:
-    """Let whoever looks at a page go first from now on."""
+    """Lower the priority of this process from now on, so that pages respond first."""
     # To be called before torch has threads, which inherit the niceness; some systems refuse the courtesy.
     with suppress(OSError):
         if hasattr(os, "nice"):
@@ -106,7 +106,7 @@ def _end_politely(number: int, frame: FrameType | None) -> None:
 
 
 def run_worker(folder: str, identity: str) -> int:
-    """Run a job in this process; SystemExit is raised in its midst when the process is told to end."""
+    """Run a job in this process; SystemExit is raised inside it when the process is asked to end."""
     threading.Thread(target=_end_with_manager, daemon=True).start()
     signal.signal(signal.SIGTERM, _end_politely)
     leave_a_core()

@@ -1,1 +1,1 @@
-"""Keep everything that is computed of one suite, and name its models."""
+"""Cache everything that is computed of one suite, and resolve the names of its models."""

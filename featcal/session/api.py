@@ -1,4 +1,4 @@
-"""Offer the public measurements of a suite: one question to its session each."""
+"""Define the public measurements of a suite, each a question to its session."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def measure_drift(
     """Measure the drift of a model of the suite from its experts, layer by layer and task by task.
 
     Args:
-        suite: a session keeps the result; of a suite or a family nothing stays.
+        suite: a session caches the result; a suite or a family does not.
         model: a name ("merged", "base", "expert:TASK", "calibrated:lam=0.1", "anchor:rho=2", "ties:scale=1"), a
             checkpoint folder or Hub id, a `CalibrationResult`, or weights.
-        device: "auto", "cpu", "cuda" or "mps", for a suite; what is open stays where it is.
+        device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays on its device.
         max_memory: bytes of resident memory to stay within, for a suite or a family; a session has its own.
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
     Raises:
-        InputError: the model does not fit the suite, or samples, labels or heads that are needed are missing.
+        InputError: the model does not fit the suite, or necessary samples, labels or heads are missing.
         NumericalError: final features are not finite.
     """
     asked = DriftOptions(**options)  # before anything is opened
@@ -84,13 +84,13 @@ def calibrate(
     progress: Progress = silent,
     **objects: Unpack[SuiteObjects],
 ) -> CalibrationResult:
-    """Calibrate the merged model of a suite, or one that is given with its base, experts and samples (Algorithm 1).
+    """Calibrate the merged model of a suite, or a given one with its base, experts and samples (Algorithm 1).
 
     Args:
         model: a suite or a session, or a merged model in any form that `Suite.of` takes: in memory, a reference, a
-            recipe, or what `merge` gives.
-        config: left out, the options that the suite recommends, else the paper's for the architecture.
-        device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays where it is.
+            recipe, or the result of `merge`.
+        config: by default the options that the suite recommends, else the paper's for the architecture.
+        device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays on its device.
         objects: keywords of `Suite.of` beside the merged model; none with a suite, which has them.
 
     Raises:
@@ -123,7 +123,7 @@ def compare(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Comparison:
-    """Score two models on the same samples: how much better B is than A, how sure that is, which answers changed.
+    """Compare two models on the same samples: the difference B - A, its uncertainty, and the changed answers.
 
     Args:
         suite, device: as in `measure_drift`.

@@ -1,4 +1,4 @@
-"""Keep results that were computed, within a budget."""
+"""Cache computed results within a budget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Results(Generic[K]):
-    """Results by key, as many as a budget has room for; the least recently used goes first.
+    """Cache of results by key, within a budget; the least recently used is evicted first.
 
-    Not safe for threads by itself: its owner has them take turns.
+    Not thread-safe: its owner must lock it.
 
     Args:
-        budget: how much there is room for; what is larger by itself is made and handed over, but not kept.
-        size: what a result takes of it, key included; `nbytes` if the budget is bytes.
+        budget: capacity; a result that is larger than it is returned without caching.
+        size: function that returns the size of a result with its key; `nbytes` if the budget is bytes.
     """
 
     def __init__(self, budget: int, size: Callable[[object], int]) -> None:
@@ -31,7 +31,7 @@ class Results(Generic[K]):
         self._kept: OrderedDict[K, tuple[Any, int]] = OrderedDict()
 
     def get_or_make(self, key: K, make: Callable[[], T]) -> T:
-        """Return the kept result, or else what `make` gives, to be kept. Where it raises, nothing is kept."""
+        """Return the cached result, or call `make` and cache its result; nothing is cached if it raises."""
         if key not in self._kept:
             # Before anything is kept, so that a failure or an ended piece of work leaves no trace.
             made = make()
@@ -42,7 +42,7 @@ class Results(Generic[K]):
         return found
 
     def keep(self, key: K, result: object) -> None:
-        """Keep a result, in place of one with the same key; the least recently used make room."""
+        """Cache a result, replacing one with the same key; evict the least recently used ones."""
         size = self._size((key, result))
         self.drop(key)
         if size > self.budget:
@@ -53,11 +53,11 @@ class Results(Generic[K]):
         self.taken += size
 
     def drop(self, key: K) -> None:
-        """Keep it no longer, if it is kept."""
+        """Evict a result, if it is cached."""
         self.taken -= self._kept.pop(key, (None, 0))[1]
 
     def clear(self) -> None:
-        """Keep nothing longer."""
+        """Evict all results."""
         self._kept.clear()
         self.taken = 0
 
@@ -70,13 +70,13 @@ class Results(Generic[K]):
 
 
 def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
-    """Count the bytes of tensors, arrays and words in a thing, through data classes, dictionaries and sequences.
+    """Count the bytes of tensors, arrays and words in an object, through data classes, dictionaries and sequences.
 
-    What is there twice counts once; of a view counts all that it keeps alive. Other objects count as themselves,
-    without what hangs on them: so do mappings that are not dictionaries.
+    A repeated object counts once; a view counts with all memory that it keeps alive. Other objects, including mappings
+    that are not dictionaries, count without their contents.
 
     Args:
-        beside: what somebody else holds, such as the models of a suite; it does not count, nor what it holds.
+        beside: objects that are not counted, nor their contents, such as the models of a suite.
 
     >>> import torch
     >>> shared = torch.zeros(1000)

@@ -1,4 +1,4 @@
-"""Set features of the experts and of models side by side, after every layer: how far apart, and where on a map."""
+"""Compare features of the experts and of models after every layer: distances, and positions on a map."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _CLOUD, _PCA = ResultKind[tuple[list[int], Points]]("cloud"), ResultKind[Points]
 class FeatureMaps:
     """Features of the experts and of models on the same samples of every task.
 
-    All layers but the head share one map, in which positions after different layers can be compared; the head has a
-    map of its own, since its features are of another width.
+    All layers except the head share one map, on which positions after different layers are comparable; the head has a
+    map of its own, because its features have another width.
 
     Args:
-        models: by what charts and tables call them, the expert first and at least one other.
+        models: by their names in charts and tables; the expert first, and at least one other.
     """
 
     session: Session
@@ -49,7 +49,7 @@ class FeatureMaps:
         """Make the maps of the expert and the models with these names.
 
         Raises:
-            InputError: no model beside the expert, or a name that stands for nothing.
+            InputError: no model besides the expert, or an unknown name.
         """
         others = [name for name in names if name != EXPERT]
         if not others:
@@ -61,11 +61,11 @@ class FeatureMaps:
         return [LAST_LAYER] if layer == LAST_LAYER else visible_layers(self.session)[:-1]
 
     def key(self, *more: Hashable) -> Hashable:
-        """Return a key that tells features of these models from others of the session."""
+        """Return a cache key for the features of these models."""
         return (*(model.key for model in self.models.values()), self.on, *more)
 
     def features(self, task: str, layer: str, progress: Progress = silent) -> dict[str, dict[str, Tensor]]:
-        """Return features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
+        """Return features `[n, d]` of a task: by layer of the map of `layer`, then by model.
 
         Raises:
             InputError: a model or the samples cannot be used.
@@ -86,11 +86,11 @@ class FeatureMaps:
         return _sound({LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}, task)
 
     def cloud(self, task: str, layer: str, alone: bool = False) -> tuple[list[int], Points]:
-        """Return the ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model
-        by model, sample by sample; zeros after those of layers that are narrower than others.
+        """Return the ids of the samples on a layer's map, and its features of unit norm: layer by layer, model by
+        model, sample by sample, padded with zeros for layers that are narrower than others.
 
         Args:
-            alone: the map is of this layer alone, one of many small ones, a task each.
+            alone: the map shows only this layer; it is one of many small ones, one per task.
         """
 
         def make() -> tuple[list[int], Points]:
@@ -108,7 +108,7 @@ class FeatureMaps:
         return self.session.get_or_make(_CLOUD, self._key_of_map(task, layer, alone), make)
 
     def pca(self, task: str, layer: str, alone: bool = False) -> Points:
-        """Return `[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
+        """Return `[rows, 2]`: the projection of the rows of `cloud` on the two directions of their largest variance."""
         key = self._key_of_map(task, layer, alone)
         return self.session.get_or_make(_PCA, key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
 
@@ -121,12 +121,12 @@ class FeatureMaps:
         pooled: bool = False,
         progress: Progress = silent,
     ) -> pd.DataFrame:
-        """Return one row per task, layer, model and sample, in the order in which a map takes them: `task`, `layer`,
-        `model`, `sample`, place on the PCA map (`x`, `y`; missing where it is not on it), `cosine` to the expert's
-        feature, and `distance` of the two at unit norm.
+        """Return one row per task, layer, model and sample, in the order of a map: `task`, `layer`, `model`, `sample`,
+        position on the PCA map (`x`, `y`; missing for samples that are not on it), `cosine` to the expert's feature,
+        and `distance` of the two at unit norm.
 
         Args:
-            tasks, layers: by name, a block by the prefix of its tensors too; none are all of them (`visible_layers`).
+            tasks, layers: by name, a block also by the prefix of its tensors; empty means all (`visible_layers`).
             alone: every layer has a map of its own.
             pooled: a last column `feature`: the feature itself, of unit norm.
 
@@ -169,7 +169,7 @@ class FeatureMaps:
 
 
 def visible_layers(session: Session) -> list[str]:
-    """Return the layers whose features can be shown: all that differ from sample to sample."""
+    """Return the layers whose features can be shown: those that differ from sample to sample."""
     adapter = session.family.adapter
     # In front of the blocks a class token is the same for every sample, so all points would lie on one.
     same = adapter.class_token_layers()
@@ -187,8 +187,8 @@ def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Value
 
 
 def nearest_samples(features: Mapping[str, Tensor], sample: int, count: int) -> dict[str, list[int]]:
-    """Return the samples whose features have the largest cosines to one sample's, per model, the nearest first, in the
-    full space of the features and without the sample itself."""
+    """Return the nearest samples to one sample by cosine, per model, nearest first, in the full space of the features;
+    the sample itself is left out."""
     found = {}
     for name, own in features.items():
         unit = normalize(own.double(), dim=1)
@@ -211,16 +211,16 @@ def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _point(row: Mapping[Hashable, Any]) -> dict[str, Any]:
-    """Return a sample as the document has it; without a place on the map where it has none."""
+    """Return a sample in the form of the document; without a position if it is not on the map."""
     here = {str(name): None if name in ("x", "y") and np.isnan(value) else value for name, value in row.items()}
     return here | {"feature": row["feature"].tolist()} if "feature" in row else here
 
 
 def _select_known(what: str, asked: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return those of the known names that were asked for, in their own order; all where none were.
+    """Return the known names that were requested, in their own order; all if none were requested.
 
     Raises:
-        InputError: another name.
+        InputError: an unknown name.
     """
     for name in asked:
         if name not in known:
@@ -229,7 +229,7 @@ def _select_known(what: str, asked: Sequence[str], known: Sequence[str]) -> list
 
 
 def _sound(found: dict[str, dict[str, Tensor]], task: str) -> dict[str, dict[str, Tensor]]:
-    """Return the features, if every one has a direction.
+    """Return the features, after a check that each has a direction.
 
     Raises:
         NumericalError: one is zero or not finite.

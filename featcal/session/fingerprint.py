@@ -1,4 +1,4 @@
-"""Look at the files of a suite as they are now: what was computed from others is not taken for theirs."""
+"""Detect changes of a suite's files, so that results of other files are never reused."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from featcal.system.sandbox import require_inside
 
 
 class Stamp(NamedTuple):
-    """State of everything that a suite reads: another one means that something has changed."""
+    """State of everything that a suite reads; it differs if anything has changed."""
 
     text: str
-    """The suite's own."""
+    """The suite's own content."""
     root: str
     """The folder that its relative paths start from."""
     files: tuple[FileStamp, ...]
     """The state of every file of its models and samples."""
     commits: tuple[Commit, ...]
-    """Of models on the Hub, as far as they were fetched."""
+    """Commits of models on the Hub, for those that are fetched."""
     data: tuple[Commit, ...]
-    """Of data sets on the Hub, likewise."""
+    """Commits of data sets on the Hub, for those that are fetched."""
 
 
 def suite_stamp(suite: Suite) -> Stamp:
     """Return the state of everything that a suite reads: its text, the files of its models (`model_files`) and of its
-    samples, folders to the bottom, and the commits of what lies on the Hub. Nothing is read or fetched.
+    samples, with all sub-folders, and the commits of models and data on the Hub. Nothing is read or fetched.
 
-    The state of a file is what the system keeps of it (`stamps`).
-
+    The state of a file is its size and times in the file system (`stamps`).
     """
     named = references(suite).values()
     # One look at each file and no reading of gigabytes. A commit on the Hub never changes.
@@ -52,8 +51,8 @@ def suite_stamp(suite: Suite) -> Stamp:
 
 
 def model_stamp(reference: str, root: Path) -> tuple[FileStamp | Commit, ...]:
-    """Return the state of every file here that a model is made of (`model_files`), and the commit of every part of it
-    that is on the Hub, as far as it was fetched."""
+    """Return the state of every local file of a model (`model_files`), and the commit of every part of it on the Hub,
+    if it is fetched."""
     return (*_model_stamps(reference, root), *model_commits([reference], root))
 
 
@@ -62,7 +61,7 @@ def _model_stamps(reference: str, root: Path) -> Iterator[FileStamp]:
 
 
 def _sample_stamps(source: Source, root: Path) -> Iterator[FileStamp]:
-    """Yield the state of what a source reads; one of the kind `hub` reads a local folder where there is one."""
+    """Yield the state of the files that a source reads; the kind `hub` may read a local folder."""
     if source.kind in ("embedded", "self_generated"):
         return
     with suppress(InputError):  # whoever draws samples says what is wrong

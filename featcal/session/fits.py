@@ -1,4 +1,5 @@
-"""Make models out of those of an open suite, calibrations and baselines, and measure what calibrations depend on."""
+"""Make models from those of an open suite, calibrations and baselines, and measure quantities that calibrations depend
+on."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Fits:
     suite: OpenSuite
 
     def calibrate(self, model: ModelId, progress: Progress = silent) -> CalibrationResult:
-        """Calibrate the suite's merged model, or another one that a name says (`calibrated:rho=1@tsv-m`).
+        """Calibrate the suite's merged model, or another one named in `model` (`calibrated:rho=1@tsv-m`).
 
         Args:
             model: options of a calibration, or its name.
@@ -65,12 +66,12 @@ class Fits:
         make: Callable[[], CalibrationResult],
         is_stale: Callable[[CalibrationResult], bool],
     ) -> CalibrationResult:
-        """Keep what another process has calibrated as this calibration, which `calibrate` gives from then on.
+        """Cache the calibration of another process, which `calibrate` then returns.
 
         Args:
             model: as in `calibrate`.
-            make: gives it, where none is kept.
-            is_stale: says that a kept one can no longer be read; it is made again then.
+            make: returns it, if none is cached.
+            is_stale: says whether a cached one can no longer be read; then `make` is called again.
         """
         key = self.suite.resolve(model).key
         if is_stale(self.suite.get_or_make(_CALIBRATED, key, make)):
@@ -78,10 +79,10 @@ class Fits:
         return self.suite.get_or_make(_CALIBRATED, key, make)
 
     def family_with(self, model: ModelId) -> Family:
-        """Return the suite with a model in the place of its merged one, to calibrate that.
+        """Return the suite with a model instead of its merged one, to calibrate that model.
 
         Raises:
-            InputError: no such model, or one that is more than its weights.
+            InputError: no such model, or one with maps or heads of its own.
         """
         one = self.suite.resolve(model)
         if one.kind != "merged":
@@ -89,7 +90,7 @@ class Fits:
         return self._start_from(one)
 
     def _start_from(self, one: ModelRef) -> Family:
-        """Return the suite with a model in the place of its merged one, whatever the model has beside its weights."""
+        """Return the suite with a model instead of its merged one, even if the model has maps or heads of its own."""
         if one.kind != "merged":
             return self.suite.family.with_merged(self.weights(one), one.name)
         merged = self.suite.made.get(one.key)
@@ -120,7 +121,7 @@ class Fits:
         return self.suite.get_or_make(_FITTED, (options, of.key), make)
 
     def weights(self, model: ModelId) -> Weights:
-        """Return the tensors of a model, calibrated or fitted where it is of that kind.
+        """Return the tensors of a model; calibrations and baselines are computed if necessary.
 
         Raises:
             InputError: there is no such model, or it does not fit the suite.
@@ -138,14 +139,14 @@ class Fits:
         return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, family))
 
     def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
-        """Measure what fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
+        """Measure the cost of fitting the calibrated blocks on other feature sources (Prop. 8).
 
         Args:
-            model: options to calibrate with, a calibration by its name, or the folder of a calibrated checkpoint, whose
-                own options are used. What was calibrated stands in the place of the merged model.
+            model: options of a calibration, a calibration by its name, or the folder of a calibrated checkpoint, with
+                its own options. The calibrated model's start replaces the suite's merged model.
 
         Raises:
-            InputError: a model of another kind, or a folder that holds no record of a calibration.
+            InputError: a model of another kind, or a folder without the record of a calibration.
         """
 
         one = self.suite.resolve(model)
@@ -162,14 +163,14 @@ class Fits:
         return self.suite.get_or_make(_SOURCES, one.key, make)
 
     def repair(self, model: ModelId, over: Start, limits: Limits, progress: Progress = silent) -> RepairAdapter:
-        """Cut what a calibration changed down to a low rank, as an adapter over the model that was calibrated, or over
+        """Truncate the change of a calibration to a low rank, as an adapter over the model before calibration, or over
         the base.
 
         Args:
             model: as in `sources`.
 
         Raises:
-            InputError: a model that is not a calibration, an architecture that peft cannot adapt, or nothing changed.
+            InputError: a model that is not a calibration or has no change, or an architecture that peft cannot adapt.
         """
         one = self.suite.resolve(model)
         config, of = self._calibration(one)
@@ -178,7 +179,7 @@ class Fits:
         return fit_repair(self.family_with(of), weights, config, passes, over, limits, progress)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
-        """Measure how well every linear system of a calibration is posed; takes a calibration and its decompositions.
+        """Measure the condition of every linear system of a calibration; takes a calibration and its decompositions.
 
         Args:
             model: as in `sources`.
@@ -199,12 +200,12 @@ class Fits:
     def preview(
         self, of: ModelId, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> Preview:
-        """Return what previews of one block of a calibration need.
+        """Precompute the block statistics for previews of one block, so that the next slider move previews instantly.
 
         Args:
-            of: the exact run that everything in front of the block is left as: options of a calibration, or its name.
-            layer: the block, as tables name it.
-            view: the samples that drift is measured on.
+            of: the exact run whose blocks before this one stay: options of a calibration, or its name.
+            layer: name of the block in tables.
+            view: the samples that measure drift.
 
         Raises:
             InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
@@ -226,14 +227,14 @@ class Fits:
         return self.suite.get_or_replace(_PREVIEW, (one.key, layer, *self.suite.key(view)), make)
 
     def has_preview(self, of: ModelId, layer: str, view: EvaluationSamples) -> bool:
-        """Say whether `preview` would cost nothing."""
+        """Say whether `preview` is cached."""
         return self.suite.has(_PREVIEW, (self.suite.resolve(of).key, layer, *self.suite.key(view)))
 
     def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
-        """Return the options of a calibration, and the model that is calibrated.
+        """Return the options of a calibration, and the model that it calibrates.
 
         Raises:
-            InputError: the model is not a calibration, or its folder holds no record of one.
+            InputError: the model is not a calibration, or its folder has no record of one.
         """
         if model.config is not None and model.of is not None:
             return model.config, model.of
@@ -249,7 +250,7 @@ class Fits:
     def _calibrate(
         self, model: ModelRef, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
     ) -> CalibrationResult:
-        """Calibrate on expert passes that are asked for where nothing is kept."""
+        """Calibrate on expert passes that are made only if nothing is cached."""
 
         def make() -> CalibrationResult:
             config, of = self._calibration(model)
@@ -259,5 +260,5 @@ class Fits:
         return self.suite.get_or_make(_CALIBRATED, model.key, make)
 
     def _first_block(self, of: ModelRef) -> FirstBlock | None:
-        """Return what calibrations of the suite's own merged model share in their first block, else None."""
+        """Return the cache of the first block that calibrations of the suite's own merged model share, else None."""
         return self.suite.first_block if of.kind == "merged" else None

@@ -1,4 +1,4 @@
-"""Measure the models of an open suite: drift, features, scores, and what follows from them."""
+"""Measure the models of an open suite: drift, features, scores, and values derived from them."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Measurements:
 
     @property
     def fit(self) -> Fits:
-        """Return what makes the models that are measured."""
+        """Return the object that makes the measured models."""
         return Fits(self.suite)
 
     def features(self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Features:
-        """Measure how far a model's features drift from the experts', not why: half the cost of `drift`. For "expert"
-        those of the merged model, which has the experts' own beside them."""
+        """Measure the total drift of a model's features, without splitting it: half the cost of `drift`. For "expert"
+        the result is that of the merged model, which includes the experts' features."""
         one = _walked_model(self.suite.resolve(model))
         count, split, seed = self.suite.key(view)
         apart = DriftOptions(count, split, seed)
@@ -99,7 +99,7 @@ class Measurements:
 
         Raises:
             InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
-                where their output is asked for, or a class token that the architecture does not have.
+                if output is requested, or a class token that the architecture does not have.
             NumericalError: final features that are not finite.
         """
         one, split = self.suite.resolve(model), options.split or self.suite.split
@@ -132,7 +132,7 @@ class Measurements:
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, Tensor]:
         """Return a model's features after every layer, `[n, d]` by layer in forward order, on the CPU: state of the
-        class token or mean over tokens but padding, and last the final features."""
+        class token or mean over tokens without padding, and last the final features."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
@@ -145,10 +145,11 @@ class Measurements:
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> DepthDecisions:
         """Read a model's decisions on a task after every block, through its own final norm and head, beside the
-        expert's final ones. Heads are made for the last layer: after others they say where a decision turns, no more.
+        expert's final ones. Heads are trained for the last layer; earlier readouts only indicate where a decision
+        turns.
 
         Raises:
-            InputError: no such task, or what turns features into scores is missing (`judges`).
+            InputError: no such task, or a missing head or labels (`judges`).
         """
         self._require_task(task)
         one = self.suite.resolve(model)
@@ -167,7 +168,8 @@ class Measurements:
         self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, list[MapMismatch]]:
         """Measure the mismatch of every linear map inside the blocks, by task, blocks in forward order, and the share
-        of each in what a calibration changed of the model that it was given; of any other model, of the merged one."""
+        of each map in the change by calibration; for models that are not calibrated, in the change from the merged
+        model."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, list[MapMismatch]]:
@@ -181,7 +183,7 @@ class Measurements:
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> TokenDrift:
         """Measure a model's drift from a task's expert token by token, after every layer: of every patch of a picture
-        and its class token, or of every token of a text. For "expert" it is that of the merged model.
+        and its class token, or of every token of a text. For "expert" the result is that of the merged model.
 
         Raises:
             InputError: no such task, or a model that does not fit the suite.
@@ -233,9 +235,9 @@ class Measurements:
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)
 
     def quick_scores(self, model: ModelId, view: EvaluationSamples) -> Scores:
-        """Score a model off the features that drift is measured on, so that it costs nothing.
+        """Score a model on the features of the drift measurement, at no further cost.
 
-        Accuracy of pictures; of text how often the first token of the answer is right.
+        Accuracy for pictures; for text the share of answers with a right first token.
         """
         one = self.suite.resolve(model)
 
@@ -251,17 +253,17 @@ class Measurements:
         return self.suite.get_or_make(_QUICK, (one.key, *self.suite.key(view)), make)
 
     def answer_scores(self, model: ModelId, view: EvaluationSamples, progress: Progress = silent) -> Scores:
-        """Score a model by its answers, as people who choose between models need it: whole answers of text, whose
-        first tokens can all be right while the answers are wrong; classes off the features that drift is measured on.
+        """Score a model by its answers, for the choice between models: whole answers of text, because an answer can be
+        wrong although its first token is right; classes on the features of the drift measurement.
 
         Raises:
-            InputError: there is nothing to score with.
+            InputError: there is no head, no labels or no answers.
         """
         return self.scores(model, view, progress) if self.suite.is_text else self.quick_scores(model, view)
 
     def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
         """Return, by task, `[n]`: the lead of a model's first over its second class, or first token of an answer,
-        sample by sample (mu of Eq. (44)), off the features that drift is measured on."""
+        sample by sample (mu of Eq. (44)), from the features of the drift measurement."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
@@ -270,7 +272,7 @@ class Measurements:
         return self.suite.get_or_make(_MARGINS, (one.key, *self.suite.key(view)), make)
 
     def judges(self, model: ModelId, view: EvaluationSamples) -> Judges:
-        """Return what turns features into scores.
+        """Return the heads and the right answers.
 
         Raises:
             InputError: labels, answers, class names, a text tower or a head are missing.
@@ -280,7 +282,7 @@ class Measurements:
     def compare(
         self, a: ModelId, b: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent
     ) -> Comparison:
-        """Measure how much better B is than A on the same samples, with intervals, tests and flips.
+        """Compare B with A on the same samples, with intervals, tests and flips.
 
         Raises:
             InputError, NumericalError: a model cannot be scored; `scores` lists the reasons.
@@ -307,7 +309,7 @@ class Measurements:
         return self.suite.get_or_make(_CANARY, (one.key, other.key, seed), make)
 
     def adopt_scores(self, model: ModelId, view: EvaluationSamples, scores: Scores) -> Scores:
-        """Keep what another process has scored as this model's scores, which `scores` gives from then on.
+        """Cache the scores of another process as this model's, which `scores` then returns.
 
         Raises:
             InputError: scores of another split or of other tasks.
@@ -323,21 +325,22 @@ class Measurements:
         return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), lambda: own)
 
     def has_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
-        """Say whether `scores` would cost nothing."""
+        """Say whether `scores` is cached."""
         return self.suite.has(_SCORES, (self.suite.resolve(model).key, *self.suite.key(view)))
 
     def has_quick_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
-        """Say whether `quick_scores` would cost nothing; without them, heads may have to be made of class names."""
+        """Say whether `quick_scores` is cached; otherwise heads may have to be made from class names."""
         return self.suite.has(_QUICK, (self.suite.resolve(model).key, *self.suite.key(view)))
 
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
-        """Say whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
+        """Say whether `features`, and so `quick_scores` and `margins`, need no walk."""
         one, drawn = _walked_model(self.suite.resolve(model)), self.suite.key(view)
         apart = (one.key, DriftOptions(*drawn))
         return self.suite.has(_FEATURES, (one.key, *drawn)) or self.suite.has(_DRIFTS, apart)
 
     def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
-        """Return the final features of weights on samples that are scored; once for models that differ in maps."""
+        """Return the final features of weights on samples to score; computed once for models that differ only in
+        maps."""
         below = strip_maps(weights)
         # No room: steps of a model that is scored once are worth nothing, and inputs are checked once for all models.
         checked = self.suite.get_or_make(_CHECKED, None, lambda: WalkCache(0))
@@ -347,8 +350,8 @@ class Measurements:
         )
 
     def _merge_once(self, weights: Weights) -> Weights:
-        """Return a merge that is computed when it is read with its tensors in memory, where there is room for them;
-        any other model as it is. Every task, and every part of a split, reads all of a model anew."""
+        """Return a merge that is computed on reading with its tensors in memory, if there is room for them, because
+        every task and part of a split reads the whole model again; any other model is returned unchanged."""
         names = self.suite.family.adapter.tower
         size = sum(weights.info[name].nbytes for name in names)
         if not (isinstance(weights, RecipeWeights) and self.suite.has_room(size)):
@@ -362,20 +365,20 @@ class Measurements:
             raise InputError(f"task '{task}': the suite has {', '.join(self.suite.tasks)}")
 
     def _pass_of(self, model: ModelRef, task: str, view: EvaluationSamples) -> ExpertPass:
-        """Return a model's own pass over the samples of a task; the expert's finds what was kept of it."""
+        """Return a model's own pass over the samples of a task; the expert's uses its cache."""
         walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
         if model.is_every_expert:
             return walk
         return walk.copy_for_one_walk(self.fit.weights(model))
 
     def _own_passes(self, view: EvaluationSamples) -> dict[str, ExpertPass]:
-        """Return the passes of all experts for a walk that leaves the kept steps as they are: it looks inside the
-        blocks, and what it sees of every token would take the room of what the next measurement finds again."""
+        """Return the passes of all experts for a walk that must leave their caches alone: it looks inside the blocks,
+        and its token-wise results would displace those of the next measurement."""
         passes = self.suite.measured_passes(view, self.suite.samples(view))
         return {task: one.copy_for_one_walk() for task, one in passes.items()}
 
     def _run(self, model: Weights, progress: Progress) -> Run:
-        """Return the run for a measurement of a model, once its samples are there.
+        """Return the resources for a measurement of a model, after its samples are drawn.
 
         Raises:
             InputError: one block of expert and model needs more than `max_memory`.

@@ -1,4 +1,4 @@
-"""Read the names of a suite's models, and write the names that tell them from others."""
+"""Parse the names of a suite's models, and write unique names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from featcal.system.sandbox import require_inside
 
 
 def config_of_name(name: ModelName, family: Family) -> CalibrationConfig:
-    """Return the options of a calibration that is named; those that are not said are the suite's, else the paper's.
+    """Return the options of a named calibration; options that the name does not have are the suite's, else the paper's.
 
     Raises:
         InputError: an option that is unknown or outside its range.
@@ -46,8 +46,8 @@ def config_of_name(name: ModelName, family: Family) -> CalibrationConfig:
 
 
 def name_calibration(config: CalibrationConfig, family: Family) -> str:
-    """Return the name that stands for a calibration with these options, and for no other whatever a suite recommends:
-    with all that matter most, and what differs from the suite's (`config_of`) or from the recipe's own."""
+    """Return a name that identifies a calibration with these options, independent of the suite's recommendations: with
+    the main options, and all that differ from the suite's (`config_of_suite`) or from the recipe's own."""
     config = resolve_options(config, family.adapter, family.suite.tasks)
     suites = config_for(family, recipe=config.recipe)
     own = of_recipe(family.adapter, family.suite.tasks, {"recipe": config.recipe})
@@ -65,13 +65,13 @@ def name_calibration(config: CalibrationConfig, family: Family) -> str:
 
 
 def weights_of(model: str, family: Family) -> Weights:
-    """Return the tensors of a model that is named, but for calibrated ones and baselines.
+    """Return the tensors of a named model, except for calibrations and baselines.
 
     Args:
-        family: an anchor is that of its merged model, whatever stands after the anchor's @.
+        family: an anchor belongs to its merged model; the name after the anchor's @ is ignored.
 
     Raises:
-        InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
+        InputError: no such model, unknown options, or a checkpoint that does not fit the suite.
     """
     name = model_name(model)
     if name.kind == "expert":
@@ -114,7 +114,7 @@ def _expert(name: ModelName, family: Family) -> Weights:
 
 
 def holds_calibration(reference: str) -> bool:
-    """Say whether a model's reference is a folder that holds the record of a calibration."""
+    """Say whether a model's reference is a folder with the record of a calibration."""
     try:
         recorded_calibration(Path(reference))
     except InputError:
@@ -126,7 +126,7 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
     """Return the options of the calibration that wrote a folder, and the name of the model that it calibrated.
 
     Raises:
-        InputError: it holds no record of one.
+        InputError: it has no record of one.
     """
     require_inside(folder / RECORD_FILE, "record")
     missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
@@ -138,10 +138,10 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
 
 
 def recorded_suite(folder: Path) -> str:
-    """Return the name of the suite that a folder was calibrated from, where it comes with featcal.
+    """Return the name of the suite of a calibrated folder, if the suite comes with featcal.
 
     Raises:
-        InputError: it holds no record of a calibration, or one of a suite that is a file of its own.
+        InputError: it has no record of a calibration, or one of another suite file.
     """
     recorded_calibration(folder)
     record = read_json(folder / RECORD_FILE)

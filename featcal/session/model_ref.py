@@ -1,4 +1,4 @@
-"""Resolve a model of a suite, whatever a caller has named it by: a name, options, weights or a calibration's result."""
+"""Resolve a model of a suite from a name, options, weights or a calibration's result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp
 
 OBJECT = "object"
-"""Kind of weights and results of calibrations that a caller has in hand."""
+"""Kind of weights and of results of calibrations that a caller passes as objects."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +30,11 @@ class ModelRef:
 
     Args:
         kind: that of its name (`suite.name_grammar.ModelName`), or `OBJECT`.
-        name: the whole name, which stands for the same model everywhere; of an object its label.
-        label: what charts, tables and documents call it.
+        name: the full name, which means the same model everywhere; for an object its label.
+        label: its name in charts, tables and documents.
         config: all options of a calibration.
         baseline: all options of a baseline.
-        of: the model that a calibration or a baseline acts on, or an anchor other than that of the suite's own merge.
+        of: the model that a calibration, a baseline or an anchor starts from, if it is not the suite's own merge.
         given: the object itself.
     """
 
@@ -48,11 +48,11 @@ class ModelRef:
 
     @property
     def calibration(self) -> CalibrationConfig | None:
-        """Return the options of a calibration of the suite's own merged model; None of every other model."""
+        """Return the options of a calibration of the suite's own merged model; None for every other model."""
         return self.config if self.of is not None and self.of.kind == "merged" else None
 
     def require_calibration(self) -> tuple[CalibrationConfig, ModelRef]:
-        """Return the options of a calibration, and what is calibrated.
+        """Return the options of a calibration, and the model that it calibrates.
 
         Raises:
             InputError: a model of another kind.
@@ -63,13 +63,13 @@ class ModelRef:
 
     @property
     def is_every_expert(self) -> bool:
-        """Say whether it is every expert on its own task, where models are scored or pooled."""
+        """Say whether the model is "every expert on its own task", for scores and pooled features."""
         return self.name == "expert"
 
     @property
     def key(self) -> Hashable:
-        """Return what is equal for the same model of one suite: a name, options, a checkpoint while its files are as
-        they are now, an object that is the very same."""
+        """Return a key that is equal for the same model of a suite: a name, options, a checkpoint with its current
+        files, or the very same object."""
         if self.given is not None:
             return IdentityKey(self.given)
         options = self.config or self.baseline
@@ -80,8 +80,8 @@ class ModelRef:
 
     @property
     def files(self) -> tuple[FileStamp | Commit, ...]:
-        """Return the state of the files that the checkpoint is made of which the model is, or acts on; none where that
-        is of the suite, or an object."""
+        """Return the state of the files of a checkpoint that the model is or starts from; none if that is the suite's
+        own, or an object."""
         reference = None if self.given is not None else reference_in(self.name)
         return () if reference is None else model_stamp(reference, Path.cwd())
 
@@ -89,16 +89,16 @@ class ModelRef:
 BASE, MERGED, EVERY_EXPERT = (ModelRef(name, name, name) for name in ("base", "merged", EXPERT))
 """Models that every suite has; the last is every expert on its own task."""
 ModelId = str | CalibrationConfig | Weights | Calibrated | ModelRef
-"""All that a caller may name a model by: a name (`suite.name_grammar`), the options it is calibrated with, weights, a
-calibration's result, or what `resolve_model` has made of one of them."""
+"""All forms in which a caller may give a model: a name (`suite.name_grammar`), options of a calibration, weights, a
+calibration's result, or a `ModelRef`."""
 
 
 def resolve_model(given: ModelId, family: Family, of: ModelId = MERGED) -> ModelRef:
-    """Return the model that a caller means. Options of a calibration or of a baseline that a name does not say are the
-    suite's, else the method's own.
+    """Resolve a model. Options of a calibration or of a baseline that a name does not have are the suite's, else the
+    method's own.
 
     Args:
-        of: what is calibrated, where options of a calibration are given.
+        of: the model to calibrate, if `given` are options of a calibration.
 
     Raises:
         InputError: an option that is unknown or outside its range, or an object that is not a model.
@@ -137,7 +137,8 @@ def _calibration(config: CalibrationConfig, start: ModelRef, family: Family) -> 
 
 
 class IdentityKey:
-    """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
+    """A cache key for an object without a comparable content: equal only for the very same object, as long as it
+    lives."""
 
     def __init__(self, thing: object) -> None:
         # A weak reference, since a key must not keep a model in memory; the id may be given again once it is gone.

@@ -1,4 +1,4 @@
-"""Hold the models and samples of one suite that is open, and the cache and the lock of everything computed of it."""
+"""Hold the models and samples of an open suite, with the cache and the lock for everything computed of it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ T = TypeVar("T")
 BATCH_SIZE = 64
 """Samples per forward pass of a measurement."""
 PASSES = 3
-"""Sets of expert passes that are kept, each with its own room (`Kept`): samples to calibrate on, and to measure on."""
+"""Number of sets of expert passes that are cached, each with its own `Kept`: for calibration, and for measurements."""
 SHARE = 8
-"""One part in so many of the memory to spare is for the results of a session: the app has several open."""
+"""Fraction of the free memory for the results of a session is one over this: the app has several sessions open."""
 SMALL_SPLIT = 2**26
-"""Bytes of model inputs of one task's whole split that are worth keeping."""
+"""Largest size of the model inputs of one task's whole split that is cached, in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ResultKind(Generic[T]):
-    """One kind of result that is kept of a suite. It equals itself alone, so its module alone finds the results.
+    """One kind of cached results. It equals only itself, so only its module finds the results.
 
     Args:
-        name: for people who debug; it tells nothing from anything.
+        name: for debugging only.
     """
 
     name: str
@@ -44,10 +44,10 @@ class ResultKind(Generic[T]):
 
 @dataclass(frozen=True)
 class SharedResults:
-    """Hold what several sessions of one family have together: each finds what another has left."""
+    """Cache that several sessions of one family share."""
 
     passes: Results[Hashable]
-    """Expert passes, by what decides them."""
+    """Expert passes by their key."""
     made: Mapping[Hashable, Weights]
     """Models, by key."""
 
@@ -59,13 +59,13 @@ _SPLIT = ResultKind[Samples]("split")
 
 
 class OpenSuite:
-    """The family and the samples of one suite, and the results that are kept of it: the base of `Session`.
+    """The family and the samples of one suite, and the cached results: the base of `Session`.
 
-    One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
+    One lock guards all of it: a caller waits while a result is computed, and then finds it in the cache.
 
     Args:
         family, budget, one_shot, max_memory: those of `Session`.
-        shared: what several sessions of the family have together.
+        shared: cache that several sessions of the family share.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class OpenSuite:
         own = Results[Hashable](0 if self._one_shot else PASSES, lambda _: 1)
         self._passes = own if shared is None else shared.passes
         self.made: Mapping[Hashable, Weights] = {} if shared is None else shared.made
-        """Models that are there already, by key."""
+        """Models that exist already, by key."""
         self.first_block = None if self._one_shot else FirstBlock()
         self.released = False
         # Reentrant: what makes one result asks for others.
@@ -100,7 +100,7 @@ class OpenSuite:
 
     @property
     def split(self) -> str:
-        """Return the split that models are measured on unless a view says otherwise."""
+        """Return the default split to measure models on."""
         return self.family.suite.measured_split
 
     @property
@@ -109,10 +109,10 @@ class OpenSuite:
         return self.family.adapter.answers == "text"
 
     def resolve(self, model: ModelId, of: ModelId = MERGED) -> ModelRef:
-        """Return the model that is meant by a name, options, weights or a calibration's result.
+        """Resolve a model from a name, options, weights or a calibration's result.
 
         Args:
-            of: what is calibrated, where options of a calibration are given.
+            of: the model to calibrate, if options of a calibration are given.
 
         Raises:
             InputError: an option that is unknown or outside its range.
@@ -133,7 +133,7 @@ class OpenSuite:
         return make() if self._one_shot else self.get_or_make(_SAMPLES, (count, split, seed), make)
 
     def counts(self, view: EvaluationSamples) -> dict[str, int]:
-        """Return the number of samples of every task; tasks can have fewer than a view asks for."""
+        """Return the number of samples of every task; a task may have fewer than requested."""
 
         def make() -> dict[str, int]:
             return {task: len(self.viewable_samples(task, view)) for task in self.tasks}
@@ -141,13 +141,13 @@ class OpenSuite:
         return self.get_or_make(_COUNTS, self.key(view), make)
 
     def viewable_samples(self, task: str, view: EvaluationSamples) -> Samples:
-        """Return a task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
+        """Return a task's raw samples: no inputs, and pictures that are read when needed."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         return self.get_or_make(_VIEWABLE, key, lambda: self.family.viewable_samples(task, split, count, seed))
 
     def parts(self, task: str, view: EvaluationSamples) -> Iterator[Samples]:
-        """Yield a task's samples part by part, to be scored; a split that is small enough stays for the next model."""
+        """Yield a task's samples part by part, for scoring; a small split is cached for the next model."""
         count, split, seed = self.key(view)
         key = task, count, split, seed
         if self.has(_SAMPLES, (count, split, seed)):
@@ -162,7 +162,7 @@ class OpenSuite:
                 yield part
 
     def calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
-        """Return the pass of every expert over the samples that its task is calibrated on with these options."""
+        """Return the pass of every expert over its calibration samples under these options."""
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
         # Of all tasks, so that a calibration on some finds the passes of one on all.
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
@@ -172,7 +172,7 @@ class OpenSuite:
             )
 
     def measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
-        """Return the pass of every expert over the samples that models are measured on.
+        """Return the pass of every expert over the samples of a measurement.
 
         Args:
             drawn: the samples of the view, by task.
@@ -186,33 +186,34 @@ class OpenSuite:
             return self._passes.get_or_make(("measured", *self.key(view)), make)
 
     def get_or_make(self, kind: ResultKind[T], key: Hashable, make: Callable[[], T]) -> T:
-        """Return the kept result of a kind with this key, or what `make` gives of this suite and the key alone."""
+        """Return the cached result of a kind with this key, or the result of `make`, which depends only on this suite
+        and the key."""
         with self._lock:
             return self._results.get_or_make((kind, key), make)
 
     def get_or_replace(self, kind: ResultKind[T], key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `get_or_make` does, for a kind of which one result alone is kept: another key's goes first."""
+        """Do as `get_or_make` for a kind with a single cached result: the result of another key is evicted first."""
         with self._lock:
             for one in [one for one in self._results if one[0] is kind and one[1] != key]:
                 self._results.drop(one)
             return self.get_or_make(kind, key, make)
 
     def has(self, kind: ResultKind[T], key: Hashable) -> bool:
-        """Say whether a result of a kind is kept."""
+        """Say whether a result of a kind is cached."""
         return (kind, key) in self._results
 
     def has_room(self, size: int) -> bool:
-        """Say whether a result of so many bytes would be kept."""
+        """Say whether a result of so many bytes would be cached."""
         return size <= self._results.budget
 
     def forget(self, kind: ResultKind[T], key: Hashable) -> None:
-        """Keep a result no longer."""
+        """Evict a result."""
         with self._lock:
             self._results.drop((kind, key))
 
     def release(self) -> None:
-        """Give back the memory of everything that is kept, tensors of models included, once nothing is being computed,
-        and keep nothing from now on. `open_session` opens another session."""
+        """Release the memory of all cached results, including tensors of models, when no computation runs, and cache
+        nothing from now on. `open_session` opens another session."""
         with self._lock:
             self.released = True
             # Whoever still holds the session reads the same numbers from the files.

@@ -1,4 +1,4 @@
-"""Draw two-dimensional maps of feature clouds that need no library of their own."""
+"""Draw two-dimensional maps of feature clouds without further libraries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:  # the process that makes maps has no torch
 
 Points = NDArray[np.float32]
 MOST_POINTS = 20_000
-"""On one map: beyond it fewer samples are drawn."""
+"""Most points on one map; beyond it fewer samples are drawn."""
 SEED = 42
-"""Of the samples that are drawn where there are too many, and of whatever else a map leaves to chance."""
+"""Seed of the samples drawn for a map, and of everything else that is random in it."""
 
 
 def draw_points(count: int, clouds: int) -> list[int]:
-    """Return which of `count` samples are on a map of so many clouds, in order: all, or what `MOST_POINTS` leaves.
+    """Return the indices of the samples of `count` that are on a map of so many clouds: all, or as many as
+    `MOST_POINTS` allows.
 
     >>> draw_points(3, 4), len(draw_points(1000, 40))
     ([0, 1, 2], 500)
@@ -31,7 +32,7 @@ def draw_points(count: int, clouds: int) -> list[int]:
 
 
 def pca_map(features: Points) -> Points:
-    """Turn features `[n, k]` into places `[n, 2]` along the two directions of largest variance."""
+    """Project features `[n, k]` to positions `[n, 2]` along the two directions of largest variance."""
     centred = features - features.mean(0)
     n, k = centred.shape
     if n > 2 * k:  # what is decomposed is the smaller one

@@ -1,4 +1,4 @@
-"""Open a suite once and compute everything of it once, for app, command line, public functions and studies."""
+"""Open a suite once and compute every result once, for app, command line, public functions and studies."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from featcal.system.errors import InputError
 
 
 class Session(OpenSuite):
-    """One opened suite and what was computed of it: `measure` measures its models, `fit` makes models of them.
+    """One open suite with its cached results: `measure` measures its models, `fit` makes models.
 
-    Results are told by names and options, never by the content of arrays; a model that is given as an object is told by
-    that very object, a checkpoint by its files. Moving lam, rho or alpha computes the model anew and nothing of the
-    experts. One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
-    A failure, and work that `progress` ends, keep nothing. What samples and models are read from must stay as it was
-    when the session was opened: `open_session` gives another one for files that have changed.
+    The key of a result are names and options, never the content of arrays; the key of a model given as an object is
+    that very object, and of a checkpoint its files. A change of lam, rho or alpha recomputes the model but nothing of
+    the experts. One lock guards all of it: a caller waits while a result is computed, and then finds it in the cache. A
+    failure, or work that `progress` ends, caches nothing. The files of models and samples must not change while the
+    session is open: `open_session` returns another one for files that have changed.
 
     Args:
-        family: the suite with its models; `Family.resident` of it where they are to stay in memory.
-        budget: bytes that results may take; left out, an eighth of what the machine has to spare now. The least
-            recently used goes first, and is computed again when it is asked for.
-        one_shot: nothing is asked of the same samples again. Otherwise what experts compute on them stays for the next
-            model, as far as there is room, and small splits stay.
-        max_memory: bytes of resident memory of the process that measurements of drift stay within: token states beyond
-            it lie in files meanwhile, and as many samples are taken through together as there is room for. Nothing
-            that experts compute is kept then.
-        shared: expert passes and models that are there for several sessions of the family; left out, its own alone.
+        family: the suite with its models; `Family.resident` if they should stay in memory.
+        budget: bytes for cached results; by default an eighth of the free memory. The least recently used is evicted
+            first, and computed again when needed.
+        one_shot: the same samples are not needed again. Otherwise the experts' activations on them are cached for the
+            next model, as far as there is room, and so are small splits.
+        max_memory: bytes of resident memory that measurements of drift stay within: token states beyond it go to files,
+            and as many samples are walked together as fit. The experts' activations are then not cached.
+        shared: expert passes and models that several sessions of the family share; by default it shares none.
     """
 
     # Both are made anew at every access: kept here, they and the session would hold each other, and the memory of a
@@ -51,7 +50,7 @@ class Session(OpenSuite):
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
-    """Return a suite's session: the very same one while somebody holds it and no file of the suite has changed.
+    """Return a suite's session: the very same one while it is in use and no file of the suite has changed.
 
     Args:
         suite: opened, or an embedded name or the path of a suite file.
@@ -78,16 +77,15 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
 def ensure_session(
     suite: Suite | Family | Session, device: str = "auto", *, one_shot: bool = False, max_memory: int | None = None
 ) -> Session:
-    """Return the session itself, or a new one of a suite; the other arguments are those of a new one.
+    """Return the given session, or a new one of a suite; the other arguments are for a new one.
 
     Raises:
-        InputError: it is none of these, its models do not fit together, or a memory limit is asked for of a session
-            that is open.
+        InputError: it is none of these, its models do not fit together, or a memory limit is given for an open session.
     """
     if not isinstance(suite, Session):
         return Session(ensure_family(suite, device), one_shot=one_shot, max_memory=max_memory)
     if max_memory is not None:
-        raise InputError("max_memory: an open session has a limit of its own; open it with one")
+        raise InputError("max_memory: an open session keeps its own limit; open a new one with max_memory")
     return suite
 
 

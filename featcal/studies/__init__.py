@@ -1,1 +1,1 @@
-"""Measure many models alike, and keep what was measured."""
+"""Measure many models in the same way, and keep the measurements."""

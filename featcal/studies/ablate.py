@@ -1,4 +1,4 @@
-"""Study what parts of a calibration are worth: the same calibration without one of them."""
+"""Study the value of a calibration's parts: repeat it without one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RM
 
 
 def study_ablation(session: Session, plan: StudyPlan) -> Study:
-    """Measure every recipe whole, then without one of its parts; the plan's own methods come first."""
+    """Measure every recipe complete, then without one of its parts; the plan's own methods come first."""
     points = plan.points([EXPERT, *plan.methods])
     for recipe in RECIPES:
         for part, name in variants(session, recipe):
@@ -27,7 +27,7 @@ def study_ablation(session: Session, plan: StudyPlan) -> Study:
 
 
 def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
-    """Return what is changed of a recipe's defaults for the suite, and the name of the model.
+    """Return the changed options of a recipe, and the name of the resulting model.
 
     Token weights are those of the last block's patch tokens; RMSNorm scales are our extension, off by default.
     """

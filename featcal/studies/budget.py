@@ -20,7 +20,7 @@ def study_budget(session: Session, plan: StudyPlan, counts: Sequence[int] = COUN
     """Measure every method with every number of samples per task; a task that has fewer gives all it has.
 
     Raises:
-        InputError: no number, one below 1, or a name that cannot be read or says its own number of samples.
+        InputError: no number, one below 1, or a name that is invalid or has its own number of samples.
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")

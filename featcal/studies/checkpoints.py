@@ -1,4 +1,4 @@
-"""Keep the list of checkpoints that were written here: where each lies, what it is, and what was known of it then."""
+"""Keep a list of the checkpoints written on this machine: their folders, and their measurements at that time."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from featcal.system.resources import cache_folder
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """A checkpoint that was written here, and what was measured of it when it was."""
+    """A checkpoint written on this machine, with its measurements at that time."""
 
     id: str
     """32 hexadecimal digits."""
     folder: str
     """Absolute path."""
     run: HistoryEntry
-    """The run that it is (`featcal.studies.recording.run_of`), whether or not the history keeps that."""
+    """Its run (`featcal.studies.recording.run_of`), whether or not the history has it."""
     time: str
     """When it was written: UTC, ISO 8601."""
     tensors: str
-    """Digest of the hashes of its tensors: other weights in the same folder are another checkpoint."""
+    """Digest of the hashes of its tensors; other weights in the same folder are another checkpoint."""
     loading: str
     """Lines of Python that load it."""
     before: RunMeasurement | None
-    """Measurements of what was calibrated, on the samples of `after`."""
+    """Measurements of the model before calibration, on the samples of `after`."""
     after: RunMeasurement | None
 
     @property
     def is_there(self) -> bool:
-        """Say whether the folder still holds the checkpoint that was written to it."""
+        """Say whether the folder still holds this checkpoint."""
         try:
             return _tensors(Path(self.folder)) == self.tensors
         except InputError:
@@ -50,23 +50,23 @@ class WrittenModel:
         """Return the content of its `featcal.json`.
 
         Raises:
-            InputError: it cannot be read any more.
+            InputError: it can no longer be read.
         """
         return read_json(Path(self.folder) / RECORD_FILE)
 
     @property
     def files(self) -> dict[Path, int]:
-        """Return the bytes of every file in the folder, by its path there; the card is a file like others."""
+        """Return the bytes of every file in the folder, by its path; the card is included."""
         place = Path(self.folder)
         found = sorted(one for one in place.rglob("*") if one.is_file())
         return {one.relative_to(place): one.stat().st_size for one in found}
 
 
 class Checkpoints(Records):
-    """The checkpoints that were written here. Several processes may write at once.
+    """The checkpoints written on this machine. Several processes may write at once.
 
     Args:
-        folder: left out, `checkpoints` in the user's cache folder.
+        folder: by default `checkpoints` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -80,7 +80,7 @@ class Checkpoints(Records):
         before: RunMeasurement | None = None,
         after: RunMeasurement | None = None,
     ) -> WrittenModel:
-        """Put a folder that was just written on the list; where that cannot be kept, `problems` says why.
+        """Add a folder that was just written; if the list cannot be written, `problems` says why.
 
         Raises:
             InputError: it has no record.
@@ -91,7 +91,7 @@ class Checkpoints(Records):
         return written
 
     def read_all(self) -> list[WrittenModel]:
-        """Return the checkpoints that still lie where they were written, the newest first; a folder once."""
+        """Return the checkpoints that still exist, newest first; each folder once."""
         files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
         found = [one for file in files if (one := self.read(str(file), WrittenModel)) is not None]
         newest: dict[str, WrittenModel] = {}
@@ -101,11 +101,11 @@ class Checkpoints(Records):
         return [*newest.values()]
 
     def find(self, run_id: str) -> list[WrittenModel]:
-        """Return the checkpoints that are a run, the newest first."""
+        """Return the checkpoints of a run, newest first."""
         return [one for one in self.read_all() if one.run.id == run_id]
 
     def remove(self, written: WrittenModel) -> None:
-        """Take a checkpoint off the list; its folder stays. Where the list cannot be written, `problems` says why."""
+        """Remove a checkpoint from the list; its folder stays. If the list cannot be written, `problems` says why."""
         try:
             for file in self.folder.glob("*.json"):
                 one = self.read(str(file), WrittenModel)
@@ -116,7 +116,7 @@ class Checkpoints(Records):
 
 
 def _tensors(folder: Path) -> str:
-    """Return the digest of the hashes of a folder's tensors, as its record has them.
+    """Return the digest of the hashes of a folder's tensors from its record.
 
     Raises:
         InputError: it has no record.
@@ -131,5 +131,5 @@ def _tensors(folder: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest(file: str, state: tuple[int, ...]) -> str:
-    """Return the digest of the tensors in a record in this state."""
+    """Return the digest of the tensors of a record file in this state."""
     return json_digest(read_json(Path(file)).get("tensors"))

@@ -1,4 +1,4 @@
-"""Measure the method table of a suite: every method on the same samples, with what it costs and what it needs."""
+"""Measure the method table of a suite: every method on the same samples, with its cost and needs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from featcal.suite.methods import ALL, EXPERT
 
 
 def compare_methods(session: Session, plan: StudyPlan) -> Study:
-    """Measure methods by their names, experts beside them; "all" stands for every method at its defaults.
+    """Measure methods by their names, with the experts; "all" means every method at its defaults.
 
     Raises:
-        InputError: a name that cannot be read.
+        InputError: an invalid name.
     """
     full = replace(plan, methods=[EXPERT, *named_methods(session, plan.methods)])
     return study_of("compare", session, plan.on, full.run(session, full.points()))
 
 
 def named_methods(session: Session, names: Sequence[str]) -> list[str]:
-    """Return names with every method of the suite in place of "all"."""
+    """Return the names with "all" replaced by every method of the suite."""
     return [name for one in names for name in (every_method(session) if one == ALL else [one])]
 
 
 def every_method(session: Session) -> list[str]:
-    """Return the names of all methods at their defaults for a suite, but for those that need a base that is not
-    known."""
+    """Return the names of all methods at their defaults for a suite, without those that need an unknown base."""
     if not session.family.is_base_known:
         return [EXPERT, "merged", "calibrated", f"calibrated:recipe={REFINED}"]
     return everything(config_for(session.family).rho)

@@ -1,4 +1,4 @@
-"""Study what calibration on corrupted pictures costs: Table 6 and Fig. 4 of the paper. Test pictures stay clean."""
+"""Study the effect of corrupted calibration pictures: Table 6 and Fig. 4 of the paper. Test pictures stay clean."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def study_corruption(
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples are not pictures as people see them, the suite's own are corrupted already, no kind or
-            severity is named, or there is no such one.
+        InputError: samples are not raw pictures, the suite's own are already corrupted, no kind or severity is named,
+            or an unknown one.
     """
     if not (kinds and severities):
         raise InputError("no kind or severity of corruption is named; leave the option out for the usual ones")
@@ -58,7 +58,7 @@ def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     """Return the suite with its calibration pictures corrupted.
 
     Raises:
-        InputError: a task's samples are not pictures as people see them, or there is no such kind or severity.
+        InputError: a task's samples are not raw pictures, or an unknown kind or severity.
     """
     if kind not in CORRUPTIONS or severity not in range(1, 6):
         raise InputError(f"{kind}, severity {severity}: kinds are {', '.join(CORRUPTIONS)}, severities 1 to 5")

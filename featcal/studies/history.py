@@ -1,7 +1,7 @@
-"""Keep the history: every model that was measured, in a folder of records that sessions, processes and restarts share.
+"""Keep the history of every measured model, in a folder of records that sessions, processes and restarts share.
 
-Nothing is ever rewritten, so nobody waits for a lock: a run is one file, every measurement of it is another, and so is
-every mark that a person sets (name, notes, pinned). A file appears whole or not at all.
+No file is ever rewritten, so no lock is needed: a run is one file, and every measurement and every mark of a person
+(name, notes, pinned) is another. A file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:  # a list of runs needs no torch
 
 T = TypeVar("T")
 How = Literal["features", "answers"]
-"""Scores off final features, together with the drift; or whole answers (of pictures the class)."""
+"""Kind of scores: from final features, together with the drift; or from whole answers (for pictures the class)."""
 Mark = Literal["name", "notes", "pinned"]
 WHOLE = 2**26
-"""Bytes of a suite's files up to which its hash covers their content."""
+"""Size of a suite's files, in bytes, up to which its hash covers their content."""
 LONGEST = 2000
-"""Characters of a name or a note."""
+"""Most characters of a name or a note."""
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class TaskValue:
-    """A score in 0-1 on so many samples."""
+    """A score in 0-1, with the number of samples."""
 
     metric: str
     value: FiniteFloat
@@ -60,20 +60,20 @@ class RunMeasurement:
     how: How
     split: str
     samples: int | None
-    """Per task, as asked for; None is the whole split."""
+    """Per task, as requested; None is the whole split."""
     seed: int
     scores: Mapping[str, TaskValue]
-    """By task; empty where the samples have no labels."""
+    """By task; empty if the samples have no labels."""
     drift: Mapping[str, FiniteFloat]
-    """By task: mean norm of the final drift over that of the expert's features. Empty where it was not measured."""
+    """By task: mean norm of the final drift over that of the expert's features. Empty if it was not measured."""
     seconds: FiniteFloat | None = None
-    """Duration of the calibration, where it was made for this measurement."""
+    """Duration of the calibration, if it was made for this measurement."""
     cpu: FiniteFloat | None = None
-    """Seconds of all processors that it took, where they are known."""
+    """Processor seconds of the calibration, if known."""
 
     @property
     def samples_key(self) -> tuple[str, str, int | None, int]:
-        """Return what is equal for measurements that can be compared."""
+        """Return a key that is equal for comparable measurements."""
         return self.how, self.split, self.samples, self.seed
 
     @property
@@ -93,33 +93,33 @@ class RunMeasurement:
 
     @property
     def mean_drift(self) -> float:
-        """Return the mean over tasks of the relative final drift; NaN where it was not measured."""
+        """Return the mean over tasks of the relative final drift; NaN if it was not measured."""
         return _mean(list(self.drift.values()))
 
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A model of a suite, what was measured of it, and what a person said of it."""
+    """A model of a suite, its measurements, and a person's marks."""
 
     id: str
-    """16 hexadecimal digits; the same for the same model of the same suite, made by the same versions."""
+    """16 hexadecimal digits; equal for the same model of the same suite made with the same versions."""
     suite: str
     suite_hash: str
     model: str
-    """Its name, as `--model` takes it."""
+    """Its name, as for `--model`."""
     options: Mapping[str, Any]
-    """Of its calibration; empty for a model that is not calibrated."""
+    """Options of its calibration; empty for a model that is not calibrated."""
     made_by: Mapping[str, str]
     """Versions of featcal, torch and transformers, and the kind of device."""
     time: str
-    """When it was first recorded: UTC, ISO 8601."""
+    """Time of the first record: UTC, ISO 8601."""
     measured: tuple[RunMeasurement, ...] = ()
     name: str = ""
     notes: str = ""
     pinned: bool = False
 
     def find_measured(self, how: How, split: str, samples: int | None, seed: int) -> RunMeasurement | None:
-        """Return what was measured on these samples, if it was."""
+        """Return the measurement on these samples, if there is one."""
         return next((one for one in self.measured if one.samples_key == (how, split, samples, seed)), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class HistoryEntry:
 
 
 class Looks(NamedTuple):
-    """Number of times that scores on a suite's test split were computed, and of different models among them."""
+    """Number of times that scores on a suite's test split were computed, and number of different models among them."""
 
     times: int
     models: int
@@ -145,14 +145,14 @@ class History(Records):
     """Runs in a folder. Several processes may write at once.
 
     Args:
-        folder: left out, `runs` in the user's cache folder.
+        folder: by default `runs` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(cache_folder() / "runs" if folder is None else folder, "the history")
 
     def add(self, run: HistoryEntry, measured: RunMeasurement | None = None) -> bool:
-        """Record a run, and a measurement of it; what is recorded already stays. Return False if it is not kept."""
+        """Record a run and a measurement of it; existing records stay. Return False if that fails."""
         place = self.folder / run.suite_hash
         kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
         files = {f"{run.id}.json": kept}
@@ -162,7 +162,7 @@ class History(Records):
         return all(self.write(place / name, content) for name, content in files.items())
 
     def runs(self, suite_hash: str | None = None) -> list[HistoryEntry]:
-        """Return the runs of a suite, or of all, the newest first."""
+        """Return the runs of a suite, or of all suites, newest first."""
         found: list[HistoryEntry] = []
         for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
             found += self._read(str(place), "")
@@ -180,7 +180,7 @@ class History(Records):
         raise InputError(f"run {run_id} in {place} cannot be read; see `featcal history list`")
 
     def mark(self, run_id: str, mark: Mark, value: str | bool) -> None:
-        """Name a run, note something about it, or pin it; "" and False take the mark away.
+        """Name a run, add a note to it, or pin it; "" and False remove the mark.
 
         Raises:
             InputError: no such run, a name or note that is too long or holds control characters, or a folder that
@@ -200,7 +200,7 @@ class History(Records):
             raise InputError(f"{file} cannot be written: {error.strerror}") from error
 
     def delete(self, run_id: str) -> None:
-        """Forget a run and everything measured of it.
+        """Delete a run and all its measurements.
 
         Raises:
             InputError: no such run, one that is pinned, or a folder that cannot be written.
@@ -216,16 +216,16 @@ class History(Records):
             raise InputError(f"{place} cannot be written: {error.strerror}") from error
 
     def look(self, suite_hash: str, model: str, place: str) -> bool:
-        """Record that scores of a model on the test split were computed; return False if it is not kept.
+        """Record a use of the test split to score a model; return False if that fails.
 
         Args:
-            place: where they are shown, such as "featcal evaluate".
+            place: where the scores are shown, such as "featcal evaluate".
         """
         look = asdict(_Look(model, _timestamp(), place))
         return self.write(self.folder / suite_hash / f"look-{uuid4().hex}.json", look)
 
     def looks(self, suite_hash: str) -> Looks:
-        """Count the looks at the test split of a suite so far."""
+        """Count the uses of the test split of a suite so far."""
         place = str(self.folder / suite_hash)
         files = (f"{place}/{name}" for name in self._names(place) if name.startswith("look-"))
         found = [look for file in files if (look := self.read(file, _Look)) is not None]
@@ -235,7 +235,7 @@ class History(Records):
         return [place for name in self._names(str(self.folder)) if (place := self.folder / name).is_dir()]
 
     def _names(self, place: str) -> list[str]:
-        """Return the names of what lies in a folder, but for files that are being written."""
+        """Return the names of the files in a folder, without those being written."""
         try:
             return sorted(name for name in os.listdir(place) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
@@ -252,7 +252,7 @@ class History(Records):
         raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal history list` lists them")
 
     def _read(self, place: str, prefix: str) -> Iterator[HistoryEntry]:
-        """Yield the runs of one folder whose ids begin so."""
+        """Yield the runs of one folder whose ids begin with a text."""
         beside: dict[str, list[str]] = {}
         for name in self._names(place):
             run_id, _, rest = name.partition(".")
@@ -289,12 +289,12 @@ def new_run(
     made_by: Mapping[str, str],
     files: tuple[FileStamp | Commit, ...] = (),
 ) -> HistoryEntry:
-    """Return a run that was not measured yet.
+    """Make the record of a run that has no measurements yet.
 
     Args:
         suite: its name and its hash.
-        model: its name, which of a calibration says what was calibrated; where there are options, these say the rest.
-        files: state of the checkpoint that it is or was made of (`ModelRef.files`): other weights are another run.
+        model: its name; for a calibration it names the calibrated model, and the options say the rest.
+        files: state of the checkpoint that it is or starts from (`ModelRef.files`): other weights are another run.
     """
     start = model.partition("@")[2]
     # What calibrates the suite's own merge is told by its options alone, as before other merges were.
@@ -305,16 +305,16 @@ def new_run(
 
 
 def suite_hash(suite: Suite, commits: tuple[Commit, ...] | None = None) -> str:
-    """Return 16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not
-    its description or the options it recommends), and the files of its models and samples.
+    """Return 16 hexadecimal digits that identify the state of a suite: models, tasks and samples in its file (not its
+    description or recommended options), and the files of its models and samples.
 
-    Of files that are `WHOLE` bytes together at most it is the content, so a copy elsewhere has the same history; of
-    larger ones path, size and times, as `suite_stamp` has them. Models and samples on the Hub count by their commit in
-    its cache, by their names alone before they are fetched, and pictures that featcal draws by the version of featcal
-    in every run.
+    The content counts for files of at most `WHOLE` bytes together, so a copy elsewhere has the same history; for larger
+    ones path, size and times, as in `suite_stamp`. Models and samples on the Hub count by their commit in its cache,
+    and only by their names before they are fetched; pictures that featcal generates by the version of featcal in every
+    run.
 
     Args:
-        commits: of the models, where they are open; left out, those of now.
+        commits: of the models, if they are open; by default the current ones.
 
     Raises:
         InputError: a file cannot be read.
@@ -332,13 +332,13 @@ def suite_hash(suite: Suite, commits: tuple[Commit, ...] | None = None) -> str:
 
 
 def _relative_path(file: Path, root: Path) -> str:
-    """Return a path as the suite file sees it."""
+    """Return a path relative to the suite file."""
     return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
 
 
 @cache
 def _digest(path: str, *stamp: int) -> str:
-    """Return the SHA-256 of a file in this state."""
+    """Return the SHA-256 of a file in its current state."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
@@ -346,7 +346,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 
 def current_maker(device: str) -> dict[str, str]:
-    """Return who makes a run here: a run of other versions, or on another kind of device, is another run."""
+    """Return the versions and the kind of device here: other versions or devices make other runs."""
     return versions(TELLING) | {"device": device}
 
 

@@ -1,4 +1,4 @@
-"""Keep and find finished studies: those that come with featcal, and the user's own."""
+"""Store and find finished studies: those that come with featcal, and the user's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featcal.system.errors import InputError
 from featcal.system.resources import cache_folder, embedded_suites
 
 TABLE = "compare"
-"""Kind of the study that is a table of methods; other kinds have places as well."""
+"""Kind of a study that is a table of methods; other kinds have places as well."""
 KINDS: Mapping[str, str] = {
     TABLE: "methods",
     "budget": "samples per task",
@@ -23,11 +23,11 @@ KINDS: Mapping[str, str] = {
     "tasks": "number of tasks",
     "paper": "what the paper's tables have",
 }
-"""Studies by their commands, and what each is about. One that comes with featcal lies beside its suite as KIND.json."""
+"""Studies by their commands, with their subjects. One that comes with featcal is KIND.json beside its suite."""
 
 
 def keep_study(study: Study) -> str:
-    """Put a finished study where pages look for it, in place of one with the same rows; return why it cannot, or ""."""
+    """Store a finished study for the app, replacing one with the same rows; return the reason of a failure, or ""."""
     rows = [[row.point.model, row.point.made, dict(row.point.at)] for row in study.rows]
     identity = json.dumps([study.kind, study.suite_hash, study.on, rows], sort_keys=True)
     file = _folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
@@ -40,13 +40,13 @@ def keep_study(study: Study) -> str:
 
 
 def shipped_studies() -> list[Study]:
-    """Return the studies of the embedded suites, as they came with featcal; method tables first."""
+    """Return the studies of the embedded suites that come with featcal; method tables first."""
     files = [file.with_name(f"{kind}.json") for kind in KINDS for file in embedded_suites().values()]
     return [read_study(file) for file in files if file.is_file()]
 
 
 def own() -> tuple[list[Study], list[str]]:
-    """Return the user's own studies, the newest first, and what is wrong with files that hold none."""
+    """Return the user's own studies, newest first, and problems with files that hold none."""
     found, problems = [], []
     for file in sorted(_folder().glob("[!.]*.json"), key=_age):
         try:
@@ -57,8 +57,8 @@ def own() -> tuple[list[Study], list[str]]:
 
 
 def studies_of_suite(name: str, suite_hash: str, own_studies: Sequence[Study]) -> list[Study]:
-    """Return the studies of a suite, tables of methods first: the user's own of the same files, then those that came
-    with featcal under the suite's name, whose files are the measured ones."""
+    """Return the studies of a suite, tables of methods first: the user's own for the same files, then those that came
+    with featcal under the suite's name, which were measured on the shipped files."""
     found = [study for study in own_studies if study.suite_hash == suite_hash]
     found += [study for study in shipped_studies() if study.suite == name]
     return sorted(found, key=lambda study: study.kind != TABLE)

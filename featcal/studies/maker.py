@@ -1,4 +1,4 @@
-"""Make the models of a study; what several of them need is made once, and its cost is a part of the cost of each."""
+"""Make the models of a study; shared work is done once, and its cost counts for every model that uses it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from featcal.system.progress import Timing, peak_rss_bytes, release_memory, rss_
 T = TypeVar("T")
 Make = Callable[[Session, CalibrationConfig], Weights]
 SETS = 2
-"""Sets of expert passes that are there at a time: of calibration samples, and of another split."""
+"""Sets of expert passes that are cached at a time: of calibration samples, and of another split."""
 SHARED = "shared"
-"""Stage of a model's making: what was there already, as long as it took when it was made."""
+"""Stage of making a model: shared work, with the time that it originally took."""
 _OF_ALL = ("total", "samples")
-"""Stages of a record that are not a part of it, or that a session has taken out of it."""
+"""Stages of a record that are not part of this cost, or that a session has taken out of it."""
 
 
 @dataclass
@@ -34,41 +34,40 @@ class Cost(Timing):
     """Cost of a piece of work: seconds of clock and processor, memory; known when the work is done."""
 
     peak_bytes: int | None = None
-    """By how much the process's resident memory grew at most, above what it held before; None where the system cannot
-    count a peak anew."""
+    """Largest growth of the process's resident memory; None if the system cannot reset its peak."""
 
 
 @dataclass(frozen=True)
 class MadeModel:
-    """A model that others of the study act on."""
+    """A model that other models of the study start from."""
 
     weights: Weights
     cost: Cost
     passes: frozenset[Hashable]
-    """Sets of expert passes that its cost includes."""
+    """Sets of expert passes in its cost."""
 
 
 class Maker:
-    """Make models of a study, each of what the study has made before it, and say what each costs by itself.
+    """Make models of a study, each from those made before, and measure the cost of each by itself.
 
     Args:
-        needed: for every point that will be made, its session and the model it stands for.
+        needed: session and model of every point that will be made.
     """
 
     def __init__(self, needed: Iterable[tuple[Session, ModelRef]]) -> None:
         self._needed = Counter((id(of), key) for of, named in needed for key in _list_starts(named))
-        """How many points still act on a model of a session."""
+        """Number of points that still start from a model of a session."""
         self._of: Session | None = None
         self._passes = Passes()
         self._made: dict[Hashable, MadeModel] = {}
 
     def make(self, of: Session, named: ModelRef, way: Make | None) -> tuple[ModelRef, Cost, dict[str, float]]:
-        """Make a model with every tensor that is computed with in memory; return it with its cost, in all and by stage.
+        """Make a model with all tensors of its computation in memory; return it with its cost, in total and by stage.
 
-        The cost is that of the model alone, as if nothing were there yet.
+        The cost is that of the model by itself, as if nothing were cached.
 
         Args:
-            way: how it is made, if not as everywhere.
+            way: name of the way to make it, if it is not the usual one.
         """
         if named.is_every_expert:
             return named, Cost(), {}
@@ -98,7 +97,7 @@ class Maker:
         return of.resolve(held), cost, seconds | ({SHARED: shared_seconds} if shared_seconds else {})
 
     def forget(self, of: Session, named: ModelRef) -> None:
-        """Keep what a point acts on no longer, unless another one does too; the point is done."""
+        """Mark a point as done; release the models that it started from and that no other point needs."""
         for key in _list_starts(named):
             self._needed[id(of), key] -= 1
             if of is self._of and not self._needed[id(of), key]:
@@ -106,7 +105,7 @@ class Maker:
 
 
 class Passes(Results[Hashable]):
-    """Expert passes that several models of one suite are made of, and what making them took."""
+    """Expert passes that several models of one suite share, and the cost of making them."""
 
     def __init__(self) -> None:
         super().__init__(SETS, lambda _: 1)
@@ -115,21 +114,21 @@ class Passes(Results[Hashable]):
         self._found = Timing()
         self._before: list[tuple[WalkCache, Timing, int]] = []
         self.bytes_found = 0
-        """Memory of what was there already, complete with `sum_found`."""
+        """Memory of the shared work that was found; complete after `sum_found`."""
         self.used: frozenset[Hashable] = frozenset()
-        """Those that the model in hand is made of, with what it acts on."""
+        """Passes of the current model, including those of the models that it starts from."""
 
     def begin(self, paid: frozenset[Hashable]) -> None:
-        """Count anew, for the next model.
+        """Start to count for the next model.
 
         Args:
-            paid: those whose cost the model has a part of already.
+            paid: those whose cost the model already includes.
         """
         self.used = self._paid = paid
         self._found, self._before, self.bytes_found = Timing(), [], 0
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the kept passes, or else what `make` gives, to be kept."""
+        """Return the cached passes, or call `make` and cache its result."""
         there, effort = key in self, Timing()
         with effort.measure():
             found = super().get_or_make(key, make)
@@ -147,7 +146,7 @@ class Passes(Results[Hashable]):
             self._before.append((room, replace(room.spared), room.spared_bytes))
 
     def sum_found(self) -> Timing:
-        """Return what the model in hand would have taken beside its own work, had nothing been there."""
+        """Return the cost of the shared work that the current model found, as if it had done that work itself."""
         for room, before, held in self._before:
             self._found.add(Timing(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
             self.bytes_found += room.spared_bytes - held
@@ -156,7 +155,7 @@ class Passes(Results[Hashable]):
 
 
 def _list_starts(named: ModelRef) -> list[Hashable]:
-    """Return the keys of the models that a model acts on, the nearest first."""
+    """Return the keys of the models that a model starts from, nearest first."""
     keys: list[Hashable] = []
     one: ModelRef | None = named
     while one is not None and one.of is not None and (one.baseline is None or one.baseline.on_another):
@@ -179,14 +178,14 @@ def _weights(maker: Session, named: ModelRef, way: Make | None) -> tuple[Weights
 
 
 def _hold(weights: Weights, names: Iterable[str]) -> Weights:
-    """Return a model with these tensors in memory; what is there already stays the very same object."""
+    """Return a model with these tensors in memory; tensors that are there already stay the same objects."""
     if isinstance(weights, Model):
         return replace(weights, under=_hold(weights.under, names))
     return weights if is_in_memory(weights, names) else Overlay(weights.label, weights, weights.read(names))
 
 
 def _add_held(cost: Cost, found: Timing, held: int) -> None:
-    """Add to the cost of work what it found, and the bytes of that."""
+    """Add the cost of the shared work that was found, and its bytes."""
     cost.add(found)
     if cost.peak_bytes is not None:
         cost.peak_bytes += held
@@ -194,7 +193,7 @@ def _add_held(cost: Cost, found: Timing, held: int) -> None:
 
 @contextmanager
 def measure_cost() -> Iterator[Cost]:
-    """Measure the body of the `with`; freed memory is given back before it."""
+    """Measure wall and CPU time and peak-memory growth of the body of the `with`; the allocator is trimmed first."""
     cost = Cost()
     release_memory()
     # The system's peak counts from the start of the process unless it is told to begin anew.
@@ -208,7 +207,7 @@ def measure_cost() -> Iterator[Cost]:
 
 
 def _forget_peak() -> bool:
-    """Let the system count this process's peak from now on, and say whether it does (Linux alone)."""
+    """Reset the system's peak-memory counter of this process, and say whether that works (only on Linux)."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")

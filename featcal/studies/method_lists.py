@@ -7,14 +7,14 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 
 OF_SAMPLES = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", *PROPOSED)
-"""Methods that studies of the calibration samples, of their number or corruption, compare unless others are named."""
+"""Methods that studies of calibration samples (number, corruption) compare by default."""
 _ANCHORS = ("tsv-m", "wudi-optimum")
-"""Models that are calibrated beside the suite's merged one."""
+"""Models that are calibrated besides the suite's merged one."""
 
 
 def everything(anchor: float) -> list[str]:
-    """Return the name of every method that is recommended, at its defaults or as its `About.compared` has it: experts
-    and base, mergers, what else makes a model of the experts, calibrations, then what acts on another model.
+    """Return the name of every recommended method, at its defaults or by its `About.compared`: experts and base,
+    mergers, other models made from the experts, calibrations, then methods that act on another model.
 
     Args:
         anchor: rho of the calibration's anchor, which needs no data.
@@ -34,10 +34,10 @@ def _models_of(kind: type[Method]) -> tuple[str, ...]:
 
 
 def with_samples(model: str, samples: int, seed: int) -> str:
-    """Return the name with these samples and this seed wherever it, or the model below it, leaves such an option out.
+    """Return the name with these samples and this seed wherever it, or the model below it, has no such option.
 
     Raises:
-        InputError: a name that cannot be read.
+        InputError: an invalid name.
 
     >>> with_samples("polished:steps=5@calibrated:seed=1", 8, 42)
     'polished:steps=5,samples=8,seed=42@calibrated:seed=1,samples=8'
@@ -56,7 +56,7 @@ def with_samples(model: str, samples: int, seed: int) -> str:
 
 
 def takes_samples(model: str) -> bool:
-    """Say whether `with_samples` can set the number of samples: not in a name that gives its own somewhere.
+    """Say whether `with_samples` can set the number of samples: not if the name has its own somewhere.
 
     >>> [takes_samples(name) for name in ("calibrated:rho=1", "tsv-m", "polished:steps=5@calibrated:samples=8")]
     [True, True, False]
@@ -66,6 +66,6 @@ def takes_samples(model: str) -> bool:
 
 
 def _draws(kind: str) -> tuple[str, ...]:
-    """Return those of samples and seed that are options of a kind of model."""
+    """Return the given samples and seed as options, if models of this kind have these options."""
     own = [one.name for one in options_of_class(method(kind))] if is_method(kind) else []
     return ("samples", "seed") if kind == "calibrated" else tuple(one for one in ("samples", "seed") if one in own)

@@ -1,4 +1,4 @@
-"""Read what the paper printed: facts of its tables, to stand beside what is measured and never in one table with it."""
+"""Read the paper's printed tables, for display next to measured tables, never in one table with them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class PaperRow:
 
     method: str
     values: tuple[float | None, ...]
-    """By column; None where the paper has no number."""
+    """By column; None if the paper has no number."""
     of: str = ""
-    """The model that the row is of, where a table has several."""
+    """The model of the row, if a table has several."""
     average: float | None = None
     """As printed."""
     deviations: tuple[float | None, ...] = ()
-    """Over seeds, where the paper has them."""
+    """Standard deviations over seeds, if the paper has them."""
     probable: tuple[float | None, ...] = ()
-    """Values that were probably meant, where cells stand in an impossible order."""
+    """Values that were probably meant, if cells are in an impossible order."""
     notes: tuple[str, ...] = ()
-    """Remarks on what is wrong or odd about it."""
+    """Remarks on errors or oddities in the row."""
 
     @property
     def mean(self) -> float | None:
@@ -47,9 +47,9 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: tuple[PaperRow, ...]
     suites: Mapping[str, str] = field(default_factory=dict)
-    """Ready suites of the same models and tasks, by the model that rows are `of`."""
+    """Ready suites of the same models and tasks, by the rows' `of`."""
     tasks: tuple[str, ...] = ()
-    """Tasks of these suites that the columns are scores of; empty where columns are something else."""
+    """Tasks of these suites whose scores are the columns; empty if columns are something else."""
     note: str = ""
 
     @property
@@ -64,17 +64,16 @@ def paper_tables() -> tuple[PaperTable, ...]:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One row of a table of scores, and what it is called here."""
+    """One row of a table of scores, and its name here."""
 
     row: PaperRow
     model: str
-    """Name of the model, as `--model` takes it; "" where nobody can have it."""
+    """Name of the model, as for `--model`; "" if no such model can be made."""
     differences: tuple[str, ...]
-    """Sentences on how making the model here is not as the paper describes it."""
+    """Sentences on differences between the model here and in the paper."""
 
     def score(self, column: int) -> float | None:
-        """Return the score in a column, in percent: what was probably meant, where cells stand in an impossible
-        order."""
+        """Return the score in a column, in percent; the probably meant one if cells are in an impossible order."""
         return (self.row.probable or self.row.values)[column]
 
 
@@ -87,10 +86,10 @@ class PrintedScores:
 
 
 def printed_scores(suite: str) -> PrintedScores:
-    """Return what the paper printed of a suite's tasks.
+    """Return the printed scores of a suite's tasks.
 
     Raises:
-        InputError: it printed nothing of it.
+        InputError: the paper has none for this suite.
     """
     own = [(one, of) for one in paper_tables() if one.tasks for of, name in one.suites.items() if name == suite]
     if not own:
@@ -115,9 +114,9 @@ class _File:
     paper: str
     reading: str
     models: Mapping[str, str]
-    """Names of the models that rows are of, as `--model` takes them, by the rows' words."""
+    """Names of the rows' models, as for `--model`, by the rows' words."""
     differences: Mapping[str, str]
-    """Sentences on where a model is made otherwise here than in the paper, by the same words."""
+    """Sentences on differences between models here and in the paper, by the rows' words."""
     tables: tuple[PaperTable, ...]
 
 

@@ -1,4 +1,4 @@
-"""Define what every study is told: methods, seeds and samples, and where rows are kept."""
+"""Define the inputs of every study: methods, seeds and samples, and where rows are stored."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StudyPlan:
     """A plan of a study.
 
     Args:
-        methods: names of models; what a name does not say of samples and seed is `samples` and each of `seeds`, which
-            count once however often they are said.
-        on: the samples that models are measured on.
-        rows: where finished rows are kept and found again; left out, in the user's cache folder.
-        progress: is told the rows that are done.
+        methods: names of models; names without samples or seed get `samples` and each of `seeds`; repeated seeds count
+            once.
+        on: the samples to measure on.
+        rows: store of finished rows; by default in the user's cache folder.
+        progress: called with the number of finished rows.
 
     Raises:
         InputError: no method, no seed, or samples below 1.
@@ -50,13 +50,13 @@ class StudyPlan:
         object.__setattr__(self, "seeds", tuple(dict.fromkeys(self.seeds)))
 
     def points(self, methods: Sequence[str] | None = None, samples: int | None = None) -> list[Point]:
-        """Return methods with every seed; one point of a method in which no seed has a part.
+        """Return methods with every seed; a single point for a method without a seed.
 
         Args:
-            methods, samples: in place of the plan's own.
+            methods, samples: replace the plan's own.
 
         Raises:
-            InputError: a name that cannot be read.
+            InputError: an invalid name.
         """
         count = self.samples if samples is None else samples
         named = list(dict.fromkeys(self.methods if methods is None else methods))
@@ -68,10 +68,10 @@ class StudyPlan:
 
 
 def points_of(method: str, samples: int, seeds: Sequence[int]) -> list[Point]:
-    """Return a method with every seed; one point where no seed has a part in it.
+    """Return a method with every seed; a single point if it uses no seed.
 
     Raises:
-        InputError: a name that cannot be read.
+        InputError: an invalid name.
     """
     # A name that a seed does not change stands for one model, which is not measured three times.
     if with_samples(method, samples, 0) == with_samples(method, samples, 1):
@@ -80,7 +80,7 @@ def points_of(method: str, samples: int, seeds: Sequence[int]) -> list[Point]:
 
 
 def views(samples: int | None, split: str = "test") -> Views:
-    """Return views: scores on so many samples of a split (None: all), features where a suite measures them.
+    """Return views: scores on so many samples of a split (None: all), features on the suite's split for measurements.
 
     >>> views(None).scores.split
     'test'

@@ -1,4 +1,4 @@
-"""Record in the history what a session measured of a model."""
+"""Record a session's measurements of a model in the history."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _RECORDED, _SUITE_HASH = ResultKind[str]("why it is not recorded"), ResultKind[s
 
 
 def record(session: Session, model: ModelId, on: EvaluationSamples, history: History, how: How | None = None) -> str:
-    """Keep what the session measured of a calibrated model; measures what it has not measured yet.
+    """Record the session's measurements of a calibrated model; missing ones are measured first.
 
     Args:
-        how: what scores are made of, as in `measure`.
+        how: kind of the scores, as in `measure_model`.
 
     Returns:
-        Why it is not kept, or "".
+        The reason if it could not be recorded, or "".
 
     Raises:
         FeatcalError: the model cannot be measured; a history that cannot be written does not raise.
@@ -57,7 +57,7 @@ def record(session: Session, model: ModelId, on: EvaluationSamples, history: His
 def count_looks(
     session: Session, models: Iterable[ModelId], on: EvaluationSamples, place: str, history: History
 ) -> Iterator[None]:
-    """Count a look at the test split for each of the models that the body of the `with` scores on it.
+    """Count a use of the test split for each of the models that the body of the `with` scores on it.
 
     Args:
         place: where the scores are shown, such as "featcal evaluate".
@@ -73,13 +73,13 @@ def count_looks(
 
 
 def hash_of(session: Session) -> str:
-    """Return the suite's hash, as it was when the session first asked."""
+    """Return the suite's hash at the time of the session's first request."""
     # Files that change meanwhile are another suite's, for another session: this one has read those before.
     return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite, session.family.commits))
 
 
 def run_of(session: Session, model: ModelId) -> HistoryEntry:
-    """Return the run that a model of the suite is, given by its name or by the options of its calibration."""
+    """Return the run of a suite's model, given by its name or by the options of its calibration."""
     one = session.resolve(model)
     config = {} if one.config is None else asdict(one.config)
     # A batch size changes time, memory and rounding, so it does not make another run.
@@ -89,15 +89,15 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
 
 
 def kind_of_scores(session: Session) -> How:
-    """Return what scores of a suite are made of: whole answers of text, else the features that drift is measured on."""
+    """Return the kind of a suite's scores: whole answers of text, else from the features of the drift measurement."""
     return "answers" if session.is_text else "features"
 
 
 def score_run(session: Session, model: ModelId, on: EvaluationSamples, how: How, progress: Progress = silent) -> Scores:
-    """Score a model by whole answers, or off the features that drift is measured on.
+    """Score a model by whole answers, or from the features of the drift measurement.
 
     Raises:
-        InputError: there is nothing to score with.
+        InputError: there is no head, no labels or no answers.
     """
     if how == "answers":
         return session.measure.scores(model, on, progress)
@@ -105,10 +105,10 @@ def score_run(session: Session, model: ModelId, on: EvaluationSamples, how: How,
 
 
 def measure_model(session: Session, model: ModelId, on: EvaluationSamples, how: How | None = None) -> RunMeasurement:
-    """Measure a model's drift and its scores on the same samples; without scores where there can be none.
+    """Measure a model's drift and scores on the same samples; without scores if there can be none.
 
     Args:
-        how: what scores are made of, None as `kind_of_scores` says; of text, "features" are first tokens.
+        how: kind of the scores, None for `kind_of_scores`; "features" of text are first tokens.
 
     Raises:
         InputError: the model does not fit the suite, or the samples cannot be used.

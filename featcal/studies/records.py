@@ -1,4 +1,4 @@
-"""Keep records: a small file each, written when it is done and never again, so many processes may write at once."""
+"""Keep records in small files that are written once and never changed, so that many processes may write at once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 class Records:
     """A folder of records, by the hash of their suite.
 
-    Records that cannot be written or read do not fail the work that they are of: `problems` then says what is wrong,
-    and nothing else happens. Files that hold no record are named there, passed over, and never touched.
+    A record that cannot be written or read does not make the work fail; `problems` then says why. It also lists files
+    that are not records, which are skipped and never touched.
 
     Args:
-        folder: it is made when something is recorded.
-        kept: what is kept there, as the subject of a sentence about one thing.
+        folder: created with the first record.
+        kept: name of a record, as the subject of a sentence.
     """
 
     def __init__(self, folder: Path, kept: str) -> None:
@@ -35,7 +35,7 @@ class Records:
         self._kept = kept
 
     def write(self, file: Path, content: Mapping[str, Any]) -> bool:
-        """Write a record; one that is there stays. Return False if it is not kept."""
+        """Write a record; an existing one stays. Return False if that fails."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):  # another process has recorded the same
@@ -46,7 +46,7 @@ class Records:
         return True
 
     def read(self, file: str, kind: type[T]) -> T | None:
-        """Return what a file records, or None: there is none, or `problems` says what is wrong with it."""
+        """Return the record in a file; None if there is none, or if `problems` lists errors in it."""
         try:
             state = os.stat(file)
             named: Any = kind  # mypy takes a type for what its instances are, which need not be hashable
@@ -70,10 +70,10 @@ class Records:
 # Pages list the history anew whenever they are drawn, so thousands of files must not be parsed each time.
 @lru_cache(maxsize=2**16)
 def _read(kind: Any, path: str, state: tuple[int, ...]) -> Any:
-    """Return what a file in this state records.
+    """Read the record from a file in its current state.
 
     Raises:
-        OSError, ValidationError: it cannot be read, or records nothing of this kind.
+        OSError, ValidationError: it cannot be read, or is not such a record.
     """
     return _reader(kind).validate_json(Path(path).read_bytes())
 

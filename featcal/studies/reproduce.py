@@ -1,4 +1,4 @@
-"""Measure a suite by the paper's protocol, and hold every score against the one that the paper printed.
+"""Measure a suite by the paper's protocol, and compare every score with the printed one.
 
 The printed score is of one run on the whole test split. It agrees with the measured one where it lies within the
 interval that the score of an equally good model would lie in 95 times of 100, on as many test samples of its own and
@@ -33,10 +33,10 @@ from featcal.system.formatting import percent
 FEWEST_SEEDS = 3
 """Seeds from which on the spread over them is known well enough for an interval; a single one has none."""
 SAMPLES = 256
-"""Calibration samples per task (Sec. 5.1)."""
+"""Calibration samples per task of the paper (Sec. 5.1)."""
 AVERAGE = "average"
 _HALF_DIGIT = 0.0005
-"""By how much a printed score, rounded to a tenth of a percent, is off at most."""
+"""Largest rounding error of a printed score, which has tenths of a percent."""
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 RANKS = "spearman"
 """The metric that is a correlation; others are shares of right answers."""
@@ -54,23 +54,24 @@ class TableCell:
     task: str
     """"average" for the mean over tasks."""
     printed: float | None
-    """None where the paper has no number."""
+    """None if the paper has no number."""
     measured: float | None = None
-    """Mean over seeds; None where it was not measured."""
+    """Mean over seeds; None if it was not measured."""
     low: float | None = None
-    """Ends of the 95 % interval that the printed score is looked for in; None from two seeds."""
+    """Ends of the 95 % interval in which the printed score should lie; None with two seeds."""
     high: float | None = None
 
     @property
     def agrees(self) -> bool | None:
-        """Say whether the printed score lies within the interval, as far as it is printed; None without both."""
+        """Say whether the printed score lies within the interval, up to its rounding; None if one of them is
+        missing."""
         if self.printed is None or self.low is None or self.high is None:
             return None
         return self.low - _HALF_DIGIT <= self.printed <= self.high + _HALF_DIGIT
 
     @property
     def verdict(self) -> str:
-        """Return "agrees", by how much it differs, or "" where there is nothing to say."""
+        """Return "agrees", the difference, or "" if there is nothing to compare."""
         if self.agrees is None or self.printed is None or self.measured is None:
             return ""
         return "agrees" if self.agrees else f"differs by {percent(abs(self.measured - self.printed))} points"
@@ -87,11 +88,11 @@ class Reproduction:
     study: Study
     printed: PrintedScores
     departures: tuple[str, ...]
-    """Sentences on what was not done by the paper's protocol."""
+    """Sentences on departures from the paper's protocol."""
     cells: tuple[TableCell, ...]
     """Row by row as in the paper, the average first."""
     missing: tuple[str, ...]
-    """Sentences on rows that were not measured, and why."""
+    """Sentences on rows that were not measured, with reasons."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the public document of the command."""
@@ -104,7 +105,7 @@ class Reproduction:
         }
 
     def summary(self) -> str:
-        """Return how many scores agree, in a sentence."""
+        """Return a sentence with the number of scores that agree."""
         judged = [one for one in self.cells if one.agrees is not None]
         averages = [one for one in judged if one.task == AVERAGE]
         return (
@@ -114,15 +115,15 @@ class Reproduction:
 
 
 def table_models(printed: PrintedScores) -> list[str]:
-    """Return the names of the models of a table's rows that there are."""
+    """Return the names of the models of a table's rows that can be made."""
     return [one.model for one in printed.rows if one.model]
 
 
 def reproduce(session: Session, plan: StudyPlan, printed: PrintedScores) -> Reproduction:
-    """Measure the models of a table's rows, and hold each score against the printed one.
+    """Measure the models of a table's rows, and compare each score with the printed one.
 
     Args:
-        plan: whose methods are some of `models_of(printed)`.
+        plan: its methods are some of `table_models(printed)`.
 
     Raises:
         InputError: the suite's tasks are not the table's, or a method is not one of its rows.
@@ -198,7 +199,7 @@ def _cells(printed: PrintedRow, rows: Sequence[Row], tasks: Sequence[str]) -> li
 
 
 def _measure(cell: TableCell, runs: Sequence[float], sides: tuple[float, float], least: float) -> TableCell:
-    """Return the cell with the mean over runs and the interval for one more run, where that can be told."""
+    """Return the cell with the mean over runs and the interval for one more run, if that can be computed."""
     mean = sum(runs) / len(runs)
     if 1 < len(runs) < FEWEST_SEEDS:
         return replace(cell, measured=mean)
@@ -210,7 +211,8 @@ def _measure(cell: TableCell, runs: Sequence[float], sides: tuple[float, float],
 
 
 def _sides_by_samples(scores: Sequence[TaskValue]) -> tuple[float, float]:
-    """Return how far the interval by test samples reaches below and above the mean of some runs on the same samples."""
+    """Return the distances from the mean of some runs on the same samples to the ends of the interval by test
+    samples."""
     metric, count = scores[0].metric, scores[0].n
     mean = sum(one.value for one in scores) / len(scores)
     low, high = (correlation_interval if metric == RANKS else share_interval)(mean, count)
@@ -230,7 +232,7 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def correlation_interval(value: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a rank correlation (Fisher's z); of three samples and fewer it is everything.
+    """Return the 95 % interval of a rank correlation (Fisher's z); for three samples and fewer it is everything.
 
     >>> [round(end, 4) for end in correlation_interval(0.8, 100)]
     [0.7132, 0.8626]

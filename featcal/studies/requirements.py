@@ -1,4 +1,4 @@
-"""Tell what a method needs beside the models, by the name of a model alone."""
+"""Determine the needs of a method, besides the models, from a model's name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OWN: Mapping[str, tuple[str, ...]] = {
 
 
 def needs(model: str, modality: Modality) -> tuple[str, ...]:
-    """Return what a model needs, with what it is made of: some of `NEEDS`, in that order.
+    """Return the needs of a model and of the models that it starts from: some of `NEEDS`, in that order.
 
-    Language models read the answers of calibration samples as tokens, so where samples are needed these are too; no
-    method compares with them. Classifiers of text read none.
+    Language models read the answers of calibration samples as tokens, so they need these with the samples; no method
+    compares with them. Classifiers of text read none.
 
     Raises:
-        InputError: a name that cannot be read.
+        InputError: an invalid name.
 
     >>> needs("polished:steps=30@calibrated:lam=0.1", "pixels")
     ('samples', 'training')
@@ -41,5 +41,5 @@ def needs(model: str, modality: Modality) -> tuple[str, ...]:
 
 
 def needs_of_kind(kind: str) -> tuple[str, ...]:
-    """Return what the step alone needs that makes a model of this kind."""
+    """Return the needs of the single step that makes a model of this kind."""
     return _OWN[kind] if kind in _OWN else method(kind).about.needs

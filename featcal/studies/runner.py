@@ -1,4 +1,4 @@
-"""Measure models of a suite alike, one after the other; what was measured before is not measured again."""
+"""Measure models of a suite in the same way, one after the other; finished measurements are reused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 
 
 class Views(NamedTuple):
-    """The samples that models are measured on; those of scores are never calibrated on."""
+    """The samples of the measurements; those of scores are never used for calibration."""
 
     scores: EvaluationSamples = EvaluationSamples(None, "test")
     features: EvaluationSamples = EvaluationSamples(64)
@@ -36,25 +36,25 @@ class Point:
     """One model of a study."""
 
     method: str
-    """Name of the method, whatever its samples and seed are."""
+    """Name of the method, without samples and seed."""
     model: str
-    """Its whole name, as `--model` takes it."""
+    """Its full name, as for `--model`."""
     seed: int | None = None
-    """None where none has a part in it."""
+    """None if it uses no seed."""
     at: Mapping[str, str | int | float] = field(default_factory=dict)
-    """Place in the study, such as 8 samples."""
+    """Place in the study, such as the number of samples."""
     of: Session | None = None
-    """The suite that it is made of, if not the one that it is measured on."""
+    """The suite that it is made from, if it differs from the one that it is measured on."""
     made: str = ""
-    """Name of the way in which it is made, if not as everywhere; then `make` does it."""
+    """Name of a special way to make it; then `make` makes it."""
     make: Make | None = None
     beside: Beside | None = None
-    """Function that measures more of it; `made` is to tell that too."""
+    """Function for further measurements; `made` must identify that too."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A point and what was measured of it."""
+    """A point and its measurements."""
 
     point: Point
     needs: tuple[str, ...]
@@ -85,14 +85,14 @@ def run(
     history: History | None = None,
     progress: Progress = silent,
 ) -> list[Row]:
-    """Make every model and measure it; each row is on disk before the next one begins.
+    """Make every model and measure it; each row is saved before the next one begins.
 
-    A method that cannot be used is a row that says why.
+    The row of a method that cannot be used says why.
 
     Args:
-        rows: where finished rows are kept; left out, in the user's cache folder.
-        history: counts looks at the test split; left out, the user's own.
-        progress: is told the rows that are done; it may raise to end the work there.
+        rows: store of finished rows; by default in the user's cache folder.
+        history: counts uses of the test split; by default the user's own.
+        progress: called with the number of finished rows; it may raise to end the work.
     """
     rows, history = rows or Rows(), history or History()
     found: dict[int, Row] = {}
@@ -112,7 +112,7 @@ def run(
 
 
 def _order(session: Session, points: Sequence[Point]) -> list[int]:
-    """Return the numbers of points in the order in which they are made: those that share the most come together."""
+    """Return the numbers of points in the order of making them: points that share most work follow each other."""
     suites = list({id(point.of or session): None for point in points})
 
     def place(number: int) -> tuple[int, bool, int]:
@@ -143,7 +143,8 @@ def _needs(session: Session, point: Point) -> tuple[str, ...]:
 
 
 def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dict[str, Any]:
-    """Return what tells rows of one suite apart: the model with all its options, the samples, and who measures."""
+    """Return the identity of a row among those of a suite: the model with all its options, the samples, and the
+    versions."""
     family = (point.of or session).family
     model: Any = named.name
     if named.calibration is not None:
@@ -165,7 +166,7 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
 
 
 def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: Maker) -> tuple[RowResult, bool]:
-    """Return what there is to say of a model, and whether it will be the same the next time."""
+    """Return the measurements of a model, and whether they will be the same next time."""
     try:
         weights, making, stages = maker.make(point.of or session, named, point.make)
         scores, scoring = _score(session, weights, on.scores)
@@ -193,7 +194,7 @@ def _measure_beside(session: Session, point: Point, named: ModelRef) -> Mapping[
 
 
 def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
-    """Return scores by task; none where the samples have no labels."""
+    """Return scores by task; none if the samples have no labels."""
     with measure_cost() as cost:
         try:
             scores = session.measure.scores(model, view).tasks
@@ -205,7 +206,7 @@ def _score(session: Session, model: ModelRef, view: EvaluationSamples) -> tuple[
 def _measure_distance(
     session: Session, model: ModelRef, view: EvaluationSamples
 ) -> tuple[dict[str, float], dict[str, float], Cost]:
-    """Return relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
+    """Return relative final drift and mean cosine by task; 0 and 1 for the experts themselves.
 
     Raises:
         NumericalError: a drift or a cosine is not finite.
@@ -223,7 +224,7 @@ def _measure_distance(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in the form of JSON."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -234,5 +235,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def place_points(points: Sequence[Point], **place: str | int | float) -> list[Point]:
-    """Return the points at another place in a study."""
+    """Return the points with another place in a study."""
     return [replace(point, at={**point.at, **place}) for point in points]

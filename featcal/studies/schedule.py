@@ -1,8 +1,8 @@
-"""Study what the forward order is worth: the same closed form on features that are not those of the deployed model.
+"""Study the value of the forward order: apply the same closed form to features that are not the deployed model's.
 
-Forward order is Algorithm 1. "stale" fits every block after a block that is still the merged one, "parallel" fits all
-blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
-(`Fits.sources`); here whole models are made of it and scored, and that excess stands beside them.
+Forward order is Algorithm 1. "stale" fits every block on the output of a merged block, "parallel" fits all blocks on
+the merged model's features. Proposition 8 bounds the cost block by block (`Fits.sources`); here whole models are made
+and scored, and that excess is reported next to the scores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHODS = ("calibrated", *PROPOSED)
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
 EXCESS = "excess"
 _SOURCE = {STALE: "stale", PARALLEL: "merged"}
-"""Order → the feature source of Prop. 8 that its blocks are fitted on."""
+"""Order → the feature source of its blocks in Prop. 8."""
 
 
 def study_schedule(session: Session, plan: StudyPlan) -> Study:
@@ -66,13 +66,14 @@ def _order_point(point: Point, order: str) -> Point:
 
 def excess(session: Session, config: CalibrationConfig, source: str) -> float:
     """Return the excess of an order's feature source over the minimum of the local objective (Prop. 8), before any
-    model is made in it: mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
+    model is made: mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
     found = [one.relative for one in session.fit.sources(config) if one.source == source]
     return sum(found) / len(found)
 
 
 def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:
-    """Return the merged model with every block fitted while the `lag` blocks before it are still the merged ones.
+    """Return the merged model with every block fitted on features for which the `lag` blocks before it are still
+    merged.
 
     One block is calibrated at a time, so this takes as many calibrations as there are blocks. Lag 0 is Algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""Score a written model beside what it was made of and the experts, and write the scores into its card."""
+"""Score a written model, the model before calibration and the experts, and write the scores into its card."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ def score_into_card(
     place: str = "featcal evaluate",
     progress: Progress = silent,
 ) -> list[Scores]:
-    """Score a written model, what it was made of and the experts on the same samples, and write table and index of the
-    folder's card; the rest of the card stays as it is.
+    """Score a written model, the model before calibration and the experts on the same samples, and write table and
+    index of the folder's card; the rest of the card stays.
 
     Args:
-        history: where looks at the test split are counted.
-        model: the model in the folder, where the session has it already; None reads the folder.
+        history: counts uses of the test split.
+        model: the model of the folder, if the session has it already; None reads the folder.
         place: where the scores are shown.
 
     Returns:
-        Scores of what it was made of (unless it is a merge of the experts), of the model and of the experts.
+        Scores of the model before calibration (unless the model is a merge of the experts), of the model and of the
+            experts.
 
     Raises:
-        InputError: the folder has no card or record, was made of another suite, or the models cannot be scored.
+        InputError: the folder has no card or record, belongs to another suite, or the models cannot be scored.
     """
     card = load_card(folder)
     before = model_before(session, folder)
@@ -69,12 +70,12 @@ def score_into_card(
 
 
 def tell_measured(session: Session, folder: Path, model: ModelRef, on: EvaluationSamples, how: How) -> None:
-    """Write what a session has measured of a calibration, and of what it was made of, into the card of its folder:
-    scores with their number of samples and interval, and the drift of final features.
+    """Write a session's measurements of a calibration, and of the model before it, into the card of its folder: scores
+    with their number of samples and interval, and the drift of final features.
 
     Args:
-        model: the calibration in the folder; whatever was not measured of it yet is measured here.
-        how: what scores are made of.
+        model: the calibration in the folder; missing measurements are made here.
+        how: kind of the scores.
 
     Raises:
         InputError: the folder has no card, or the samples cannot be used.
@@ -98,7 +99,8 @@ def tell_measured(session: Session, folder: Path, model: ModelRef, on: Evaluatio
 
 
 def model_before(session: Session, folder: Path) -> str | None:
-    """Return the name of the model that a folder's model was made of; None for a merge, which is made of the experts.
+    """Return the name of the model before calibration of a folder's model; None for a merge, which is made from the
+    experts.
 
     Raises:
         InputError: the folder has no record, or it is of another suite.
@@ -117,7 +119,7 @@ def model_before(session: Session, folder: Path) -> str | None:
 
 
 def _require_same_merge(record: Mapping[str, Any], session: Session, folder: Path) -> None:
-    """Raise InputError where the suite's merged model is by another recipe than the one that was calibrated."""
+    """Raise InputError if the suite's merged model has another recipe than the calibrated one."""
     merged = session.family.suite.merged
     now = merged.model_dump() if isinstance(merged, MergeRecipe) else None
     then = record.get("merged")

@@ -1,6 +1,6 @@
-"""Keep what was measured of one model on one suite: a small file each, written when it is done and never again.
+"""Store the measurements of one model on one suite, in small files that are written once and never changed.
 
-A study that was ended finds its finished rows here, and so does any other study that asks for the same.
+An interrupted study finds its finished rows here, and so does any other study of the same models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from featcal.system.fingerprints import json_digest
 from featcal.system.resources import cache_folder
 
 _DIGITS = 6
-"""Of what is written: far more than any of it means."""
+"""Written digits: far more than are significant."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +31,36 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class RowResult:
-    """Measurements of one model, or why there are none."""
+    """Measurements of one model, or the reason why there are none."""
 
     scores: Mapping[str, TaskValue]
-    """By task; empty where samples have no labels."""
+    """By task; empty if samples have no labels."""
     drift: Mapping[str, FiniteFloat]
     """By task: relative drift of the final features."""
     cosine: Mapping[str, Annotated[float, Field(ge=-1.001, le=1.001)]]
     """By task: mean cosine of the final features to the expert's."""
     seconds: Mapping[str, StageSeconds]
-    """Of making the model ("make"), scoring it and measuring its features ("drift")."""
+    """Seconds for making the model ("make"), scoring it and measuring its features ("drift")."""
     stages: Mapping[str, FiniteFloat]
-    """Seconds of the clock of what making it consists of, where its method says so."""
+    """Wall-clock seconds of the stages of making it, if its method reports them."""
     peak_bytes: int | None
-    """By how much the process grew at most while the model was made."""
+    """Largest growth of the process while the model was made."""
     beside: Mapping[str, FiniteFloat] = field(default_factory=dict)
-    """Measurements that its study alone makes, by name."""
+    """Further measurements of its study, by name."""
     failure: str = ""
-    """Why the method cannot be used here; "" where it can."""
+    """Reason why the method cannot be used here, or ""."""
 
 
 def round_found(found: RowResult) -> RowResult:
-    """Return it with numbers as they are written, so that what was measured and what was read again are equal."""
+    """Return it with numbers rounded as in files, so that a result equals its copy read from disk."""
     return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 
 def parse_found(content: Mapping[str, Any]) -> RowResult:
-    """Read the row that a mapping holds, whatever else is in it.
+    """Parse the row in a mapping; other keys are ignored.
 
     Raises:
-        ValueError: it does not hold a row.
+        ValueError: it is not a row.
     """
     return _FOUND.validate_python({name: content[name] for name in RowResult.__dataclass_fields__ if name in content})
 
@@ -69,19 +69,19 @@ class Rows(Records):
     """A folder of rows, by the hash of their suite. Several processes may write at once.
 
     Args:
-        folder: left out, `studies` in the user's cache folder.
+        folder: by default `studies` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(cache_folder() / "studies" if folder is None else folder, "what is measured")
 
     def get(self, suite_hash: str, identity: Mapping[str, Any]) -> RowResult | None:
-        """Return what was measured of this very thing; None where nothing was, or its file is damaged."""
+        """Return the measurements with this identity; None if there are none, or the file is damaged."""
         record = self.read(str(self._file(suite_hash, identity)), _Record)
         return None if record is None else record.found
 
     def put(self, suite_hash: str, identity: Mapping[str, Any], found: RowResult) -> None:
-        """Keep a row; one that is there stays."""
+        """Store a row; an existing one stays."""
         self.write(self._file(suite_hash, identity), {"identity": identity, "found": asdict(found)})
 
     def _file(self, suite_hash: str, identity: Mapping[str, Any]) -> Path:

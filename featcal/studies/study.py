@@ -1,4 +1,4 @@
-"""Define a finished study: its rows, and the document that they make."""
+"""Define a finished study: its rows, and the document of it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from featcal.system.json_files import read_json
 
 @dataclass(frozen=True)
 class Study:
-    """Findings of a study, measured or read from a file."""
+    """Results of a study, measured or read from a file."""
 
     kind: str
     """Name of its command."""
     suite: str
     suite_hash: str
     on: Mapping[str, Any]
-    """The samples that scores and drift are of: split, samples per task (null is all) and seed."""
+    """The samples of scores and drift: split, samples per task (null is all) and seed."""
     by: Mapping[str, str]
     """Versions and kind of device."""
     rows: tuple[Row, ...]
@@ -43,7 +43,7 @@ class Study:
         return {**head, "methods": methods, "rows": [row.to_json() for row in self.rows]}
 
     def text(self) -> str:
-        """Return the document without what rows say already, a row to a line, to be kept under version control."""
+        """Return the document without redundant parts, one row per line, for version control."""
         document = self.to_json()
         del document["methods"]
         rows = ",\n".join(json.dumps(row, allow_nan=False) for row in document.pop("rows"))
@@ -51,7 +51,7 @@ class Study:
 
 
 def study_of(kind: str, session: Session, on: Views, rows: Sequence[Row]) -> Study:
-    """Make the study of rows that were measured in a session."""
+    """Make the study of the rows that a session measured."""
     samples = {
         what: {"split": view.split or session.split, "samples": view.samples, "seed": view.seed}
         for what, view in zip(("scores", "drift"), on, strict=True)
@@ -61,7 +61,7 @@ def study_of(kind: str, session: Session, on: Views, rows: Sequence[Row]) -> Stu
 
 
 def read_study(file: Path) -> Study:
-    """Read a study out of the file that `--out` wrote.
+    """Read a study from the file that `--out` wrote.
 
     Raises:
         InputError: it cannot be read, or does not hold a study.

@@ -1,4 +1,4 @@
-"""Take the rows of all seeds of a method together."""
+"""Summarise the rows of all seeds of a method."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from featcal.suite.methods import EXPERT
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds, and how sure it is."""
+    """A mean over seeds with its interval."""
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean by Student's t over seeds; None of a single row."""
+    """Ends of the 95 % interval of the mean by Student's t over seeds; None for a single row."""
     high: float | None
 
 
@@ -29,14 +29,14 @@ class Summary:
 
     method: str
     model: str
-    """The whole name of the model, of the first seed."""
+    """The full name of the model, of the first seed."""
     at: Mapping[str, str | int | float]
     seeds: tuple[int, ...]
-    """Of the rows that did not fail; empty where none has a part in it."""
+    """Seeds of the rows that did not fail; empty if the method uses no seed."""
     average: Spread | None
     """Unweighted mean score over tasks, 0-1; None without scores."""
     normalised: float | None
-    """Mean over tasks of the score as a share of the expert's; None where an expert has no score above 0."""
+    """Mean over tasks of the score as a share of the expert's; None if an expert has no score above 0."""
     worst: float | None
     """Lowest score of a task, of the means over seeds."""
     worst_task: str
@@ -51,9 +51,9 @@ class Summary:
     """Largest of all seeds."""
     needs: tuple[str, ...]
     beside: Mapping[str, float]
-    """Measurements that this study alone makes."""
+    """Further measurements of this study."""
     failure: str
-    """Why there is nothing, or less than was asked for."""
+    """Reason why there is no result, or less than requested."""
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of `methods` in the document of a study."""
@@ -61,7 +61,8 @@ class Summary:
 
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
-    """Return one summary per method and place, in their first order; scores are held against that place's experts."""
+    """Return one summary per method and place, in their first order; scores are compared with the experts of the same
+    place."""
     groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, tuple(row.point.at.items())), []).append(row)
@@ -72,7 +73,7 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
 
 
 def mean_and_interval(values: Sequence[float]) -> Spread:
-    """Return the mean of some values and the 95 % interval of it, by Student's t.
+    """Return the mean of some values and its 95 % interval, by Student's t.
 
     >>> found = mean_and_interval([0.81, 0.82, 0.83])
     >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
@@ -89,7 +90,7 @@ def mean_and_interval(values: Sequence[float]) -> Spread:
 
 @cache
 def student_bound(level: float, freedom: int) -> float:
-    """Return the bound that Student's t stays within with this probability, 0-1, on either side of 0.
+    """Return the bound that Student's t stays within with this probability, 0-1, on both sides of 0.
 
     Args:
         freedom: degrees of freedom, at least 1: then the probability of a bound is a sum of finitely many terms in its

@@ -1,4 +1,4 @@
-"""Sweep many calibrations of one suite, measured alike, beside what costs no calibration at all."""
+"""Sweep many calibrations of one suite, measured in the same way, with models that need no calibration."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from featcal.system.formatting import exactly
 from featcal.system.progress import Progress, silent
 
 MOST = 500
-"""Calibrations of one sweep."""
+"""Most calibrations of one sweep."""
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-"""Of Task Arithmetic, as baselines."""
+"""Scales of Task Arithmetic among the baselines."""
 SWEEP = "sweep"
 """Label of the progress."""
 KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
-"""Of the points of a sweep; a merger is another merge of the same experts."""
+"""Kinds of the points of a sweep; a merger is another merge of the same experts."""
 _VIEW = EvaluationSamples()
 
 
@@ -38,16 +38,16 @@ class Grid:
     """All combinations of these values, over the other options of one calibration.
 
     Raises:
-        InputError: no value at all, one outside its range, or more than `MOST` combinations.
+        InputError: no value, one outside its range, or more than `MOST` combinations.
     """
 
     lam: tuple[float, ...]
     rho: tuple[float, ...]
     alpha: tuple[float, ...]
     options: CalibrationConfig
-    """Samples, seed, switches; its own lam, rho and alpha are not looked at."""
+    """Samples, seed, switches; its own lam, rho and alpha are ignored."""
     of: str = MERGED.name
-    """Name of the model that is calibrated."""
+    """Name of the model to calibrate."""
 
     def __post_init__(self) -> None:
         sizes = {name: len(set(getattr(self, name))) for name in ("lam", "rho", "alpha")}
@@ -61,14 +61,14 @@ class Grid:
         self.configs()
 
     def configs(self) -> list[CalibrationConfig]:
-        """Return one per combination, alpha fastest; a value that stands twice counts once."""
+        """Return one per combination, alpha fastest; a repeated value counts once."""
         values = product(*(dict.fromkeys(one) for one in (self.lam, self.rho, self.alpha)))
         return [replace(self.options, lam=lam, rho=rho, alpha=alpha) for lam, rho, alpha in values]
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A model and what was measured of it on the samples of the sweep."""
+    """A model and its measurements on the samples of the sweep."""
 
     run: HistoryEntry
     found: RunMeasurement
@@ -80,7 +80,7 @@ class SweepPoint:
 
 
 def kind_of(model: str) -> str:
-    """Return which of `KINDS` a model is, by its name."""
+    """Return the kind, one of `KINDS`, of a model by its name."""
     kind = model_name(model).kind
     return kind if kind in KINDS else "merger"
 
@@ -89,7 +89,7 @@ def numbers(text: str, name: str) -> tuple[float, ...]:
     """Read the values of a list such as "0.01, 0.05".
 
     Raises:
-        InputError: something else than finite numbers between commas.
+        InputError: not finite numbers between commas.
 
     >>> numbers("0.01, 0.05,", "lam")
     (0.01, 0.05)
@@ -114,15 +114,15 @@ def run_sweep(
 ) -> list[SweepPoint]:
     """Calibrate with every combination and measure it on the same samples; baselines first.
 
-    What is in the history already, of the same suite, versions and samples, is not computed again; every point goes
-    into it when it is done, so a sweep that was ended goes on where it stopped. Each is what a single calibration with
-    these options is, to the last bit.
+    Points that the history has for the same suite, versions and samples are not computed again; every finished point is
+    added to it, so an interrupted sweep continues where it stopped. Each equals a single calibration with these options
+    to the last bit.
 
     Args:
-        progress: is told the points that are done, and within one by every block, so that it may end the work there.
-        on: the samples to measure on; validation where the suite has it. On others the numbers flatter: they are those
-            that calibration saw.
-        history: left out, the user's own.
+        progress: called with the number of finished points, and for every block within a point, so that it can end the
+            work.
+        on: the samples to measure on; validation if the suite has it. On calibration samples the numbers flatter.
+        history: by default the user's own.
         device: "auto", "cpu", "cuda" or "mps", for a suite.
 
     Raises:
@@ -159,9 +159,9 @@ def calibrations(session: Session, grid: Grid) -> list[ModelRef]:
 
 
 def baselines(grid: Grid, has_base: bool) -> list[str]:
-    """Return what the sweep is held against: base, merged model and experts, the model that is calibrated where that is
-    another one, the mean of the experts, Task Arithmetic at other scales, and the calibration's anchors without any
-    data; without a base merged model, experts and what is calibrated alone."""
+    """Return the comparison models of a sweep: base, merged model and experts, the calibrated model if it is another
+    one, the mean of the experts, Task Arithmetic at other scales, and the calibration's anchors without any data;
+    without a base only merged model, experts and calibrated model."""
     if not has_base:
         return list(dict.fromkeys(["merged", EXPERT, grid.of]))
     rhos = [rho for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is what is calibrated
@@ -184,20 +184,19 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSam
 def missing(
     session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]
 ) -> tuple[list[ModelRef], list[ModelRef]]:
-    """Return the calibrations of a sweep, and its other models, that are not among these runs, measured on these
-    samples."""
+    """Return the calibrations of a sweep, and its other models, that have no run measured on these samples."""
     known = {run.id for run in runs if _find_recorded(session, run, on) is not None}
     left = [model for model in sweep_models(session, grid) if run_of(session, model).id not in known]
     return [one for one in left if one.config is not None], [one for one in left if one.config is None]
 
 
 def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> list[SweepPoint]:
-    """Return those runs of the suite that have scores on these samples, whoever asked for them."""
+    """Return the runs of the suite with scores on these samples, from any source."""
     return [SweepPoint(run, found) for run in runs if (found := _find_recorded(session, run, on)) is not None]
 
 
 def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Return the Pareto front of mean and worst task: those that no other point beats in one and equals in the other.
+    """Return the Pareto front of mean and worst task: runs that no other run equals or beats in both.
 
     Experts are left out: they are a model per task, not one for all. By rising mean; of equal points all.
     """
@@ -211,13 +210,13 @@ def _beats(one: RunMeasurement, other: RunMeasurement) -> bool:
 
 
 def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> RunMeasurement | None:
-    """Return what the history holds of a run on these samples, if it has scores of every task."""
+    """Return the measurement in the history of a run on these samples, if it has scores of every task."""
     found = run.find_measured(kind_of_scores(session), on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 
 def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress: Progress) -> RunMeasurement:
-    """Calibrate a model, if it is one to calibrate, and measure it.
+    """Calibrate a model, if it is a calibration, and measure it.
 
     Raises:
         InputError: it cannot be scored.
@@ -230,7 +229,7 @@ def _measure(session: Session, model: ModelRef, on: EvaluationSamples, progress:
 
 
 def _report_points(progress: Progress, done: int, total: int) -> Progress:
-    """Return a progress that tells the points that are done whenever work on the next one gets ahead."""
+    """Return a progress that reports the finished points whenever work on the next one advances."""
 
     def report(label: str, blocks: int, of: int) -> None:
         progress(SWEEP, done, total)

@@ -1,4 +1,4 @@
-"""Study how a method does with more tasks: the suite's first tasks alone, merged anew."""
+"""Study methods on more and more tasks: on the suite's first tasks, merged anew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def study_task_counts(session: Session, plan: StudyPlan, counts: Sequence[int] |
     """Measure every method on the first tasks of a suite, for several numbers of them.
 
     Args:
-        counts: numbers of tasks; left out, doubled from 2 up to all.
+        counts: numbers of tasks; by default doubled from 2 up to all.
 
     Raises:
         InputError: a suite whose merged model is a checkpoint of all tasks, or a number that it does not have.
@@ -37,7 +37,7 @@ def study_task_counts(session: Session, plan: StudyPlan, counts: Sequence[int] |
 
 
 def doubling_counts(most: int) -> list[int]:
-    """Return powers of 2 from 2 on up to `most`, and `most` itself.
+    """Return powers of 2 from 2 up to `most`, and `most` itself.
 
     >>> doubling_counts(8), doubling_counts(6), doubling_counts(1)
     ([2, 4, 8], [2, 4, 6], [1])
@@ -46,7 +46,7 @@ def doubling_counts(most: int) -> list[int]:
 
 
 def first_tasks(family: Family, count: int) -> Family:
-    """Return the family with its first tasks alone, whose experts are merged by the suite's recipe.
+    """Return the family with its first tasks only, whose experts are merged by the suite's recipe.
 
     Raises:
         InputError: the merged model is a checkpoint, or the recipe has options for every task.

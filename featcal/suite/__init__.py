@@ -1,1 +1,1 @@
-"""Read the suite file, completely validated, and say what a model may be called."""
+"""Read the suite file, validate it completely, and define the names of models."""

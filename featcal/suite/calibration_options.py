@@ -1,4 +1,4 @@
-"""The options of a calibration, each defined once: a field of `CalibrationConfig` with an `Option` beside its default.
+"""Define the options of a calibration, each once: a field of `CalibrationConfig` with an `Option` beside its default.
 
 The suite file, the command line, the app, names of models, printed commands and docs/options.md are derived from these
 fields. Nothing here needs torch.
@@ -17,8 +17,8 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
-"""Ways to calibrate a block: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
-with what the experts' weights know as a prior."""
+"""Ways to calibrate a block. PAPER: from one snapshot, as published. REFINED: piece by piece, featcal's own. INFORMED:
+refined with a prior from the experts' weights."""
 PRECISIONS = ("exact", "fast")
 QUANTIZED = ("off", "int8", "int4", "int8-nearest", "int4-nearest")
 """Values of `quantize`."""
@@ -26,12 +26,12 @@ _OWN = (REFINED, INFORMED)
 
 
 CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
-"""Values that `cautious` stands for."""
+"""Values that `cautious` sets."""
 _LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
 
 
 def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
-    """Return the numbers that a recipe brings for so many samples per task; the paper's are those for CLIP.
+    """Return the default numbers of a recipe for so many samples per task; the paper's are those for CLIP.
 
     Args:
         class_token: whether the architecture has one, as CLIP has: with few samples "refined" then takes less of the
@@ -62,18 +62,18 @@ def refined_lam(samples: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Option(OptionFacts):
-    """Facts about an option beside its default, for everything that shows, reads or writes one.
+    """Facts about an option, from which everything that shows, reads or writes it is derived.
 
     Args:
         help: what it does, in one or two sentences that `--help`, the app and docs/options.md share.
         kind: float, int, bool (on or off), str (one of `choices`) or tuple (names of parts).
-        left_out: what holds where it is left out, in words.
-        label: beside its control in the app; an option without one has no control there.
+        left_out: its default, in words.
+        label: text of its control in the app; without one the app has no control for it.
         symbol: the letter that the paper or featcal has for it.
-        recipes: those that it belongs to; of the others it is 0 or off.
+        recipes: those that use it; with the others it is 0 or off.
         steps: values that a slider offers.
-        of_recipe: whether the recipe brings a good value of its own.
-        idle: whether it changes nothing but time, memory and the order of sums.
+        of_recipe: whether every recipe has a default of its own for it.
+        idle: whether it changes only time, memory and the order of sums.
     """
 
     kind: type
@@ -87,7 +87,7 @@ class Option(OptionFacts):
     idle: bool = False
 
     def check(self, name: str, value: Any) -> Any:
-        """Return a value of the option called `name`, a number as Python's own.
+        """Check a value of the option called `name` and return it, a number as Python's own.
 
         Raises:
             InputError: it is of another type, or out of range.
@@ -98,13 +98,13 @@ class Option(OptionFacts):
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
-    """Return the field of an option with a fixed default, which says its kind and what holds where it is left out."""
+    """Return the field of an option with a fixed default, from which its kind follows."""
     left_out = ("off", "on")[default] if isinstance(default, bool) else _format_default(default)
     return field(default=default, metadata={_OPTION: Option(help=help, kind=type(default), left_out=left_out, **more)})
 
 
 def _number(name: str, help: str, paper: str = "", **more: Any) -> Any:
-    """Return the field of a number that recipe, architecture and samples decide where it is left out.
+    """Return the field of a number whose default depends on recipe, architecture and samples.
 
     Args:
         paper: its values in the paper, which depend on the architecture.
@@ -120,7 +120,7 @@ def _number(name: str, help: str, paper: str = "", **more: Any) -> Any:
 
 
 def _parts(help: str, label: str) -> Any:
-    """Return the field of an option that chooses parts by their names; left out it is all of them."""
+    """Return the field of an option that chooses parts by name; the default is all of them."""
     return field(default=None, metadata={_OPTION: Option(help=help, kind=tuple, left_out="all", label=label)})
 
 
@@ -135,9 +135,10 @@ _SHARES = tuple(step / 20 for step in range(21))
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Options of Algorithm 1. What `recipe` brings (lam, rho, alpha, beta, mu) is None where it is left out, until
-    `calibration.config.resolve_options` fills in the recipe's own for the architecture and the number of samples; every
-    function that calibrates does so. `calibration.calibrate.config_for` gives what a suite recommends instead.
+    """Options of Algorithm 1. The numbers of a recipe (lam, rho, alpha, beta, mu) are None until
+    `calibration.config.resolve_options` fills in the recipe's defaults for the architecture and the number of samples;
+    every function that calibrates does so. `calibration.calibrate.config_for` returns the options that a suite
+    recommends.
 
     Raises:
         InputError: a value of another type or outside its range; the message names the option.
@@ -145,44 +146,50 @@ class CalibrationConfig:
 
     # fmt: off
     lam: float = _number(
-        "lam", "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
+        "lam", "Ridge strength, the pull towards the anchor (Eq. 12). Raise it with few or bad samples, or after a "
+        "warning that calibration raised drift; 0 needs features of full rank.",
         "0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", least=0, steps=_LAM,
     )
     rho: float = _number(
-        "rho", "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
+        "rho", "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates beyond it. "
+        "Without a known base only 1 is possible.",
         "2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
         steps=tuple(step / 10 for step in range(41)),
     )
     alpha: float = _number(
-        "alpha", "Share of the expert's own input features in the targets (Eq. 10).",
+        "alpha", "Share of the expert's own input features in the targets (Eq. 10); the rest are those of the "
+        "calibrated model. Lower it if the samples are unlike the inputs to come.",
         "0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α",
         least=0, most=1, steps=_SHARES,
     )
     samples: int = _option(
-        256, "Calibration samples per task; a task that has fewer gives all it has.",
+        256, "Calibration samples per task, without labels; a task that has fewer gives all it has. 64 give most of "
+        "the gain, and time and memory grow in proportion.",
         label="Calibration samples per task", symbol="n", least=1, steps=(8, 16, 32, 64, 128, 256),
     )
     seed: int = _option(
-        42, "Decides which calibration samples are drawn, together with the task's name.", label="Seed", least=0,
+        42, "Decides, together with the task's name, which calibration samples are drawn. Other seeds show how much "
+        "the draw matters.", label="Seed", least=0,
     )
     biases: bool = _option(
-        True, "Calibrate biases: each is fitted to what the new weights leave over on average (Eq. 55).",
+        True, "Calibrate biases: each corrects the mean error that the new weights leave (Eq. 55).",
         label="Calibrate biases",
     )
     layernorms: bool = _option(
         True, "Calibrate scale and shift of every LayerNorm (Eq. 59).", label="Calibrate LayerNorms",
     )
     rmsnorms: bool = _option(
-        False, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
+        False, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not use.",
         label="Calibrate RMSNorms",
     )
     routers: bool = _option(
-        False, "Calibrate the routers of mixtures of experts too, linear maps from a token's state to the experts' "
-        "scores: featcal's extension.", label="Calibrate routers",
+        False, "For mixtures of experts: calibrate the routers too, the linear maps from a token's state to the "
+        "experts' scores (featcal's extension). The gain is small on the mixtures that were measured.",
+        label="Calibrate routers",
     )
     completion_only: bool = _option(
-        False, "Decoder-only models: count the positions that predict the answer alone, not the prompt; a "
-        "text without a prompt counts as a whole.",
+        False, "For decoder-only models: count only the positions that predict the answer, not the prompt; a text "
+        "without a prompt counts as a whole. It can help long answers and hurt short ones.",
         label="Count answers alone",
     )
     patch_weight: float = _option(
@@ -190,63 +197,72 @@ class CalibrationConfig:
         "always have 1.", above=0, most=1,
     )
     image_weight: float = _option(
-        1.0, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", above=0, most=1,
+        1.0, "Weight of a picture's tokens in a language model that reads pictures; text has 1. Lower it if the many "
+        "tokens of pictures outweigh the text.", above=0, most=1,
     )
-    eps: float = _option(1e-8, "Numerical stabiliser of Eqs. (14), (17) and (59).", least=0)
+    eps: float = _option(1e-8, "Numerical stabiliser of Eqs. (14), (17) and (59); there is rarely a reason to change "
+        "it.", least=0)
     recipe: str = _option(
-        PAPER, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
-        "refined, with what the experts' weights know as a prior (docs/theory/recipes.md).", label="Recipe",
+        PAPER, "paper: Algorithm 1 as published. refined: featcal's own, fits a block piece by piece. informed: "
+        "refined with a prior about the experts' training inputs, estimated from their weights; try it first, it "
+        "takes about a quarter more time and needs the base (docs/theory/recipes.md).", label="Recipe",
         choices=RECIPES,
     )
     beta: float = _number(
-        "beta", "Share of the residual stream's gap to the expert that output maps are to close; above 0 it needs "
-        "alpha above 0.", label="β, stream", symbol="β", least=0, most=1, recipes=_OWN, steps=_SHARES,
+        "beta", "Share of the residual stream's gap to the expert that output maps should close. Lower it if the "
+        "samples are corrupted; above 0 it needs alpha above 0.",
+        label="β, stream", symbol="β", least=0, most=1, recipes=_OWN, steps=_SHARES,
     )
     mu: float = _number(
-        "mu", "Weight of the prior, what the experts' weights say of the inputs that they were trained on, against the "
-        "samples of one task; 0 is refined.", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
+        "mu", "Weight of the prior about the experts' training inputs, relative to the samples of one task; 0 gives "
+        "the recipe refined.", label="μ, prior", symbol="μ", least=0, recipes=(INFORMED,),
         steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
     )
     weigh_tokens: bool = _option(
-        False, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
-        "dearer.", label="Weigh tokens", recipes=_OWN,
+        False, "Weight every token by how strongly the expert's task vector acts on it. It helps most with text and "
+        "takes a tenth more time.", label="Weigh tokens", recipes=_OWN,
     )
     decisions: float = _option(
-        0.0, "Share of an error's weight that goes by what it does to the experts' decisions, by the margin of every "
-        "sample: 0.7 helps where many tasks share a model; needs heads, one backward pass per expert, and "
-        "nearly twice the time.", label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN,
+        0.0, "Weight of the margin-aware term: 0 is the plain squared error; towards 1 only output directions that "
+        "move an expert's margin count. 0.7 helps if many tasks share a model; it needs heads and one backward pass "
+        "per expert, and takes nearly twice the time.",
+        label="δ, decisions", symbol="δ", least=0, below=1, recipes=_OWN,
     )
     augment: int = _option(
-        0, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.",
+        0, "Augmented copies of every calibration picture, each as expensive as one more picture. 1 helps, or 3 with "
+        "fewer than 32 samples per task.",
         label="Copies", least=0,
     )
     quantize: str = _option(
-        "off", "Round the solved linear maps to whole numbers of 8 or 4 bits, column by column so that the calibrated "
-        "outputs change least, and write them packed; int8-nearest and int4-nearest round every weight for itself, for "
-        "comparison.", choices=QUANTIZED,
+        "off", "Round the solved linear maps to integers of 8 or 4 bits, column by column so that the calibrated "
+        "outputs change least, and store them packed. On lm-mini 8 bits cost nothing measurable and 4 bits half a "
+        "point. int8-nearest and int4-nearest round every weight by itself, for comparison.", choices=QUANTIZED,
     )
     group_size: int = _option(
-        128, "With quantize: input columns of a row that share a scale; 0 gives every row one scale.", least=0,
+        128, "With quantize: number of input columns of a row that share a scale; 0 gives every row one scale. "
+        "Smaller groups are more exact and make larger files.", least=0,
     )
     batch_size: int = _option(
-        64, "Samples per forward pass; changes time and memory, and numbers within rounding.", least=1, idle=True,
+        64, "Samples per forward pass. Lower it if memory runs out; numbers change only by rounding.",
+        least=1, idle=True,
     )
     precision: str = _option(
         "exact", "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
-        "solve (below lam 1e-3 float32 products and float64 solve); slow on processors without bfloat16.",
+        "solve (below lam 1e-3 float32 products and float64 solve); it takes about 0.6 of the time, but is slow on "
+        "processors without bfloat16.",
         choices=PRECISIONS,
     )
 
     blocks: Sequence[str] | None = _parts(
-        "Calibrate these blocks alone ('block 0', 'encoder block 3'); the others stay as merged to the last bit, and "
-        "later blocks see them as they are.", "Blocks",
+        "Calibrate only these blocks ('block 0', 'encoder block 3'). The others stay as merged to the last bit, and "
+        "later blocks see them unchanged.", "Blocks",
     )
     maps: Sequence[str] | None = _parts(
-        "Calibrate these kinds of linear maps alone, with their biases: attention, mlp, cross-attention. Norms have "
+        "Calibrate only these kinds of linear maps, with their biases: attention, mlp, cross-attention. Norms have "
         "their own switches.", "Kinds of linear maps",
     )
     tasks: Sequence[str] | None = _parts(
-        "Calibrate on the experts and samples of these tasks alone.", "Tasks",
+        "Calibrate only on the experts and samples of these tasks.", "Tasks",
     )
     # fmt: on
 
@@ -294,23 +310,23 @@ PARTIAL = tuple(name for name, one in OPTIONS.items() if one.kind is tuple)
 SWITCHES = tuple(name for name, one in OPTIONS.items() if one.kind is bool)
 """Options that are on or off."""
 OF_A_RECIPE = tuple(name for name, one in OPTIONS.items() if one.of_recipe)
-"""Numbers that every recipe has good values of its own for."""
+"""Numbers for which every recipe has defaults of its own."""
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     recipe: tuple(name for name in OF_A_RECIPE if recipe in OPTIONS[name].recipes) for recipe in RECIPES
 }
-"""The numbers of each recipe; those that are not its own are 0 there."""
+"""The numbers that each recipe uses; the others are 0 there."""
 OWN = tuple(name for name, one in OPTIONS.items() if one.of_recipe or one.recipes != RECIPES)
-"""Options that a suite recommends for one recipe; they say nothing of another."""
+"""Options that a suite recommends for one recipe only."""
 IDLE = tuple(name for name, one in OPTIONS.items() if one.idle)
-"""Options that change nothing but time and memory."""
+"""Options that change only time and memory."""
 SHORTHANDS: Mapping[str, Option] = {
     "cautious": Option(
         kind=bool,
-        help=f"Take {' and '.join(f'{name} {value:g}' for name, value in CAUTIOUS.items())}: for calibration samples "
-        "in fog, or drifted from what the model will see; with clean or merely noisy ones it costs about two points.",
+        help=f"Set {' and '.join(f'{name} {value:g}' for name, value in CAUTIOUS.items())}. Use it for calibration "
+        "samples in fog, or unlike the inputs to come; with clean or merely noisy ones it costs about two points.",
         left_out="off", label="Cautious", recipes=_OWN,
     )
 }  # fmt: skip
-"""Options that are short for the values of others, which every name, command and record says in their place."""
+"""Options that stand for values of others; names, commands and records show these values instead."""
 ASKED: Mapping[str, Option] = {**OPTIONS, **SHORTHANDS}
-"""All that can be asked for by name."""
+"""All options that can be given by name."""

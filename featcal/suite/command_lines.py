@@ -29,8 +29,8 @@ def calibrate_line(
     Args:
         suite: its name or its file.
         config: resolved, as a session's models have theirs (`calibration.config.resolve_options`).
-        defaults: the suite's own options; of what is seldom changed, what differs from them is said.
-        model: what is calibrated.
+        defaults: the suite's own options; rarely used options are written only where they differ from these.
+        model: the model to calibrate.
     """
     parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
@@ -42,13 +42,14 @@ def calibrate_line(
 
 
 def select_line(suite: str, options: Mapping[str, Any], of: str = "merged") -> str:
-    """Return the `featcal select` line with these `shared_options`; `of` is the merge that recipes are tried on."""
+    """Return the `featcal select` line with these `shared_options`; `of` is the merge on which all recipes are
+    tried."""
     return shlex.join(["featcal", "select", suite, *(() if of == "merged" else ("--of", of)), *_flags(options)])
 
 
 def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> dict[str, Any]:
-    """Return what is left beside a recipe and its numbers: samples, and what else differs from the suite's own options;
-    of parts the list of them."""
+    """Return the options besides a recipe and its numbers: samples, and every other option that differs from the
+    suite's own; parts as a list."""
     rest = [name for name in OPTIONS if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE)]
     found = {name: getattr(config, name) for name in rest if getattr(config, name) != getattr(defaults, name)}
     parts = {name: getattr(config, name) for name in PARTIAL}
@@ -58,10 +59,10 @@ def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> di
 
 
 def push_line(folder: str, licence: bool) -> str:
-    """Return the `featcal push` line that shows what of a folder would be sent to the Hub.
+    """Return the `featcal push` line that shows what an upload of a folder would send to the Hub.
 
     Args:
-        licence: whether the folder's card states one; else it is to be said.
+        licence: whether the folder's card states one; otherwise the line has a placeholder for it.
     """
     return shlex.join(["featcal", "push", folder, "OWNER/NAME", *([] if licence else ["--license", "ID"])])
 

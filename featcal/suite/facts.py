@@ -1,4 +1,4 @@
-"""Say where a suite comes from, for records that others can read."""
+"""Describe the origin of a suite, for records that other people read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from featcal.system.resources import embedded_suites, ready_suites
 
 
 def shipped_suites() -> list[dict[str, Any]]:
-    """Return the suites that come with featcal, as `featcal suite list --json` has them: embedded ones, whose models
-    and samples come with it too, and those of the Hub."""
+    """Return the suites that come with featcal, as `featcal suite list --json` prints them: embedded ones, with their
+    models and samples, and those of the Hub."""
     files = {"embedded": embedded_suites(), "hub": ready_suites()}
     loaded = [(where, load_suite(name)) for where, names in files.items() for name in names]
     return [
@@ -25,12 +25,11 @@ def shipped_suites() -> list[dict[str, Any]]:
 
 
 def suite_facts(suite: Suite) -> dict[str, Any]:
-    """Return `shipped`, the name under which featcal brings this very suite, else None; `name`, that of its file, if it
-    was read from one; `sha256` of each of its parts; and `in_memory`, the models and samples that were given as Python
-    objects, where any were.
+    """Return facts that identify a suite: `shipped`, its name if it comes with featcal, else None; `name`, that of its
+    file; `sha256` of each of its parts; and `in_memory`, the models and samples that were given as Python objects.
 
-    No folder is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
-    not of its layout: comments and the order of options change nothing.
+    No folder is named, so a record can be published. Hashes cover the meaning of a suite file, not its layout: comments
+    and the order of options do not change them.
     """
     content = suite.model_dump(mode="json", exclude_none=True)
     tasks = content.pop("tasks")
@@ -42,11 +41,11 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
 
 
 def ask_for_suite(name: str, file_name: str | None) -> str:
-    """Return the sentence that asks for the suite of a record, where that is not one of featcal's.
+    """Return a sentence that asks for the suite of a record, if it does not come with featcal.
 
     Args:
         name: the suite's own name.
-        file_name: that of its file, where the record says it.
+        file_name: that of its file, if the record has it.
     """
     file = f" {file_name}" if file_name else ""
     if name in {**embedded_suites(), **ready_suites()}:

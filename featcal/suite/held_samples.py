@@ -21,7 +21,8 @@ COLUMN_OPTIONS = (*OPTIONS_OF_KIND["rows"], "limit", "corruption")
 """Keys of `columns`, for rows."""
 _VALUES = ("pixel_values", "input_ids")
 _TENSORS = {"attention_mask": "mask", "labels": "labels"}
-"""Keys of a mapping of tensors beside its values, and the options of a source that they are."""
+"""Keys that tokenizers and processors use for tensors beside the inputs, and the options of a source that they
+correspond to."""
 Row = dict[str, Any]
 
 
@@ -34,7 +35,7 @@ class HeldTensors:
     kind: str = "tensors"
 
     def is_unchanged(self) -> bool:
-        """Say whether the values are those that were given."""
+        """Say whether the values are unchanged since they were given."""
         return _digest(self.tensors) == self.sha256
 
 
@@ -55,7 +56,7 @@ class HeldRows:
         return len(self.content)
 
     def is_unchanged(self) -> bool:
-        """Say whether the rows are those that were given."""
+        """Say whether the rows are unchanged since they were given."""
         return _digest(self.content) == self.sha256
 
     def column(self, name: str) -> list[Any]:
@@ -65,7 +66,7 @@ class HeldRows:
         return [row[name] for row in self.rows(range(len(self)), [name])]
 
     def rows(self, wanted: Sequence[int], columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
-        """Return the given columns of the given rows, in their order, and of the optional ones those that a row has.
+        """Return the given columns of the given rows, in their order, and the optional columns that a row has.
 
         Raises:
             InputError: a row lacks one.
@@ -78,28 +79,28 @@ class HeldRows:
         return [{name: _plain(row[name]) for name in (*columns, *optional) if name in row} for row in found]
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
-        """Return the names of the classes that a column counts, where a data set has them."""
+        """Return the names of the classes that the numbers of a column stand for, if the data set has them."""
         names = getattr(self.features.get(column), "names", None)
         return tuple(map(str, names)) if names else None
 
     def place(self, row: int) -> str:
-        """Return what messages call a row."""
+        """Return the name of a row for messages."""
         return f"sample {row}"
 
 
 def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[dict[str, Any], Holdable | None]:
-    """Return a source of a suite, as its file would say it, and what must be held for as long as the suite is used.
+    """Return a source of a suite, as its file would describe it, and the objects that must stay alive while the suite
+    is used.
 
     Args:
-        given: numpy arrays or tensors (pictures uint8 `[n, H, W, 3]`, prepared ones `[n, 3, H, W]` or token ids
-            `[n, T]`), a mapping of such as tokenizers and processors return it, a data set of `datasets`, a list of
-            texts, pictures, pairs of one and its answer or class, or rows; a tuple (samples, labels); a path; or what a
-            suite file says of a source.
+    given: numpy arrays or tensors (pictures uint8 `[n, H, W, 3]`, prepared ones `[n, 3, H, W]` or token ids `[n, T]`),
+    a mapping of these as tokenizers and processors return it, a data set of `datasets`, a list of texts, pictures,
+    pairs (text or picture, answer or class), or rows; a tuple (samples, labels); a path; or a source as a mapping.
         columns: options of a source for rows (`COLUMN_OPTIONS`).
-        label: what messages call the samples.
+        label: name of the samples in messages.
 
     Raises:
-        InputError: samples of another kind, or columns that nobody can guess.
+        InputError: samples of another kind, or columns whose meaning cannot be guessed.
     """
     if isinstance(given, str | Path):
         return {**_path_source(str(given), label), **columns}, None
@@ -149,14 +150,14 @@ def _tensor_source(
 ) -> tuple[dict[str, Any], Holdable | None]:
     unused = [name for name in columns if name != "limit"]
     if unused:
-        raise InputError(f"{label}: columns ({', '.join(unused)}) are of rows, and these samples are tensors")
+        raise InputError(f"{label}: columns ({', '.join(unused)}) apply to rows, but these samples are tensors")
     held = HeldTensors(found, _digest(found))
     options = {option: option for option in found if option != "key"}
     return {"tensors": register_object(held), "key": "samples", **options, **columns}, held
 
 
 def _tensor(given: Any, label: str) -> Any:
-    """Return numbers as a tensor on the CPU that shares their memory where it can."""
+    """Return numbers as a tensor on the CPU, sharing their memory if possible."""
     import torch
 
     try:
@@ -166,7 +167,7 @@ def _tensor(given: Any, label: str) -> Any:
 
 
 def _is_array(given: Any) -> bool:
-    """Say whether it is an array of numpy or a tensor."""
+    """Say whether a value is an array of numpy or a tensor."""
     return hasattr(given, "ndim") and hasattr(given, "dtype") and hasattr(given, "shape")
 
 
@@ -212,7 +213,7 @@ def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldR
 
 
 def _row(sample: Any, label: str) -> Row:
-    """Return one sample as a row: a text has the column "input", a picture "image", and what stands beside it in a pair
+    """Return one sample as a row: a text becomes the column "input", a picture "image", and the second of a pair
     "target" (a text) or "label"."""
     if isinstance(sample, Mapping):
         return dict(sample)
@@ -231,7 +232,7 @@ def _row(sample: Any, label: str) -> Row:
 
 
 def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
-    """Return the options of a source for rows whose columns are named as usual.
+    """Return the options of a source for rows whose columns have usual names.
 
     Raises:
         InputError: no column has a usual name.
@@ -272,7 +273,7 @@ def _digest(samples: Any) -> str:
 
 
 def _digest_value(value: Any, digest: Any) -> None:
-    """Add a value to a digest: numbers, texts, arrays and pictures by what they hold."""
+    """Add a value to a digest: numbers, texts, arrays and pictures by their content."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             digest.update(f"{name}:".encode(errors="surrogatepass"))

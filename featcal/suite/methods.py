@@ -1,10 +1,10 @@
-"""Find the methods that make a model of a suite's experts; each is one class or function.
+"""Find the methods that make a model from a suite's experts; each is one class or function.
 
 A method is a frozen dataclass whose fields are its options, under `register_method`, or, of tensors alone, a function
 whose keyword parameters are its options, under `mergers.common.merger.merger`. featcal's own are files: the one
-called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Packages bring
-others by entry points of the group `featcal.methods`, called as the method is, that lead to it. So names are
-known from names of files and entry points, and a method's code is imported when the method is used.
+called tsv-m is in `featcal/mergers/tsv_m.py`, regmean++ in `featcal/baselines/regmean_plus_plus.py`. Other packages add
+methods by entry points of the group `featcal.methods`, named like the method, that point to it. The names are therefore
+known without imports; a method's code is imported when the method is used.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
     "modules",
     "task",
 )
-"""Calibration samples; their labels, or answers that are read as tokens; samples of the test split; steps of gradient
-descent; modules or whole models per task; the task of a sample known when the model is used."""
+"""What a method needs. SAMPLES: calibration samples. LABELS: their labels, or answers that are read as tokens.
+TEST_DATA: samples of the test split. TRAINING: steps of gradient descent. MODULES: modules or whole models per task.
+TASK: the task of every sample when the model is used."""
 PROPOSED = ("calibrated:recipe=refined", "calibrated:recipe=informed")
-"""Calibrations by featcal's own recipes, on which methods that act on another model are compared."""
+"""Calibrations by featcal's own recipes, on which comparisons run methods that act on another model."""
 GROUP = "featcal.methods"
-"""The entry points of packages that bring methods."""
+"""Group of the entry points by which packages add methods."""
 MERGER, BASELINE = "merger", "baseline"
 _FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
 PLAIN, WITH_OPTIONS = ("base", "merged"), ("calibrated", "anchor")
 EXPERT = "expert"
-"""Every expert on its own task, which scores are a share of."""
+"""Name for every expert on its own task; scores are shares of its scores."""
 NAMED = (*PLAIN, EXPERT, *WITH_OPTIONS)
 """Names of models that no method makes."""
 REFERENCE, ALL = "reference", "all"
-"""Kind of every text that is not a name, a folder or Hub id; and what stands for all methods, or all parts."""
+"""REFERENCE: kind of every text that is not a name, a folder or Hub id. ALL: the text for all methods, or all parts."""
 
 
 class Method(MethodOptions):
-    """A method and its options: base class of `Merger` and `Baseline`, which define what it is handed."""
+    """A method and its options: base class of `Merger` and `Baseline`, which define the inputs that it gets."""
 
     role: ClassVar[str]
-    """`MERGER`: of tensors alone, wherever a suite is merged; or `BASELINE`, which may see samples."""
+    """`MERGER`: works on tensors only, wherever a suite is merged; or `BASELINE`, which may use samples."""
     on_another: ClassVar[bool] = False
-    """True if it acts on a merged model, which a name may give after an @."""
+    """True if it acts on a merged model, which a name can give after an @."""
     about: ClassVar[About]
 
 
@@ -62,17 +63,17 @@ class About:
     """Facts about a method beside its options."""
 
     summary: str
-    """Its effect, one phrase in Markdown."""
+    """Effect of the method, as a phrase in Markdown."""
     paper: str = ""
     """arXiv number, or an address."""
     needs: tuple[str, ...] = ()
     """Some of `NEEDS`."""
     compared: tuple[str, ...] = ()
-    """Names of its models among all that are compared; its own name where none is given."""
+    """Names of its models in the comparison of all methods; by default its own name."""
     note: str = ""
-    """Warning about a name that means something else elsewhere."""
+    """Warning for a name that has another meaning in other tools."""
     mergekit: str = ""
-    """The `merge_method` of mergekit that it is."""
+    """The `merge_method` of mergekit that equals it."""
 
     @property
     def link(self) -> str:
@@ -96,14 +97,14 @@ def register_method(
     note: str = "",
     mergekit: str = "",
 ) -> Callable[[Kind], Kind]:
-    """Return the decorator that makes a method known in this process: in names of models, suite files, `featcal merge`,
-    comparisons and the app. `featcal.testing.check_method` says whether it keeps what it promises.
+    """Return the decorator that registers a method in this process: for names of models, suite files, `featcal merge`,
+    comparisons and the app. `featcal.testing.check_method` checks that the method behaves as declared.
 
     Args:
         name: small letters, digits, - and +; a second class with that name in the same module replaces the first.
 
     Raises:
-        InputError: the name is not possible or another method has it, or what is decorated is not a method.
+        InputError: the name is not possible or belongs to another method, or the decorated class is not a method.
     """
 
     def register(kind: Kind) -> Kind:
@@ -131,12 +132,12 @@ def method(name: str) -> type[Method]:
     """Return the class of a method.
 
     Raises:
-        InputError: no method has that name, or the package that brings it does not work.
+        InputError: no method has that name, or its package cannot be imported.
     """
     place, brought = _place_of(name), _entry_points().get(name, ())
     if len(brought) + (place is not None) > 1:
         whose = ", ".join(one.value for one in brought)
-        raise InputError(f"more than one method is called '{name}': remove the package that brings {whose}")
+        raise InputError(f"more than one method is called '{name}': remove the package with {whose}")
     if name not in _REGISTERED and place is not None:
         import_module(place)
     elif name not in _REGISTERED and brought:
@@ -153,7 +154,7 @@ def is_method(name: str) -> bool:
 
 
 def is_merger(name: str) -> bool:
-    """Say whether that is the name of a merger; of featcal's own methods none is imported."""
+    """Say whether a name is that of a merger; none of featcal's own methods is imported."""
     if _place_of(name) is not None:
         # The folder tells the role, so nothing is imported: modules of methods need torch, which `--help` can spare.
         return name in _own(MERGER)
@@ -161,7 +162,7 @@ def is_merger(name: str) -> bool:
 
 
 def is_baseline(name: str) -> bool:
-    """Say whether that is the name of a method beside calibration; of featcal's own methods none is imported."""
+    """Say whether a name is that of a baseline; none of featcal's own methods is imported."""
     return is_method(name) and not is_merger(name)
 
 
@@ -171,12 +172,12 @@ def method_names() -> tuple[str, ...]:
 
 
 def merger_names() -> tuple[str, ...]:
-    """Return the names of all mergers; of featcal's own methods none is imported."""
+    """Return the names of all mergers; none of featcal's own methods is imported."""
     return tuple(filter(is_merger, method_names()))
 
 
 def baseline_names() -> tuple[str, ...]:
-    """Return the names of all methods beside calibration; of featcal's own none is imported."""
+    """Return the names of all baselines; none of featcal's own methods is imported."""
     return tuple(filter(is_baseline, method_names()))
 
 
@@ -197,7 +198,7 @@ def _place_of(name: str) -> str | None:
 
 @cache
 def _own(role: str) -> Mapping[str, str]:
-    """Return names and modules of featcal's own methods of a role: every file of a folder is one."""
+    """Return names and modules of featcal's own methods of a role: one file of a folder per method."""
     folder = Path(__file__).parent.parent / _FOLDERS[role]
     stems = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
     return {_name_of(stem): f"featcal.{_FOLDERS[role]}.{stem}" for stem in stems}
@@ -214,6 +215,6 @@ def _name_of(stem: str) -> str:
 
 @cache
 def _entry_points() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of installed packages by the name of the method; more than one where several have it."""
+    """Return the entry points of installed packages by the name of the method; several if packages share a name."""
     points = entry_points(group=GROUP)
     return {name: tuple(one for one in points if one.name == name) for name in sorted(points.names)}

@@ -1,4 +1,4 @@
-"""Read what a model of a suite may be called: one text for the address of a page, `--model` and Python."""
+"""Parse the names of a suite's models: one grammar for page addresses, `--model` and Python."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, shorten
 
 _MOST = 8
-"""Models one on another, of which there is use for two or three."""
+"""Most models that may be stacked in a name; two or three are useful."""
 _AND = "+"
-"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options."""
+"""Sign between names of blocks, kinds of maps or tasks in the name of a model; its options are separated by commas."""
 _ESCAPED = re.compile(r"[%+,:=@]|\A\s|\s\Z|\Aa(?=ll\Z)")
-"""What is written as %XX in the name of a part: signs of the grammar, space around it, the beginning of "all"."""
+"""Parts of a name that are written as %XX: signs of the grammar, spaces at the ends, and the beginning of "all"."""
 
 
 def grammar() -> str:
-    """Return what names of models look like; no method is imported."""
+    """Return a description of the names of models; no method is imported."""
     return (
         "base, merged, expert (every expert on its own task), expert:TASK, "
         "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2[@MODEL], "
@@ -40,19 +40,19 @@ def grammar() -> str:
 
 
 def takes_options(kind: str) -> bool:
-    """Say whether models of a kind have options, as those of all methods do."""
+    """Say whether models of a kind have options; all methods do."""
     return kind in WITH_OPTIONS or is_method(kind)
 
 
 def acts_on_another(kind: str) -> bool:
-    """Say whether a name of this kind may say of which model it is, after an @: `calibrated:rho=1@tsv-m`."""
+    """Say whether a name of this kind can name the model that it acts on, after an @: `calibrated:rho=1@tsv-m`."""
     return kind in WITH_OPTIONS or (is_method(kind) and not is_merger(kind) and method(kind).on_another)
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """A name in its parts. It never means a folder that is called so, which `./ties` does: a folder that is made later
-    does not change what a name means.
+    """A parsed name of a model. It never means a folder of the same name, which must be written `./ties`: so a new
+    folder cannot change the meaning of a name.
 
     Args:
         kind: "base", "merged", "expert", "calibrated", "anchor", a method, or `REFERENCE`.
@@ -64,15 +64,15 @@ class ModelName:
     options: tuple[tuple[str, str], ...] = ()
     task: str | None = None
     of: str | None = None
-    """Name of the model that one of a kind that `acts_on_another` is made of; "merged" where it is left out."""
+    """Name of the model that one of a kind that `acts_on_another` starts from; "merged" by default."""
 
 
 def model_name(text: str) -> ModelName:
     """Split a name into its parts.
 
     Raises:
-        InputError: options that are not `name=value`, that are given twice or stand after a comma alone, a name that
-            breaks off, or one of too many models on one another.
+        InputError: options that are not `name=value`, are given twice or are empty, an incomplete name, or too many
+            models stacked.
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
@@ -86,7 +86,7 @@ def model_name(text: str) -> ModelName:
     if takes_options(word.strip()) and "=" in rest:
         raise InputError(
             f"model '{shorten(text)}': options stand after a colon, as in {word.strip()}:"
-            f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder that is called so)"
+            f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder of that name)"
         )
     own, at, below = text.partition("@")
     if not acts_on_another(own.partition(":")[0]):
@@ -95,7 +95,7 @@ def model_name(text: str) -> ModelName:
     if at and not below:
         raise InputError(f"model '{shorten(text)}' names no model after @; leave @ out for the merged model")
     if at and below.count("@") >= _MOST:
-        raise InputError(f"model '{shorten(text)}' stands on more than {_MOST} others; write one of them first")
+        raise InputError(f"model '{shorten(text)}' is stacked on more than {_MOST} others; write one of them first")
     kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:
@@ -129,7 +129,7 @@ def name_on(text: str, of: str) -> str:
 
 
 def reference_in(text: str) -> str | None:
-    """Return the folder or Hub id that a model is, or is made of; None where it is the suite's own.
+    """Return the folder or Hub id that a model is or starts from; None if that is the suite's own.
 
     >>> reference_in("svc:alpha=0.1@runs/my-model")
     'runs/my-model'
@@ -168,21 +168,21 @@ def split_names(text: str, between: str) -> tuple[str, ...]:
 
 
 def join_names(names: Sequence[str], between: str) -> str:
-    """Return names as one text from which `split_names` gets them back, whatever they hold.
+    """Join names into one text from which `split_names` gets them back, whatever signs they contain.
 
     Args:
-        between: stands between names: one of the signs of the grammar.
+        between: separator: one of the signs of the grammar.
     """
     return between.join(_ESCAPED.sub(lambda sign: _quote(sign[0]), name) for name in names)
 
 
 def _quote(text: str) -> str:
-    """Return a text with every byte of its UTF-8 as %XX."""
+    """Return a text with every byte of its UTF-8 encoding as %XX."""
     return "".join(f"%{byte:02X}" for byte in text.encode())
 
 
 def _value_of(text: str, kind: type, what: str) -> bool | int | float | str:
-    """Return an option's value in the type that it has.
+    """Convert the text of an option's value to its type.
 
     Raises:
         InputError: the text is not of that type; the message begins with `what`.
@@ -199,7 +199,8 @@ def _value_of(text: str, kind: type, what: str) -> bool | int | float | str:
 
 
 def read_options(name: ModelName, types: Mapping[str, type]) -> dict[str, Any]:
-    """Return the options of a name in their types; of those that choose parts the names, or None for all parts.
+    """Return the options of a name with their values converted; options that choose parts as names, or None for all
+    parts.
 
     Raises:
         InputError: an option that is not among `types`, or a value of another type.

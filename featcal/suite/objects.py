@@ -1,4 +1,4 @@
-"""Describe Python objects, models and samples in memory or references to them, as a suite file would."""
+"""Describe Python objects (models and samples in memory, or references) as a suite file would."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class SuiteOptions(TypedDict, total=False):
     """Keywords of `Suite.of` beside models, samples and classes."""
 
     name: str
-    """Of the suite, in tables and cards; "suite" when left out."""
+    """Name of the suite in tables and cards; "suite" by default."""
     description: str
     validation: Mapping[str, Any] | None
-    """Task → samples that models are measured on while options are chosen."""
+    """Task → samples to measure on while options are chosen."""
     columns: Mapping[str, Any]
-    """Columns of rows, in the words of a suite file: `{"input": "Is '{text}' good?", "target":
-    "{answer}"}`; of single tasks by their names."""
+    """Meaning of the columns of rows, with the keys of a suite file: `{"input": "Is '{text}' good?", "target":
+    "{answer}"}`; or a mapping from tasks to these."""
     task_options: Mapping[str, Mapping[str, Any]]
-    """Task → what else a suite file says of one: templates, metric, max_length, max_target_length."""
+    """Task → its other keys in a suite file: templates, metric, max_length, max_target_length."""
     tokenizer: Any
-    """For a base in memory that reads texts, or whose classes are named by prompts."""
+    """Needed for a base in memory that reads texts, or whose classes are named by prompts."""
     processor: Any
-    """For a base in memory that reads pictures: an image processor, or a processor that holds one."""
+    """Needed for a base in memory that reads pictures: an image processor, or a processor that holds one."""
     calibration: Mapping[str, Any]
     """Options of a calibration that the suite recommends."""
     vocabulary: str
@@ -54,7 +54,8 @@ class SuiteObjects(SuiteOptions, total=False):
 
 
 def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the content of a suite file for some objects (`Suite.of`), and what to hold while that suite is used.
+    """Return the content of a suite file for some objects (`Suite.of`), and the objects that must stay alive while the
+    suite is used.
 
     Raises:
         InputError: objects of another kind.
@@ -88,15 +89,13 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
     for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
         options = _require_mapping(given["task_options"][task], f"task_options of '{task}'", "{'max_length': 64}")
         if twice := sorted(options.keys() & content["tasks"][task].keys()):
-            raise InputError(
-                f"{WHERE}: task_options of '{task}': {twice[0]} has a keyword of its own; leave it out here"
-            )
+            raise InputError(f"{WHERE}: task_options of '{task}': {twice[0]} is a separate keyword; leave it out here")
         content["tasks"][task] |= options
     return content, tuple(held)
 
 
 def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ()) -> str:
-    """Return the reference to a model; one in memory is held from now on."""
+    """Return the reference to a model; one in memory is kept alive from now on."""
     if given is None:
         raise InputError(f"{WHERE}: {label} is needed: a PreTrainedModel, a folder or an id on the Hub")
     if isinstance(given, str | Path):
@@ -115,7 +114,7 @@ def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ())
 
 
 def _tools(given: SuiteObjects) -> tuple[Any, ...]:
-    """Return tokenizer and processor; in this order, so that a tokenizer of its own replaces a processor's."""
+    """Return tokenizer and processor, in an order in which a separate tokenizer replaces the processor's."""
     own = (given.get("processor"), given.get("tokenizer"))
     return tuple(one for one in own if one is not None)
 
@@ -123,10 +122,10 @@ def _tools(given: SuiteObjects) -> tuple[Any, ...]:
 def _describe_merged(
     given: Any, tasks: Mapping[str, Mapping[str, Any]], held: list[Any], tools: tuple[Any, ...]
 ) -> Any:
-    """Return what a suite file would say of the merged model: a reference or a recipe.
+    """Describe the merged model as a suite file would: a reference or a recipe.
 
     Raises:
-        InputError: an object of another kind, or what `merge` gave of other experts.
+        InputError: an object of another kind, or the result of a `merge` of other experts.
     """
     recipe = getattr(given, "recipe", given)
     if isinstance(recipe, MergeRecipe):
@@ -187,10 +186,10 @@ def _require_known(what: str, given: Iterable[str], known: Collection[str]) -> N
 
 
 def _columns_of(given: SuiteObjects, task: str, tasks: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the columns of a task's rows are: those of all tasks, or its own.
+    """Return the meaning of the columns of a task's rows: its own, or those of all tasks.
 
     Raises:
-        InputError: columns do not have such an option.
+        InputError: an option that columns do not have.
     """
     columns = _require_mapping(given.get("columns") or {}, "columns", "{'input': '{text}'}")
     if columns and all(isinstance(one, Mapping) and name in tasks for name, one in columns.items()):

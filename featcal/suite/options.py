@@ -19,7 +19,7 @@ _KINDS: Mapping[type, tuple[str, type | tuple[type, ...]]] = {
     str: ("a text", str),
     tuple: ("a list of names", (str, list, tuple)),
 }
-"""What an option of a type is in words, and the types that may be given for it."""
+"""Name of every type of option in words, and the Python types that may be given for it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OptionFacts:
     below: float | None = None
     most: float | None = None
     by_task: bool = False
-    """True if a suite file may give one value per task; it must where the default is None."""
+    """True if a suite file may give one value per task; it must if the default is None."""
 
     def holds(self, value: float) -> bool:
         """Say whether a number is in the range, and finite."""
@@ -45,7 +45,7 @@ class OptionFacts:
         )
 
     def require(self, name: str, value: Any, kind: type[Any]) -> Any:
-        """Return a value of the kind and in the range, a number as Python's own; `name` is the option's.
+        """Check a value's kind and range and return it, a number as Python's own; `name` is the option's.
 
         Raises:
             InputError: it is not of the kind, or outside the range.
@@ -63,7 +63,7 @@ class OptionFacts:
         return value if type(value) in (int, float) else kind(value)
 
     def interval(self) -> str:
-        """Return the range as mathematics writes it, such as "(0, 1]"; "" where there is no bound."""
+        """Return the range in mathematical notation, such as "(0, 1]"; "" if it has no bound."""
         low, high = (
             (self.least if self.above is None else self.above),
             (self.most if self.below is None else self.below),
@@ -74,7 +74,7 @@ class OptionFacts:
         return f"{left}, " + ("∞)" if high is None else f"{high:g}{']' if self.below is None else ')'}")
 
     def sentence(self, kind: type) -> str:
-        """Return what an option of a type must be, after "it"."""
+        """Describe the values that an option of a type can have, as the end of a sentence that begins with "it"."""
         interval = self.interval()
         if interval and "∞" not in interval:
             return f"lies in {interval}"
@@ -93,20 +93,20 @@ def option(
     most: float | None = None,
     by_task: bool = False,
 ) -> Any:
-    """Return the field of an option: its type is that of the default, a number, true or false.
+    """Return the field of an option; its type is that of the default, a number, true or false.
 
     Args:
         help: one sentence without its full stop; lists show default and range after it.
         above, least, below, most: the bounds of a number; it is always finite.
-        by_task: a suite file may give one value per task. With None for a default it cannot give anything else, and the
-            method gets None where it is left out.
+        by_task: a suite file may give one value per task. With the default None it can give only that, and the method
+            gets None by default.
     """
     return field(default=default, metadata={_FACTS: OptionFacts(help, above, least, below, most, by_task)})
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """All that tells a model of a method from others of it.
+    """Options that distinguish a model of a method from other models of it.
 
     Raises:
         InputError: a value of another type or outside its range; the message names the option.
@@ -133,7 +133,7 @@ class MethodOptions:
 
     @property
     def name(self) -> str:
-        """Return the model's name with every option that a name can say."""
+        """Return the model's name with every option that a name can express."""
         options = [f"{option}={format_value(value)}" for option, value in asdict(self).items() if _can_be_said(value)]
         return f"{self.kind}:{','.join(options)}" if options else self.kind
 
@@ -144,18 +144,18 @@ def options_of_class(kind: type[MethodOptions]) -> list[Field[Any]]:
 
 
 def facts_of(one: Field[Any]) -> OptionFacts:
-    """Return what a method says of an option."""
+    """Return the facts about an option of a method."""
     facts: OptionFacts = one.metadata[_FACTS]
     return facts
 
 
 def type_of(one: Field[Any]) -> type:
-    """Return the type of an option's value, of one task where it has one per task."""
+    """Return the type of an option's value, or of one task's value if it has one per task."""
     return float if one.default is None else type(one.default)
 
 
 def format_value(value: float | str) -> str:
-    """Return the value of an option as it is typed."""
+    """Return the value of an option as a person types it."""
     return exactly(value) if isinstance(value, float) else str(value).lower()
 
 

@@ -1,4 +1,4 @@
-"""Say how files that no source reads become such as one reads."""
+"""Explain how to convert files of other kinds into ones that a source reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CONVERSIONS = {
     "list": _ROWS % ("one", "json.loads(text)"),
     ".tar": _SHARD,
 }
-"""Python that converts a file, by how its name ends, or one that holds a list."""
+"""Python code that converts a file, by the ending of its name, or one that holds a list."""
 
 
 def conversion(file: Path, kind: str | None = None) -> str:
-    """Return the command that makes of a file one that a source reads; empty where none is known.
+    """Return the command that converts a file into one that a source reads; empty if none is known.
 
     Args:
         kind: "list" for a file that holds one, whatever its name is.
@@ -43,6 +43,6 @@ def conversion(file: Path, kind: str | None = None) -> str:
 
 
 def refuse_other_files(file: Path) -> None:
-    """Raise an InputError with the command that converts a file whose name says that no source reads it."""
+    """Raise an InputError with the converting command if no source reads files of this kind."""
     if file.is_file() and (advice := conversion(file)):
         raise InputError(f"{file} is not read as it is; {advice}")

@@ -1,4 +1,4 @@
-"""Read what a suite file says about a merge: the method, and what differs from the method's own defaults."""
+"""Read the recipe of a merge in a suite file: the method, and the options that differ from its defaults."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class MergeRecipe(Strict):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all that is said beside the method: its options, and `dtype`."""
+        """Return all keys of the recipe besides the method: its options, and `dtype`."""
         return dict(self.model_extra or {})
 
     @property
     def dtype(self) -> Dtype | None:
-        """Return the storage dtype of the merged model; None is the base's own."""
+        """Return the storage dtype of the merged model; None means the base's own."""
         return self.settings.get(DTYPE)
 
     @property
@@ -79,7 +79,7 @@ class MergeRecipe(Strict):
         """Return the method with all its options.
 
         Raises:
-            InputError: options that are not possible together, or a method that cannot be imported any more.
+            InputError: options that exclude each other, or a method that can no longer be imported.
         """
         return method(self.method)(**{name: value for name, value in self.settings.items() if name != DTYPE})
 
@@ -95,12 +95,12 @@ class MergeRecipe(Strict):
 
     @property
     def notes(self) -> list[str]:
-        """Return warnings about the method's name where it means something else elsewhere."""
+        """Return warnings about a method's name that has another meaning in other tools."""
         note = method(self.method).about.note
         return [f"merged: {note}"] if note else []
 
     def misfits(self, tasks: Collection[str]) -> list[str]:
-        """Return what keeps the recipe from being one for experts of these tasks; empty if nothing does."""
+        """List the reasons why the recipe does not fit experts of these tasks; empty if it fits."""
         problems = []
         for option, given in self.options_by_task.items():
             missing = [f"'{task}'" for task in tasks if task not in given]
@@ -113,7 +113,7 @@ class MergeRecipe(Strict):
 
 
 def explain_recipe(error: ValidationError) -> InputError:
-    """Return the error that says what is wrong with a recipe, option by option."""
+    """Return an error that explains the problems of a recipe, option by option."""
     problems: dict[str, list[tuple[str, str]]] = {}
     for one in error.errors():
         text = str(one["msg"]).removeprefix("Value error, ")
@@ -137,13 +137,13 @@ def _require_known(given: Mapping[str, Any], kind: type[Method]) -> None:
 
 
 def _content_of(kind: type[Method]) -> type[Strict]:
-    """Return the model that reads the options of a method in a suite file."""
+    """Return the pydantic model that reads the options of a method in a suite file."""
     options: dict[str, Any] = {one.name: (_annotation(one), None) for one in options_of_class(kind)}
     return create_model(kind.kind, __base__=Strict, dtype=(Dtype | None, None), **options)
 
 
 def _annotation(one: OptionField[Any]) -> Any:
-    """Return what a suite file may say of an option; the method itself checks the range."""
+    """Return the type annotation of an option in a suite file; the method itself checks the range."""
     value: Any = type_of(one)
     if not facts_of(one).by_task:
         return value | None

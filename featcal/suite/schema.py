@@ -51,7 +51,7 @@ class _Recommended(Strict):
 
 
 def _type_of(option: Option) -> Any:
-    """Return what a suite file may say of an option, or None."""
+    """Return the type annotation of an option in a suite file, or None."""
     if option.kind is tuple:
         return tuple[str, ...] | None
     if option.choices:
@@ -76,25 +76,25 @@ class Task(Strict):
     calibration: Source | None = None
     """Samples to calibrate on; they need no labels."""
     validation: Source | None = None
-    """Samples to measure on and to choose options by."""
+    """Samples to measure on and to choose options with."""
     test: Source | None = None
-    """Samples for the final table; every look at them is counted."""
+    """Samples for the final table; every use of them is counted."""
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Class names in label order; left out, the source's own names are used. They are matched with the source's and the
-    head's by what they mean (`samples.class_names`)."""
+    """Class names in label order; the default are the source's own names. They are matched with the names of the source
+    and of the head (`samples.class_names`)."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
     """Prompts of pictures; {} is where the class name goes."""
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
-    """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
-    with answers, `spearman` for pairs of texts with a number."""
+    """The default is `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for
+    texts with answers, `spearman` for pairs of texts with a number."""
     max_length: Annotated[int, Field(gt=1)] = 512
-    """Most tokens of one input. Left out, a folder of sentence-transformers says it, if it does."""
+    """Most tokens of one input. The default comes from a folder of sentence-transformers, if it has one."""
     max_target_length: Annotated[int, Field(gt=1)] = 32
-    """Most tokens of one answer, its end token counted."""
+    """Most tokens of one answer, including its end token."""
 
     @property
     def says_length(self) -> bool:
-        """Say whether the suite file names `max_length`, which then goes before what a model's own files say."""
+        """Say whether the suite file sets `max_length`, which then overrides a model's own files."""
         return "max_length" in self.model_fields_set
 
     @model_validator(mode="before")
@@ -143,7 +143,7 @@ class Task(Strict):
         return self
 
     def source(self, split: str) -> Source | None:
-        """Return the source of `split`, one of `SPLITS`; None where the suite file gives none."""
+        """Return the source of `split`, one of `SPLITS`; None if the suite file has none."""
         if split not in SPLITS:
             raise InputError(f"no split '{split}', only {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
         source: Source | None = getattr(self, split)
@@ -154,27 +154,27 @@ class Suite(Strict):
     """A validated suite file. `root` is the folder that its relative paths start from."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Name that tables, records and cards show."""
+    """Name in tables, records and cards."""
     description: str = ""
     """A sentence about it, for lists of suites."""
     base: Reference | None
-    """The model that all experts were fine-tuned from; `null` where nobody knows it, for a merged model that is there:
-    rho is 1 then, and what starts from a base is refused."""
+    """The model that all experts were fine-tuned from; `null` if it is unknown and the merged model is given: then rho
+    is 1, and features that start from a base are refused."""
     merged: Reference | MergeRecipe
-    """The merged model, or the method that makes it of the experts."""
+    """The merged model, or the method that makes it from the experts."""
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
     """Tasks by name."""
     calibration: CalibrationDefaults = CalibrationDefaults()
-    """Options that take the place of a calibration's own defaults for this suite."""
+    """Options that replace a calibration's own defaults for this suite."""
     vocabulary: Literal["exact", "base"] = "exact"
-    """`base` leaves out the rows of an expert's embeddings that go beyond the base's vocabulary."""
+    """`base` drops the rows of an expert's embeddings that go beyond the base's vocabulary."""
     text_tower: Literal["base", "own"] = "base"
-    """`own` merges and calibrates the text tower beside one for pictures too, on prompts of the tasks' classes, and
-    every model is scored through its own; `base` leaves the base's to all."""
+    """For a text tower beside one for pictures: `own` merges and calibrates it too, on prompts of the tasks' classes,
+    and scores every model through its own; `base` keeps the base's for all models."""
     _root: Path = PrivateAttr(default=Path())
     _file_name: str = PrivateAttr(default="")
     _held: tuple[Any, ...] = PrivateAttr(default=())
-    """Objects that references to memory mean, alive for as long as the suite is."""
+    """Objects behind references to memory, kept alive as long as the suite."""
 
     @classmethod
     def of(
@@ -190,25 +190,25 @@ class Suite(Strict):
     ) -> Suite:
         """Return the suite of some models and samples, without a file.
 
-        A model is a `PreTrainedModel` in memory, whose tensors are used as they are and not copied, a folder or an id
-        on the Hub; what is in memory must stay as it is for as long as the suite is used.
+        A model is a `PreTrainedModel` in memory, whose tensors are used in place and not copied, a folder or an id on
+        the Hub. Do not change objects in memory while the suite is in use.
 
         Args:
-            base: what the experts were made from; None where nobody knows, and `merged` is then a model. In memory it
-                (or `merged` in its place) needs `tokenizer` or `processor` for samples that are not prepared yet.
+            base: the model that the experts were fine-tuned from; None if it is unknown, and then `merged` is a model.
+                In memory it (or `merged` in its place) needs `tokenizer` or `processor` for samples that are not
+                prepared yet.
             experts: task → model.
-            merged: a model, or how the experts are merged: "ties:scale=0.4,density=0.3", or a mapping as in a suite
-                file.
-            samples: task → calibration samples, which need no labels: pictures (a list of Pillow's, uint8 arrays
-                `[n, H, W, 3]`), prepared pictures `[n, 3, H, W]` or token ids `[n, T]` as arrays or tensors, what a
+            merged: a model, or a merge recipe: "ties:scale=0.4,density=0.3", or a mapping as in a suite file.
+            samples: task → calibration samples, which need no labels: pictures (a list of Pillow's, uint8 arrays `[n,
+                H, W, 3]`), prepared pictures `[n, 3, H, W]` or token ids `[n, T]` as arrays or tensors, what a
                 tokenizer returned, a data set of `datasets`, a list of texts, of pairs (text, answer) or (picture,
-                class), or of rows, a tuple (samples, labels), a path, or what a suite file says of a source.
-            test: task → samples that models are scored on, likewise; they need labels or answers.
+                class), or of rows, a tuple (samples, labels), a path, or a source as a mapping.
+            test: task → samples to score models on, in the same forms; they need labels or answers.
             classes: task → names of its classes in the order of the labels.
             options: `SuiteOptions`.
 
         Raises:
-            InputError: objects of another kind, or what `load_suite` says of a file with the same content.
+            InputError: objects of another kind, or a problem for which `load_suite` would refuse a file.
         """
         from featcal.suite.objects import WHERE, describe_objects
 
@@ -249,24 +249,24 @@ class Suite(Strict):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the suite file, without its folder; "" where it was read from none."""
+        """Return the name of the suite file, without its folder; "" if the suite has no file."""
         return self._file_name
 
     @property
     def origin(self) -> str:
-        """Return the reference of the model beside whose weights the files lie that all models share: the base, or the
-        merged model where the base is not known."""
+        """Return the reference of the model that gives the shared files (tokenizer, heads, …): the base, or the merged
+        model if the base is not known."""
         return str(self.merged) if self.base is None else self.base
 
     @property
     def origin_role(self) -> str:
-        """Return the role of the model that `origin` means."""
+        """Return the role of the model behind `origin`."""
         return "merged" if self.base is None else "base"
 
     @property
     def origin_words(self) -> str:
-        """Return what sentences call the model that `origin` means: that of the first expert where it stands for the
-        merged model."""
+        """Return the words for the model behind `origin` in sentences; the first expert's if it stands for the merged
+        model."""
         if self.base is not None:
             return "the base"
         own = [name for name, task in self.tasks.items() if task.expert == self.merged]
@@ -284,17 +284,17 @@ class Suite(Strict):
 
     @property
     def measured_split(self) -> str:
-        """Return the default split to measure on: "validation" where every task has it, else "calibration"."""
+        """Return the default split to measure on: "validation" if every task has it, else "calibration"."""
         # Validation samples are those that calibration never sees.
         return "validation" if "validation" in self.splits() else "calibration"
 
     @property
     def scored_split(self) -> str:
-        """Return the default split to score on: "test" where every task has it, else the one that is measured on."""
+        """Return the default split to score on: "test" if every task has it, else `measured_split`."""
         return "test" if "test" in self.splits() else self.measured_split
 
     def unpinned_data(self) -> tuple[str, ...]:
-        """Return the Hub data sets without a revision, which may change under the suite."""
+        """Return the Hub data sets without a revision, whose content may change."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
         ids = [str(source.hub) for source in sources if source.is_unpinned]
         return tuple(dict.fromkeys(one for one in ids if not local_path(one, self.root, "hub").is_dir()))
@@ -319,10 +319,10 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 
 def suite_file(reference: str | Path) -> Path:
-    """Return the file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
+    """Return the file of an embedded or ready suite by name, else the suite file at a path or in that folder.
 
     Raises:
-        InputError: there is none, whatever the text is; on a shared server, what lies elsewhere.
+        InputError: there is none; on a shared server, also for files outside its folders.
     """
     embedded, ready = embedded_suites(), ready_suites()
     known = {**ready, **embedded}.get(str(reference))
@@ -343,15 +343,16 @@ def suite_file(reference: str | Path) -> Path:
 
 
 _MOST_PROBLEMS = 50
-"""Mistakes in a suite file that one message lists."""
+"""Most mistakes in a suite file that one message lists."""
 _OWN_KEYS = frozenset({"name", "base", "merged", "tasks"})
-"""Keys that every suite file has. A file with fewer than two of them is another's, and nothing of it is quoted."""
+"""Keys that every suite file has. A file with fewer than two of them is no suite file, and messages quote nothing of
+it."""
 
 
 def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -> Suite:
     """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors.
 
-    A task with `use: NAME` starts from that entry of the task catalogue; its own keys take the place of the entry's.
+    A task with `use: NAME` starts from that entry of the task catalogue; its own keys override the entry's.
 
     Raises:
         InputError: listing what is wrong with it.
@@ -394,7 +395,7 @@ def task_catalogue() -> dict[str, dict[str, Any]]:
 
 
 def _without_noise(found: Sequence[Any]) -> list[Any]:
-    """Leave out that a recipe is not a text, where it is said what is wrong with the recipe."""
+    """Drop the error that a recipe is not a text if another error explains what is wrong with the recipe."""
     places = [_place(e["loc"]) for e in found if e["type"] not in ("string_type", "model_type")]
     return [e for e in found if e["type"] != "string_type" or not any(p.startswith(_place(e["loc"])) for p in places)]
 
@@ -412,7 +413,7 @@ def _explain(error: Any) -> str:
 
 
 def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that a suite file may have at the place of an unknown one."""
+    """Return the keys that a suite file may have in the place of an unknown one."""
     models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "tasks": Task}
     model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
     if model is Task and len(loc) > 3:
@@ -421,13 +422,13 @@ def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def references(suite: Suite) -> dict[str, str]:
-    """Return the reference of every model of a suite by its role, the one whose files all share first; a merge recipe
-    has none, and neither has a base that is not known."""
+    """Return the reference of every model of a suite by its role, first the one that gives the shared files; merge
+    recipes and unknown bases have no reference."""
     merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
     experts = {expert_role(task): spec.expert for task, spec in suite.tasks.items()}
     return {suite.origin_role: suite.origin, **merged, **experts}
 
 
 def expert_role(task: str) -> str:
-    """Return the role of a task's expert, as messages name it too."""
+    """Return the role of a task's expert, which messages use as its name too."""
     return f"expert '{task}'"

@@ -1,4 +1,4 @@
-"""Read what a suite file says about samples: the source of one split."""
+"""Read the source of one split in a suite file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OPTIONS_OF_KIND: dict[str, tuple[str, ...]] = {
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
 SOURCE_KINDS = tuple(kind for kind in OPTIONS_OF_KIND if kind != "rows")
-"""Those that a suite file can name."""
+"""Kinds that a suite file can name."""
 ENDINGS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".npz": "arrays"}
-"""Kinds of source by how their files end."""
+"""Kinds of source by the ending of their files."""
 TURNS = ("messages", "conversations", "conversation")
 """Columns that usually hold the turns of a conversation."""
 
@@ -39,19 +39,19 @@ Column = Annotated[str, Field(min_length=1)]
 
 
 class Corruption(Strict):
-    """A way to make pictures worse before anything else is done with them."""
+    """A corruption of pictures, applied before anything else."""
 
     kind: Kind
-    """What is done to the picture."""
+    """Kind of the corruption."""
     severity: Annotated[int, Field(ge=1, le=5)] = 3
-    """How strongly, 5 is the most."""
+    """Strength, from 1 to 5."""
 
 
 class SelfGenerated(Strict):
     """Text that the task's expert writes itself."""
 
     prompts: Annotated[int, Field(gt=0)] | Annotated[tuple[Prompt, ...], Field(min_length=1)]
-    """Beginnings, one text for each; or a number of texts, each from the start token alone."""
+    """Beginnings, one text for each; or a number of texts, each from the start token."""
     tokens: Annotated[int, Field(gt=0)]
     """New tokens at most."""
 
@@ -62,20 +62,20 @@ class SelfGenerated(Strict):
 
     @property
     def description(self) -> str:
-        """Describe how the texts were made, in words."""
+        """Describe in words how the texts were generated."""
         begun = "its start token" if isinstance(self.prompts, int) else "given prompts"
         return f"{self.count} texts that the task's expert wrote from {begun}, at most {self.tokens} new tokens each"
 
 
 class Source(Strict):
-    """The place where the samples of one split come from; exactly one of the kinds is given.
+    """The place of the samples of one split; exactly one of the kinds is given.
 
-    Pictures or text: a source with `input` or `conversation` is text, as is what experts write; any other is pictures
-    (`tensors` may be either). Text with `image` comes with a picture each, for models that read both.
+    A source with `input` or `conversation`, and texts that experts write, are text; any other source is pictures
+    (`tensors` may be either). Text with `image` has a picture per row, for models that read both.
     """
 
     embedded: str | None = None
-    """Name of a task whose samples featcal renders itself."""
+    """Name of a task whose samples featcal generates."""
     tensors: str | None = None
     """safetensors file; `key` names preprocessed pictures `[n, 3, H, W]` or token ids `[n, T]` (int64)."""
     arrays: str | None = None
@@ -92,7 +92,7 @@ class Source(Strict):
     rows: str | None = None
     """Samples in memory with named columns, by the reference that `Suite.of` gives them; `tensors` may be one too."""
     self_generated: SelfGenerated | None = None
-    """No data: text that the task's expert writes; to calibrate on alone."""
+    """No data: texts that the task's expert writes; only for calibration."""
 
     key: str | None = None
     """Name of the tensor in the file of `tensors`."""
@@ -108,29 +108,29 @@ class Source(Strict):
     """Commit or tag of a Hub data set; without one the data may change under the suite."""
 
     image: str | None = None
-    """Column of pictures, "image" when left out; beside `input` the pictures that texts come with. JSON Lines hold file
-    names, which start from the folder that the file is in."""
+    """Column of pictures, "image" by default; together with `input` the pictures that belong to the texts. JSON Lines
+    hold file names, relative to the folder of the file."""
     label: str | None = None
-    """Column of class indices or class names, "label" when left out. Of text it names the classes of a classifier, or
-    what `targets` answer."""
+    """Column of class indices or class names, "label" by default. For text it names the classes of a classifier, or the
+    key into `targets`."""
     input: str | None = None
     """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
     pair: str | None = None
-    """Template of the second text, where a model with a classifier reads two: `input: "{premise}"`,
-    `pair: "{hypothesis}"`. With `target`, a number, it is a text of its own, whose embedding is compared with that of
-    `input` (folders of sentence-transformers)."""
+    """Template of the second text, for a classifier that reads two: `input: "{premise}"`, `pair: "{hypothesis}"`. With
+    `target`, a number, it is a text of its own, whose embedding is compared with that of `input` (folders of
+    sentence-transformers)."""
     target: str | None = None
     """Template of the right answer."""
     targets: tuple[str, ...] | dict[int | str, str] | None = None
     """The right answer for every value of the column `label`, as a list by class index or as a mapping."""
     conversation: Column | Annotated[tuple[Column, ...], Field(min_length=1)] | None = None
-    """In place of `input` and `target`: the column with the turns of a conversation (`messages`, `conversations`), or
-    several whose turns and texts follow on each other (`[prompt, completion]`, `[instruction, input, output]`). The
-    base's chat template writes it; the assistant's turn at the end is the right answer."""
+    """Replaces `input` and `target`: the column with the turns of a conversation (`messages`, `conversations`), or
+    several columns whose turns and texts follow each other (`[prompt, completion]`, `[instruction, input, output]`).
+    The base's chat template writes the text; the assistant's last turn is the right answer."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Use only so many samples of the source, evenly spread over it."""
     corruption: Corruption | None = None
-    """Corruption of pictures as people see them, to measure robustness."""
+    """Corruption of raw pictures, to measure robustness."""
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -182,15 +182,15 @@ class Source(Strict):
         if self.input is None and (self.target is not None or self.targets is not None):
             raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
         if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
-            raise ValueError("a text with a picture has an answer in words; give 'target' or 'targets'")
+            raise ValueError("a text with a picture needs an answer in words; give 'target' or 'targets'")
         if self.target is not None and self.targets is not None:
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
         if self.target is not None and self.label is not None:
             raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
         if self.pair is not None and (self.input is None or self.targets is not None):
             raise ValueError(
-                "'pair' is the second text of a classifier ('label'), or one to compare ('target', a number): it goes "
-                "with 'input' and without 'targets'"
+                "'pair' is the second text for a classifier (with 'label'), or one to compare (with 'target', a "
+                "number): it needs 'input' and excludes 'targets'"
             )
         return self
 
@@ -202,22 +202,22 @@ class Source(Strict):
 
     @property
     def pictures(self) -> bool:
-        """Say whether it holds pictures as people see them, so far as the suite file tells."""
+        """Say whether the source holds raw pictures, as far as the suite file shows."""
         return not any((self.tensors, self.jsonl, self.input, self.conversation, self.self_generated))
 
     @property
     def turn_columns(self) -> tuple[str, ...]:
-        """Return the columns of a conversation, in their order; none of other samples."""
+        """Return the columns of a conversation, in their order; none for other samples."""
         return (self.conversation,) if isinstance(self.conversation, str) else self.conversation or ()
 
     @property
     def has_classes(self) -> bool:
-        """Say whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
+        """Say whether the source holds texts with classes for a classifier, rather than with answers in words."""
         return self.input is not None and self.label is not None and self.targets is None
 
     @property
     def has_pairs(self) -> bool:
-        """Say whether it holds pairs of texts with a number that says how alike they are."""
+        """Say whether the source holds pairs of texts with a number for their similarity."""
         return self.pair is not None and self.target is not None
 
     @property
@@ -226,5 +226,5 @@ class Source(Strict):
 
     @property
     def is_unpinned(self) -> bool:
-        """Say whether it is a Hub data set without a revision, which may give other samples tomorrow."""
+        """Say whether the source is a Hub data set without a revision, whose samples may change."""
         return self.hub is not None and self.revision is None

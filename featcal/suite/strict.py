@@ -1,4 +1,4 @@
-"""Define what all parts of a suite file have in common."""
+"""Define the base class of all parts of a suite file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Strict(BaseModel):
-    """Base of all parts: unknown keys are errors; values never change; true and false are not numbers."""
+    """Base of all parts of a suite file: unknown keys are errors; values are immutable; true and false are not
+    numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,5 +25,5 @@ class Strict(BaseModel):
 
 
 def _types(annotation: object) -> set[object]:
-    """Return a type together with those that it is made of."""
+    """Return a type together with the types that it is composed of."""
     return {annotation}.union(*map(_types, get_args(annotation))) if get_args(annotation) else {annotation}

@@ -1,7 +1,7 @@
 """Fill text templates such as `Given the sentence '{sentence}', ...` from the fields of a row.
 
-A field is a plain name, optionally with a number format such as `{label:.1f}`; `{{` and `}}` are braces that
-stand for themselves. Attributes, indices and conversions are refused: a suite file names data, never code.
+A field is a plain name, optionally with a number format such as `{label:.1f}`; `{{` and `}}` are literal braces.
+Attributes, indices and conversions are refused: a suite file names data, never code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"'{template}': {error}; write {{{{ and }}}} for braces that stand for themselves") from error
+        raise ValueError(f"'{template}': {error}; write {{{{ and }}}} for literal braces") from error
     for _, field, spec, conversion in parts:
         if field is None:
             continue

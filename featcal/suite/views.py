@@ -1,4 +1,4 @@
-"""Define what a measurement looks at: samples, tokens and layers."""
+"""Define the scope of a measurement: samples, tokens and layers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class EvaluationSamples:
     """Samples of every task that a model is measured on: their number, their split, and the seed that draws them."""
 
     samples: int | None = 64
-    """Per task; a task that has fewer gives all it has, and None takes them all."""
+    """Samples per task; a task that has fewer gives all it has. None means all."""
     split: str | None = None
-    """"calibration", "validation" or "test"; None takes validation where every task has it, else calibration."""
+    """"calibration", "validation" or "test"; None means validation if every task has it, else calibration."""
     seed: int = 42
     """Together with the task's name it decides which samples are drawn."""
 
 
 @dataclass(frozen=True)
 class DriftOptions(EvaluationSamples):
-    """Samples, and what is measured of the drift on them.
+    """Options of a drift measurement: the samples, and what to measure on them.
 
     Raises:
         InputError: `tokens` is neither "all" nor "class".
     """
 
     tokens: str = "all"
-    """"all", or "class" to take every norm over the class token alone."""
+    """"all", or "class" to take every norm over the class token only."""
     sublayers: bool = False
-    """Attention and MLP of every block are layers of their own (Prop. 4 per sublayer)."""
+    """Treat attention and MLP of every block as layers of their own (Prop. 4 per sublayer)."""
     attribution: bool = False
-    """Also book the final drift to the layers (Prop. 2), at several times the cost."""
+    """Also attribute the final drift to the layers (Prop. 2), at several times the cost."""
     output: bool = False
     """Also measure scores, losses and margins (Props. 3 and 7, Eq. 44); needs labels and a head."""
 

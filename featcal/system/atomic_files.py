@@ -1,4 +1,4 @@
-"""Write files that appear at once and whole: nobody reads half of one, and an interrupted write leaves none."""
+"""Write files that appear at once and whole: no reader sees half a file, and an interrupted write leaves none."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:  # plotly is an extra
     import plotly.graph_objects as go
 
 VIEWS = "featcal.figures.notebook"
-"""The module that knows what results look like. It lies above them and is found by its name, as methods are by theirs:
-what is measured knows nothing of charts, and nothing of them is imported until a result is looked at."""
+"""The module that knows how to draw results. It is found by its name, as methods are by theirs, since it lies above
+this room: measuring imports no chart code until a result is drawn."""
 
 
 class Drawable:

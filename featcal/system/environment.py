@@ -1,4 +1,5 @@
-"""Facts of a machine that can change the last bits of a number, how its torch waits, and what it need not say."""
+"""Describe a machine where it can change the last bits of a number, set how its torch waits, and silence needless
+warnings."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def ignore_own_warnings_of_torch() -> None:
-    """Pass over what torch warns of in its own code, for whoever owns the process: the command line and the app."""
+    """Ignore warnings that torch gives about its own code. Only the owner of a process calls this: the command line and
+    the app."""
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # its rules for jvp
 
 
 def hush_hub_clients() -> None:
-    """Let the Hub's clients log errors alone, for whoever owns the process: featcal says in a sentence what they try
-    again or take from their caches. To be called before they are imported; the environment may say otherwise."""
+    """Let the Hub's clients log errors only. The owner of a process calls this before they are imported, unless the
+    environment sets it otherwise: featcal reports in a sentence when it tries again or reads their caches."""
     for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
 

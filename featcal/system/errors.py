@@ -30,8 +30,8 @@ class NumericalError(FeatcalError):
 
 
 class UncheckedError(FeatcalError):
-    """A model that was written whole, of which something could not be checked; `document` is what its writer returns
-    where all could be."""
+    """A model was written whole, but part of it could not be checked; `document` is the report its writer would have
+    returned."""
 
     def __init__(self, document: dict[str, Any], out: str, sentences: Sequence[str]) -> None:
         self.document = document

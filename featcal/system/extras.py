@@ -1,4 +1,4 @@
-"""Packages that `pip install featcal` leaves out: which extra brings each, and what is said where one is missing."""
+"""Name the extra that installs each optional package, and the message when one is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTRAS: Mapping[str, str] = {
     "compressed_tensors": "quantize",
     "mcp": "mcp",
 }
-"""Package, as it is imported → the smallest extra of featcal that brings it."""
+"""Package, as it is imported → the smallest extra of featcal that installs it."""
 
 
 class MissingPackage(InputError):
@@ -52,7 +52,7 @@ def require_packages(*packages: str, label: str = "") -> None:
 
 
 def say_missing(package: str, label: str = "") -> str:
-    """Return one sentence: what is missing, and the command that installs it.
+    """Return one sentence: the missing package, and the command that installs it.
 
     >>> say_missing("datasets", "data set 'owner/name'")
     'data set \\'owner/name\\': datasets is not installed; install it with: pip install "featcal[hub]"'

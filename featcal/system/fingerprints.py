@@ -48,7 +48,7 @@ def sha256(file: Path) -> str:
 
 
 def json_digest(content: object) -> str:
-    """Return the SHA-256 of what JSON can say in hexadecimal digits, whatever the order of keys."""
+    """Return the SHA-256 of a JSON value in hexadecimal digits, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,5 @@
-"""References to what Python code gives in place of files: they stand where a suite file has paths."""
+"""Refer to models and data that Python code passes in place of files: such references take the place of paths in a
+suite."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from weakref import WeakSet
 from featcal.system.errors import InputError
 
 MEMORY = "memory:"
-"""Beginning of such a reference, before what the thing is and the first digits of its content's SHA-256."""
+"""Prefix of such a reference; the kind of the object and the first digits of its content's SHA-256 follow."""
 
 
 class Holdable(Protocol):
@@ -16,18 +17,18 @@ class Holdable(Protocol):
 
     @property
     def kind(self) -> str:
-        """Return what it is, in one word."""
+        """Return the kind of object, in one word."""
 
     @property
     def sha256(self) -> str:
         """Return the SHA-256 of its content when it was given, in hexadecimal digits."""
 
     def is_unchanged(self) -> bool:
-        """Say whether its content is still what `sha256` says; reads all of it."""
+        """Say whether the content still has this `sha256`; reads all of it."""
 
 
 def register_object(thing: Holdable) -> str:
-    """Return a reference to a thing, which means it for as long as somebody holds the thing itself."""
+    """Return a reference to an object, valid as long as the caller keeps the object itself."""
     _held.add(thing)
     return _refer(thing)
 
@@ -42,10 +43,10 @@ def is_held(reference: object) -> bool:
 
 
 def find_held(reference: str, label: str) -> Any:
-    """Return the thing that a reference means; of several one that still has that content.
+    """Return the object that a reference names; of several, one that still has that content.
 
     Raises:
-        InputError: nobody holds it any more, it was changed, or it belongs to another process; `label` names who asks.
+        InputError: the object is gone, was changed, or belongs to another process; `label` begins the message.
     """
     things = [thing for thing in _held if _refer(thing) == reference]
     if not things:

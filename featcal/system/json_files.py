@@ -55,7 +55,7 @@ def _content(file: Path, named: str, missing: str = "") -> Any:
 
 
 def _problem(error: ValueError | RecursionError) -> str:
-    """Say what is wrong with a JSON file and where, without quoting it."""
+    """Describe the error in a JSON file and its place, without quoting the file."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno}, column {error.colno}"
     if isinstance(error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Import what is here to stay without looking for garbage meanwhile, in a process that is featcal's own."""
+"""Import the large libraries with the garbage collector off, in a process that is featcal's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import import_module
 
 
 def load_libraries() -> None:
-    """Import what every command on models needs.
+    """Import the libraries that every command on models needs.
 
     For the owner of a process, since it sets the collector: the command line calls it, functions of the library never
     do.
@@ -34,6 +34,6 @@ def collect_later() -> Iterator[None]:
 
 
 def _unfreeze() -> None:
-    """Let the end of the process collect everything if a library would report what is left as leaked."""
+    """Undo the freeze when the process ends, if a library would report the remaining objects as leaks."""
     if "triton" in sys.modules:
         gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Take locks that the system releases when a process ends, so that nobody has to find out whether it still runs."""
+"""Take locks that the system releases when a process ends, so that no holder has to be checked for life."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def try_lock(file: Path, patience: float) -> Iterator[bool]:
     """Yield whether this process got the lock, which it keeps as long as the `with` lasts.
 
     Args:
-        file: stands for the lock; it is created if it is missing, and stays.
+        file: the lock file; it is created if it is missing, and stays.
         patience: seconds to wait for another holder.
 
     Raises:
@@ -43,7 +43,7 @@ def try_lock(file: Path, patience: float) -> Iterator[bool]:
 
 
 def _identify(file: Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file; None where there is none."""
+    """Return the device and the inode of a file; None if it does not exist."""
     try:
         found = file.stat()
     except FileNotFoundError:

@@ -48,11 +48,11 @@ class Timing:
     wall: float = 0.0
     """Seconds of the clock."""
     cpu: float = 0.0
-    """Seconds of all processors together, of this process; what else runs on the machine does not count."""
+    """Processor seconds of this process, all cores together; other processes do not count."""
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Add what the body of the `with` takes."""
+        """Add the time that the body of the `with` takes."""
         started, busy = time.perf_counter(), time.process_time()
         try:
             yield
@@ -61,7 +61,7 @@ class Timing:
             self.cpu += time.process_time() - busy
 
     def time_each(self, things: Iterator[T]) -> Iterator[T]:
-        """Yield things, and add what it takes to make them; what is done with them meanwhile does not count."""
+        """Yield items, and add the time it takes to make them; the time their user takes does not count."""
         while True:
             with self.measure():
                 try:
@@ -98,8 +98,8 @@ def available_bytes() -> int | None:
 
 
 def half_of_available_bytes() -> int:
-    """Return half of `available_bytes`, 4 GiB if the system does not say: what featcal may take where nobody set a
-    limit, so that as much is left to what no estimate counts and to other programs."""
+    """Return half of `available_bytes`, or 4 GiB if the system does not report it: the default limit of memory, which
+    leaves as much for allocations that no estimate counts and for other programs."""
     return (available_bytes() or 2**33) // 2
 
 

@@ -1,4 +1,5 @@
-"""Rules for a server that others use (`featcal app --shared`, `featcal mcp`): what it may read, write and hold.
+"""Set rules for a server that other people use (`featcal app --shared`, `featcal mcp`): which files it reads and writes
+and how much it holds.
 
 They are read once, from the environment, which the processes of jobs inherit; without them nothing here applies.
 """
@@ -35,7 +36,7 @@ class ServerRules:
     all_jobs: int = 16
     """Unfinished jobs of all visitors: one who deletes the cookie counts as another visitor."""
     idle: float = 900.0
-    """Seconds after which a suite that nobody looks at is removed from memory."""
+    """Seconds without a visitor after which a suite is removed from memory."""
     text: int = 2**20
     """Bytes of a suite file that a visitor types; `maxUploadSize` limits files."""
     hub: bool = False
@@ -127,7 +128,7 @@ def require_links_inside(place: Path, what: str) -> None:
 
 
 def require_no_hub(what: str) -> None:
-    """Refuse the Hub on a shared server: anyone could fill its disk, or read what is private to its owner.
+    """Refuse the Hub on a shared server: any visitor could fill its disk, or read files that are private to its owner.
 
     Raises:
         InputError: this is a shared server whose rules do not allow it.

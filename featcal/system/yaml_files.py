@@ -47,7 +47,7 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Say what is wrong and where, without the words of the file."""
+    """Describe the error and its place, without quoting the file."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f"not valid YAML: a character at position {getattr(error, 'position', 0)} that YAML does not allow"
     if error.context == "expected a single document in the stream":
@@ -63,8 +63,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first, and which
-    takes no more time and memory than a suite file needs, whatever its aliases stand for."""
+    """YAML's safe subset, in which a duplicate key is an error and not a silent loss of the first, and which takes no
+    more time and memory than a suite file needs, whatever its aliases expand to."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -79,7 +79,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=f"it is nested deeper than {MOST_DEEP} levels", problem_mark=mark)
         node = super().compose_node(parent, index)
         if aliased and id(node) not in self._sizes:
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="an alias is inside the value that it names", problem_mark=mark)
         self._values += self._sizes[id(node)] if aliased else 1
         if self._values > MOST_VALUES:
             raise yaml.MarkedYAMLError(problem=f"it holds more than {MOST_VALUES} values", problem_mark=mark)
@@ -96,6 +96,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             first = seen.setdefault(key.value, key)
             if first is not key:
-                where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
+                where = f"a key occurs twice, first in line {first.start_mark.line + 1} and again"
                 raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
         return node

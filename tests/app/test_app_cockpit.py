@@ -138,11 +138,11 @@ def test_found_options_are_taken_over_as_they_were_found(
     assert len(table) == len(document["candidates"]) == 8
     shown = f"{margin['difference']:+.4f} [{margin['low']:+.4f}, {margin['high']:+.4f}]"
     assert table[table[""].str.contains("chosen")]["against the default"].tolist() == [shown]
-    button(app, "Take these options over").click().run()
+    button(app, "Use these options").click().run()
     assert healthy(app)
     assert export_command(app).rsplit(" --out", 1)[0] == document["command"].rsplit(" --out", 1)[0]
     assert control(app, "recipe").value == chosen["recipe"]
-    assert button(app, "These options are taken over").disabled
+    assert button(app, "These options are in use").disabled
 
 
 def test_fields_leave_out_what_the_recipe_brings(tiny_suite_file: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_umap_that_failed_is_made_again_when_asked(tiny_suite_file: Path, monk
         control(app, "every").set_value(True).run()
         assert [one.value for one in app.warning] == ["UMAP failed on these features; this is PCA."]
         assert not said(app, "UMAP 1 across")
-        assert [one.label for one in app.button].count("Make the UMAP again") == 2
+        assert [one.label for one in app.button].count("Compute the UMAP again") == 2
     app.button(key="umap-again").click().run()
     assert healthy(app)
     assert not app.warning

@@ -106,7 +106,7 @@ def test_work_that_takes_a_job_is_left_to_its_page(tiny_suite_file: Path, monkey
     monkeypatch.setattr(verdict, "seconds_to_calibrate", lambda session, config: 8000.0)
     app = opened(tiny_suite_file, "verdict", n="8")
     assert healthy(app)
-    assert "What calibration would bring is not measured: it takes about 2.2 h" in " ".join(lines(app))
+    assert "The gain of calibration is not measured: it takes about 2.2 h" in " ".join(lines(app))
 
 
 @pytest.mark.slow

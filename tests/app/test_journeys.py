@@ -353,7 +353,7 @@ def test_captions_state_the_samples_that_were_measured_on(edit_suite: Edit) -> N
     app = opened(edit_suite(shorten), "calibrate", samples="8")
     captions = " ".join(one.value for one in app.caption)
     assert "Measured on 7 to 12 validation samples per task" in captions
-    assert "Fewer calibration samples than the 8 asked for: pets 5." in captions
+    assert "Fewer calibration samples than the 8 requested: pets 5." in captions
     assert "a, b, c on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "cosines").caption)
     assert "Mean over 7 to 12 validation samples per task" in " ".join(one.value for one in go(app, "drift").caption)
     assert "expert on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "models").caption)

@@ -23,7 +23,7 @@ from lanes import rows
 from malformed import ABSURD, ANY, WRONG, noise
 from turns import NIGHTLY, has_its_turn
 
-from app.selection import HOME, Selection, from_query
+from app.selection import HOME, PageSelection, from_query
 from featcal import cli
 from featcal.authoring.from_form import import_file, read_draft
 from featcal.authoring.recipes import import_recipe
@@ -294,10 +294,10 @@ TEXTS = st.text(max_size=30) | st.sampled_from(
 
 
 @settings(QUICK, max_examples=600 if NIGHTLY else 75)
-@given(st.dictionaries(st.sampled_from(sorted(Selection.__dataclass_fields__)) | st.text(max_size=6), TEXTS))
+@given(st.dictionaries(st.sampled_from(sorted(PageSelection.__dataclass_fields__)) | st.text(max_size=6), TEXTS))
 def test_any_address_is_a_selection(query: dict[str, str]) -> None:
     chosen, problems = from_query(query)
-    assert isinstance(chosen, Selection)
+    assert isinstance(chosen, PageSelection)
     assert len(problems) <= len(query)
     assert all(len(one) < 250 for one in problems)
     again, none = from_query(chosen.to_query())

@@ -322,7 +322,7 @@ def loaded(target: str, **options: str) -> dict[str, Any]:
 
 DEFAULTS = ["CLIPVisionModelPool@: _template", {"/model/clip-vit@models": ["base", "sun397"]}, "_self_"]
 NOT_OF_FUSION_BENCH = {
-    "'defaults' stand for other files (defaults: CLIPVisionModelPool@: _template; "
+    "'defaults' refer to other files (defaults: CLIPVisionModelPool@: _template; "
     "/model/clip-vit@models: base, sun397)": pool(defaults=DEFAULTS),
     "models._pretrained_ is '${base_model}'; models.t is": pool(models={"_pretrained_": "${base_model}", "t": "???"}),
     "'fusion_bench.modelpool.OpenCLIPVisionModelPool'": pool(_target_="fusion_bench.modelpool.OpenCLIPVisionModelPool"),

@@ -155,7 +155,7 @@ def test_keys_that_a_merge_overrides_do_not_stand_twice(tmp_path: Path) -> None:
     merged = {"a": 1, "split": "v"}
     assert read_yaml(file) == {"d": {"e": {"f": {"a": 1, "split": "t"}, "x": merged}}, "z": {**merged, "k": 2}}
     file.write_text("c: &c {a: 1}\nz: {<<: *c, k: 2, k: 3}\n")
-    with pytest.raises(InputError, match="a key stands twice, first in line 2 and again, line 2, column 19"):
+    with pytest.raises(InputError, match="a key occurs twice, first in line 2 and again, line 2, column 19"):
         read_yaml(file)
 
 

@@ -70,7 +70,7 @@ TROUBLES = {
         data=True,
     ),
     "503 passes": Trouble("", always(ANY, status=503, times=2)),
-    "503 stays": Trouble(rf"the Hub has trouble of its own with .*\(503\).*{AGAIN}", always(ANY, status=503)),
+    "503 stays": Trouble(rf"the Hub fails with .*\(503\).*{AGAIN}", always(ANY, status=503)),
     "429 passes": Trouble("", always(ANY, status=429, times=2, headers={"Retry-After": "1"})),
     "429 stays": Trouble(
         r"the Hub limits how often it is asked \(429\).*start again in 400 s, with HF_TOKEN for a higher limit",

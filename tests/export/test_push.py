@@ -133,7 +133,7 @@ def test_a_licence_that_is_given_stands_in_the_card_once_it_is_sent(
     push_parcel(parcel)
     card = load_card(own)
     assert card.data.license == "apache-2.0"
-    assert "apache-2.0, as whoever published this folder says." in card.text
+    assert "apache-2.0, as the publisher of this folder states." in card.text
     assert "Unknown: the base states none." not in card.text
     assert hub.files["me/own"] == bytes_of(own)
     assert len(parcel.card.encode()) == parcel.files["README.md"]

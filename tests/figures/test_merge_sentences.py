@@ -47,7 +47,7 @@ HEALTHY = contents(a=0.5, b=0.25)
         (
             {},
             REPAIR,
-            "use it as it is, or calibrate it, which brings it nearer to the experts: calibrate",
+            "use it as it is, or calibrate it, which moves it closer to the experts: calibrate",
             "is healthy",
         ),
         ({"features": replace(FEATURES, repaired_final=0.4)}, OPTIONS, "other options may: select", "is healthy"),
@@ -149,7 +149,7 @@ def test_without_a_base_nothing_is_said_of_it() -> None:
     assert "no recipe names it" in text["origin"]
     assert "rho 1" in text["origin"]
     missed = said(judge_merge(findings(unknown, **given, missed_base="me/gone")))["origin"]
-    assert "its experts name 'me/gone', which is neither here nor to be had from the Hub" in missed
+    assert "its experts name 'me/gone', which is neither on this machine nor available from the Hub" in missed
     assert "the base is" not in " ".join(text.values())
     far = findings(unknown, **given, finals={"a": 1.5, "b": 1.0})
     assert "no features at all would be nearer" in said(judge_merge(far))["state"]

@@ -63,7 +63,7 @@ HURT = Findings(
 EVERY = {
     "kept": "The merge keeps 74 % of its experts' accuracy: 70.0 % on average over 2 tasks, the experts 95.0 % "
     "(-25.0 points, -30.0 to -20.0).",
-    "base": "The base model scores 50.0 %, so merging has brought something (+20.0 points, +10.0 to +30.0).",
+    "base": "The base model scores 50.0 %, so merging has gained something (+20.0 points, +10.0 to +30.0).",
     "worst": "Worst task: 'dogs', 60.0 %, its expert 100.0 % (-40.0 points, -50.0 to -30.0).",
     "drift": "Final features differ from the experts' by 73 % of the expert feature's norm.",
     "cause": "Block 1 causes the largest part of it, 60 %, then block 0 with 40 %; most of the drift after block 1 is "
@@ -118,7 +118,7 @@ TABLE: Mapping[str, tuple[Findings, str, Mapping[str, str]]] = {
             "kept": "The merge keeps what its experts know: accuracy 94.0 % on average over 2 tasks, the experts "
             "95.0 % (-1.0 points, -3.0 to +1.0, within noise).",
             "worst": "No task loses more than noise; 'dogs' loses most (-2.0 points, -4.0 to +0.0).",
-            "repair": "Calibrating with 64 samples per task brings the average accuracy to 94.5 % (+0.5 points, -1.0 "
+            "repair": "Calibrating with 64 samples per task changes the average accuracy to 94.5 % (+0.5 points, -1.0 "
             "to +2.0), which is within noise.",
             "next": "Next: nothing needs repair.",
         },
@@ -152,9 +152,9 @@ TABLE: Mapping[str, tuple[Findings, str, Mapping[str, str]]] = {
             "base": "Merging gains 5.0 points against the base (65.0 %), within noise (-1.0 to +8.0).",
             "cause": "Block 0 causes the largest part of it, 100 %; the drift after block 0 is as much inherited "
             "(0.29) as its own mismatch (0.30).",
-            "repair": "Calibrating with 64 samples per task brings the average accuracy to 71.0 % (+1.0 points, +0.1 "
+            "repair": "Calibrating with 64 samples per task changes the average accuracy to 71.0 % (+1.0 points, +0.1 "
             "to +2.0), which is within noise.",
-            "next": "Next: try other options; with these, calibration brings nothing that is certain.",
+            "next": "Next: try other options; with these, the gain of calibration is within noise.",
         },
     ),
     "embeddings": (
@@ -224,7 +224,7 @@ def test_nothing_is_said_of_what_is_not_measured() -> None:
     assert list(said(early)) == ["kept", "base", "worst"]
     assert list(said(judge_numbers(HURT))) == list(EVERY)
     late = judge_numbers(replace(HURT, repaired=None, repaired_final=None, no_repair="it takes about 2 h."))
-    assert said(late)["repair"] == "What calibration would bring is not measured: it takes about 2 h."
+    assert said(late)["repair"] == "The gain of calibration is not measured: it takes about 2 h."
     assert late.next == sentences.REPAIR
     other = judge_numbers(replace(HURT, repaired=None, repaired_final=None, repairable=False))
     assert (other.next, said(other)["next"]) == (

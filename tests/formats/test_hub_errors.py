@@ -87,7 +87,7 @@ def fetch() -> Path:
         ),
         ({"match": WEIGHTS, "delay": 0.6}, "does not answer in time for model.safetensors; start again later"),
         ({"match": WEIGHTS, "status": 403}, r"forbids to read model.safetensors \(403\); use a token that may read it"),
-        ({"match": API, "status": 503}, r"has trouble of its own with the request \(503\); start again later"),
+        ({"match": API, "status": 503}, r"fails with the request \(503\); start again later"),
         ({"match": API, "status": 429}, r"limits how often it is asked \(429\); start again"),
         ({"match": API, "drop": True}, "broke off in the middle of an answer; start again later"),
         ({"match": API, "delay": 0.6}, "does not answer in time; start again later.* HF_HUB_DOWNLOAD_TIMEOUT"),

@@ -14,7 +14,7 @@ from featcal.cli import featcal_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*/README.md")})
-PAGES += sorted([ROOT / "app" / "README.md", *(ROOT / "featcal").glob("*/README.md")])
+PAGES += sorted([ROOT / "app" / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "featcal").glob("*/README.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```[^\n]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 INCLUDED = re.compile(r"```\{include\} (\S+)\n")

@@ -198,7 +198,7 @@ def test_a_lora_for_classes_brings_its_classifier(gpt2: Trial) -> None:
     torch.testing.assert_close(head_of(family, family.merged, "left").scores(features), features @ score.T)
     base, moved = (model.read([f"{key}.weight"])[f"{key}.weight"] for model in (family.base, family.experts["left"]))
     torch.testing.assert_close(moved, base + 2 * (up @ down).T)
-    with pytest.raises(InputError, match=r"the adapter brings a classifier, which the base's .* does not describe"):
+    with pytest.raises(InputError, match=r"the adapter contains a classifier, which the base's .* does not describe"):
         rewrite(f"{gpt2.root / 'base'}+{gpt2.root / 'adapter'}", gpt2.root / "out")
 
 

@@ -213,9 +213,9 @@ def test_models_without_such_a_router_refuse_to_calibrate_one(tmp_path: Path) ->
         lambda: dense.config(routers=True),
         lambda: calibrate(dense.family, CalibrationConfig(routers=True)),
     ):
-        with pytest.raises(InputError, match="routers: a llama model has nothing that this applies to"):
+        with pytest.raises(InputError, match="routers: a llama model is not affected by this option; leave it out"):
             refused()
-    with pytest.raises(InputError, match="augment, patch_weight: a llama model has nothing that this applies to"):
+    with pytest.raises(InputError, match="augment, patch_weight: a llama model is not affected by this option"):
         calibrate(dense.family, CalibrationConfig(augment=1, patch_weight=0.5))
     block = tiny_decoder(ROWS["qwen3_moe"]).model.layers[0]
     for bias, known in ((None, "mlp.gate"), (nn.Parameter(torch.zeros(MEMBERS)), "")):

@@ -201,7 +201,7 @@ REFUSED = {
     "line 2: turn 1 is a str": {"messages": ["Add."]},
     "line 2: column 'messages' holds a str, expected a list": {"messages": "Add."},
     "line 2: column 'messages' is empty": [{"messages": []}, {"messages": None}],
-    "line 2: no turn stands before the answer": {"messages": [NO]},
+    "line 2: there is no turn before the answer": {"messages": [NO]},
     r"line 2: the base's chat template does not take this conversation \(no system here\)": {"messages": LONG},
     "line 2: the text holds half of a surrogate pair": said(content="\ud800"),
 }

@@ -344,7 +344,7 @@ WRONG = {
     "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
     "biases is true or false, not 'no'": "calibrated:biases=no",
     "names no model after @; leave @ out for the merged model": ["calibrated@", "svc@"],
-    "stands on more than 8 others": ["svc@" * 10 + "merged"],
+    "is stacked on more than 8 others": ["svc@" * 10 + "merged"],
     "model 'ties' has no option 'scal'": "calibrated:samples=4@ties:scal=1",
     "lam is -1; it is at least 0 and finite": "calibrated:lam=-1",
     "needs its rho, such as anchor:rho=2": ["anchor"],

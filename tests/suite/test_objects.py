@@ -419,7 +419,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "expert twice": (
         lambda o: {**o, "task_options": {"pets": {"expert": "elsewhere"}}},
-        "task_options of 'pets': expert has a keyword of its own; leave it out here",
+        "task_options of 'pets': expert is a separate keyword; leave it out here",
     ),
     "no pairs": (lambda o: {**o, "samples": {"pets": ([], [])}}, "task 'pets', calibration samples: there are none"),
     "one label": (

@@ -242,7 +242,7 @@ NO_YAML: dict[str, Any] = {
     "not valid YAML": [b"\xff\xfe\x00", b"name: !!python/object/apply:os.system ['true']"],  # nor can it run code
     "byte 7 is not UTF-8": b"name: a\xff",
     "is a mapping": b"- a list",
-    "a key stands twice, first in line 1 and again, line 2, column 1": b"name: a\nname: b\n",
+    "a key occurs twice, first in line 1 and again, line 2, column 1": b"name: a\nname: b\n",
     "a value is not of the type that its tag or form says": b"name: 2024-13-45",
 }
 

@@ -246,7 +246,7 @@ def test_an_installed_package_brings_methods() -> None:
     for name, said in {
         "torn": r"method 'torn' of the package bringing_none:X cannot be imported \(ModuleNotFoundError",
         "else": "bringing:halfway registers no method 'else'",
-        "iso-c": "more than one method is called 'iso-c': remove the package that brings bringing:X",
+        "iso-c": "more than one method is called 'iso-c': remove the package with bringing:X",
     }.items():
         with pytest.raises(InputError, match=said):
             method(name)

@@ -1,1 +1,1 @@
-"""Hand methods beside calibration their input, take their model, and share parts of them."""
+"""Define inputs, result and shared parts of methods other than calibration."""

@@ -1,4 +1,4 @@
-"""Take the mean of the experts, or of their changes: what baselines leave where they have nothing to say."""
+"""Average the experts, or their changes, for tensors that a method does not define."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featcal.suite.recipe import MergeRecipe
 
 
 def average_experts(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
-    """Return the mean of the experts; of the base the dtype alone counts."""
+    """Return the mean of the experts, in the base's dtype."""
     models = {task: one.weights for task, one in experts.items()}
     recipe = MergeRecipe(method="simple-averaging")
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)

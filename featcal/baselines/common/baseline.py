@@ -1,4 +1,4 @@
-"""Describe a method beside calibration: options, and a function from a suite and its samples to a model."""
+"""Define a method other than calibration: options, and a function from a suite and its samples to a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.suite.name_grammar import ModelName, read_options
 from featcal.suite.options import option, options_of_class, type_of
 
 Made = tuple[Weights, Mapping[str, Any]]
-"""Model, and the part of its record that its method writes."""
+"""Model, and the method's part of its record."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class FitInputs:
 
     run: Run
     family: Family
-    """Its merged model is the one that methods that act on a model change."""
+    """Its merged model is the start of methods that act on a model."""
     experts: Mapping[str, ExpertPass]
-    """One expert pass per task, whose batches are the samples; empty where the method sees none."""
+    """One expert pass per task, whose batches are the samples; empty if the method uses none."""
 
 
 @dataclass(frozen=True)
 class Baseline(Method):
-    """A method beside calibration."""
+    """A method other than calibration."""
 
     role: ClassVar[str] = BASELINE
 
@@ -48,13 +48,13 @@ class Baseline(Method):
 
     @classmethod
     def defaults(cls, family: Family) -> dict[str, Any]:
-        """Return the options whose defaults are the suite's or the architecture's."""
+        """Return the options whose defaults come from the suite or the architecture."""
         return {}
 
 
 @dataclass(frozen=True)
 class Sampled(Baseline):
-    """A method that sees samples."""
+    """A method that uses samples."""
 
     samples: int = option(256, "calibration samples per task; a task that has fewer gives all it has", least=1)
     seed: int = option(42, "together with the task's name it decides which samples are drawn")
@@ -68,7 +68,7 @@ class Sampled(Baseline):
 
     @property
     def counting(self) -> CalibrationConfig:
-        """Return a calibration on the same samples, in which every token but padding counts alike."""
+        """Return a calibration on the same samples, in which every token except padding has weight 1."""
         return CalibrationConfig(samples=self.samples, seed=self.seed, patch_weight=1.0)
 
 
@@ -82,7 +82,7 @@ class Trained(Sampled):
 
 
 def baseline_options(name: ModelName, family: Family) -> Baseline:
-    """Return the options of a baseline that is named; those that are not said are the suite's, else the
+    """Return the options of a named baseline; options that the name does not have are the suite's, else the
     architecture's, else the method's own.
 
     Raises:

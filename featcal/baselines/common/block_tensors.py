@@ -1,4 +1,4 @@
-"""Read one block of a model in the precision in which methods solve for its maps."""
+"""Read one block of a model in the precision of the methods' solves."""
 
 from __future__ import annotations
 

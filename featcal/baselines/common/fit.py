@@ -1,4 +1,4 @@
-"""Fit the model that the options of a baseline stand for."""
+"""Fit the model of a baseline's options."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ def fit(
     experts: Mapping[str, ExpertPass] | None = None,
     progress: Progress = silent,
 ) -> Fitted:
-    """Make the model that the options stand for.
+    """Fit the model of some options.
 
     Args:
-        family: its merged model is what a method that acts on a model acts on; another one stands there by
-            `Family.with_merged`.
-        experts: expert passes to use again, of `options.counting` and `options.split`; left out, samples are drawn
-            where any are needed.
+        family: its merged model is the start of a method that acts on a model; `Family.with_merged` sets another one.
+        experts: expert passes to reuse, of `options.counting` and `options.split`; by default samples are drawn if
+            necessary.
 
     Raises:
         InputError: samples or models that are not usable.

@@ -1,4 +1,4 @@
-"""Write the model of a baseline with the account of how it was made."""
+"""Save the model of a baseline with the record of how it was made."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAMED = "calibration"
-"""Split whose samples name the classes where the suite file does not."""
+"""Split whose samples name the classes if the suite file does not."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model that a baseline made of a suite."""
+    """A model that a baseline made from a suite."""
 
     family: Family
-    """Its merged model is the one that was changed by a method that acts on a model."""
+    """Its merged model is the start, for a method that acts on a model."""
     options: Baseline
     weights: Weights
-    """Accepted wherever a model is."""
+    """The fitted weights; every function that takes a model accepts them."""
     record: Mapping[str, Any]
     """suite and its file, model (its name), of (the model that was acted on), options, tasks (samples, truncated,
     indices, hash), seconds, peak memory, versions, machine."""
 
     @property
     def _container(self) -> Located:
-        """Return the files whose layout and companions a written model takes over."""
+        """Return the files that give a written model its layout and companions."""
         return self.family.container if self.options.on_another else self.family.origin
 
     def _command(self, task: str | None) -> Callable[[str], str]:
-        """Return what writes the command line that makes this model, for the suite's word."""
+        """Return the function that writes the command line of this model."""
         one = () if task is None else ("--task", task)
         words = ["--method", str(self.record["model"]), *one, "--out", "merged"]
         return lambda suite: shlex.join(["featcal", "merge", suite, *words])
 
     def to_model(self) -> PreTrainedModel:
-        """Return the model as the library's own class has it, in eval mode: what `from_pretrained` makes of the folder
-        that `save` writes, bit for bit. It shares no memory with this one.
+        """Return the model as the library's own class, in eval mode: bit for bit what `from_pretrained` loads from the
+        folder that `save` writes. It shares no memory with this one.
 
         Raises:
-            InputError: a model of another library than transformers, or one that is more than its weights.
+            InputError: a model of another library than transformers, or one with maps or heads of its own.
         """
         return to_library_model(self.family, self._container, self.weights)
 

@@ -1,6 +1,6 @@
-"""Fold maps of final features into what stands after them, so that ordinary files hold them.
+"""Fold maps of final features into the heads after them, so that ordinary files can hold them.
 
-Behind f' = A f + b the first map of a head, W f' + c, is (W A) f + (W b + c): exactly the same scores, and no module.
+After f' = A f + b the first map of a head, W f' + c, is (W A) f + (W b + c): exactly the same scores, and no module.
 
 - A classifier, or a pooler in front of one, is written under its own names in `heads/TASK.safetensors`, to be loaded
   over the model's; or, of one task, in a folder like that of its expert, which a library loads as it is.
@@ -43,16 +43,16 @@ from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
 
 _TABLE = ("classifier",)
-"""Name of the map of a table of classes."""
+"""Name of the linear map of a class table."""
 _DENSE = "linear"
 
 
 def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
-    """Return the head that gives features the scores that `head` gives them after a map; of class prompts up to a
-    factor, which is positive and the same for all classes of a sample.
+    """Return the head that gives unmapped features the scores of `head` after a map; for class prompts up to a positive
+    factor, the same for all classes of a sample.
 
     Raises:
-        InputError: a head that does not begin with a linear map.
+        InputError: a head that does not start with a linear map.
 
     >>> half = AffineMap(torch.eye(2) / 2, torch.ones(2))
     >>> found = fold_head(ClassificationHead(torch.tensor([[4.0, 0.0], [0.0, 2.0]])), half)
@@ -80,16 +80,16 @@ def _compose(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def foldable(model: Weights) -> Model | None:
-    """Return the model if everything beside its weights can be multiplied into heads, else None."""
+    """Return the model if all its maps can be folded into heads, else None."""
     affine = isinstance(model, Model) and all(isinstance(one, AffineMap) for one in model.maps.values())
     return model if isinstance(model, Model) and affine and model.maps and not model.heads else None
 
 
 def fold_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
-    """Fold the map of every task into its head, where final features are not embeddings; return these heads.
+    """Fold the map of every task into its head, if final features are not embeddings; return these heads.
 
     Args:
-        split: whose class names are those of the task, where the suite file has none.
+        split: gives the class names if the suite file has none.
 
     Raises:
         InputError: a task without a head, or whose head does not begin with a linear map.
@@ -103,8 +103,8 @@ def fold_heads(family: Family, model: Model, split: str) -> dict[str, Classifica
 
 
 def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[str, list[str] | None]:
-    """Write the files of every task below `folder`; returns the names of its classes, in the order of the scores, or
-    None where there are no scores.
+    """Write the files of every task below `folder`; return the names of its classes, in the order of the scores, or
+    None without scores.
 
     Raises:
         InputError: a task whose head cannot take the map, or the disk refuses.
@@ -136,7 +136,7 @@ class _Headed(Overlay):
 
 
 def locate_expert(family: Family, task: str) -> Located:
-    """Return the files of a task's expert, whose head may be replaced.
+    """Return the files of a task's expert, for a replacement of its head.
 
     Raises:
         InputError: no such task, or an expert whose files are not a folder with a head of its own.
@@ -149,7 +149,7 @@ def locate_expert(family: Family, task: str) -> Located:
 
 
 def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
-    """Return the files of a task's expert with the task's head in place of their own, for a model of this task alone.
+    """Return the files of a task's expert with the task's new head, for a model of this task only.
 
     Raises:
         InputError: no such task, an expert whose files are not a folder with a head of its own, or a head that cannot
@@ -168,10 +168,10 @@ def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
 
 
 def describe_heads(family: Family) -> str:
-    """Say in a card what the files of heads are and how they are loaded."""
+    """Describe, for a card, the files of heads and how to load them."""
     if family.adapter.embeds:
         return (
-            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to stand after the pooling for "
+            f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to append after the pooling for "
             "texts of its task."
         )
     if family.adapter.classifier:
@@ -181,16 +181,15 @@ def describe_heads(family: Family) -> str:
         )
     return (
         f"`{HEADS}/TASK.safetensors` is a linear classifier of this model's final features for a task, weight and bias "
-        f"with a row per class; the order of classes stands in `{RECORD_FILE}`."
+        f"with a row per class; `{RECORD_FILE}` has the order of the classes."
     )
 
 
 def with_heads(family: Family, model: Weights, located: Located) -> Weights:
-    """Return a model with the heads and maps that were written beside its weights, of tasks of the suite; the model
-    itself where there are none.
+    """Return a model with the heads and maps in its folder, for tasks of the suite; the model itself if there are none.
 
     Args:
-        located: where the model was found.
+        located: the located model.
 
     Raises:
         InputError: files that cannot be read.
@@ -219,11 +218,11 @@ def with_heads(family: Family, model: Weights, located: Located) -> Weights:
 
 
 def _tensors(family: Family, task: str, head: ClassificationHead | PooledHead) -> dict[str, Tensor]:
-    """Return the tensors of a head by the names that files have for them."""
+    """Return the tensors of a head by their names in files."""
     maps = [head, head.head] if isinstance(head, PooledHead) else [head]
     names = family.adapter.classifier or _TABLE
     if len(names) != len(maps):
-        raise InputError(f"task '{task}': its head is not made of {' and '.join(names)}, so no file can hold it")
+        raise InputError(f"task '{task}': its head does not consist of {' and '.join(names)}, so no file can hold it")
     found: dict[str, Tensor] = {}
     for name, one in zip(names, maps, strict=True):
         found |= {f"{name}.{kind}": t for kind in ("weight", "bias") if (t := getattr(one, kind)) is not None}
@@ -257,7 +256,7 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
 
 
 def task_file_name(task: str) -> str:
-    """Return a name for the files of a task that cannot lead out of their folder.
+    """Return a file name for a task that cannot lead out of its folder.
 
     >>> task_file_name("cars"), task_file_name("../cars")
     ('cars', '%2E.%2Fcars')

@@ -17,8 +17,8 @@ from featcal.system.errors import NumericalError
 
 
 def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> Iterator[list[Sequence[S]]]:
-    """Yield some samples of every task for each step, `batch` at most, in an order that the seed decides: all of a
-    task's before one comes again."""
+    """Yield at most `batch` samples of every task for each step, in an order decided by the seed: all samples of a task
+    before any repeats."""
     generator = torch.Generator().manual_seed(seed)
     waiting: list[list[int]] = [[] for _ in tasks]
     for _ in range(steps):
@@ -31,11 +31,11 @@ def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int
 
 
 def accumulate_losses(losses: Iterable[Float[Tensor, ""]], method: str) -> float:
-    """Return the sum of losses, each of which is let go before the next one is computed; where gradients are enabled,
-    add theirs to those of the tensors.
+    """Return the sum of losses, each released before the next one is computed; if gradients are enabled, add theirs to
+    those of the tensors.
 
     Args:
-        method: named where the sum is not finite.
+        method: its name for the message if the sum is not finite.
 
     Raises:
         NumericalError: the sum is not finite.
@@ -53,6 +53,6 @@ def accumulate_losses(losses: Iterable[Float[Tensor, ""]], method: str) -> float
 def log_probabilities(
     run: Run, tensors: Mapping[str, Tensor], features: Float[Tensor, "b k"], head: Head | None
 ) -> Float[Tensor, "b c"]:
-    """Return log p(y | x) of every class; of text, of every first token of the answer."""
+    """Return log p(y | x) of every class; for text, of every first token of the answer."""
     scores = run.adapter.output(tensors, features) if head is None else head.scores(features)
     return torch.log_softmax(scores, 1)

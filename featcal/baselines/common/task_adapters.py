@@ -1,4 +1,4 @@
-"""Write the adapters of a model that has one per task, each a folder that peft loads over the model beside them."""
+"""Write the adapters of a model with one per task, each a folder that peft loads over the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcal.models.model import Model
 
 
 def adapted_by_task(model: Weights) -> Model | None:
-    """Return the model if all that it has beside its weights are products of low rank per task, else None."""
+    """Return the model if its only additions are products of low rank per task, else None."""
     if not isinstance(model, Model) or model.maps or model.heads or not model.adapted:
         return None
     return model if all(isinstance(one, Adapted) for one in model.adapted.values()) else None
@@ -38,7 +38,7 @@ def write_adapters(folder: Path, family: Family, container: Located, model: Mode
 
 
 def describe_adapters() -> str:
-    """Say in a card what the folders of adapters are and how they are loaded."""
+    """Describe, for a card, the folders of adapters and how to load them."""
     return (
         f"Every folder in `{ADAPTERS}` is a LoRA for samples of one task, over this model: "
         "`PeftModel.from_pretrained(model, FOLDER)`, and for featcal `MODEL+FOLDER`."

@@ -1,4 +1,4 @@
-"""Sum the second moments of what the linear maps of one block are given on the samples of one task."""
+"""Sum the second moments of the inputs of one block's linear maps on the samples of one task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskGrams:
     def __init__(self, stage: Stage, index: int, dtype: torch.dtype | None = torch.float64) -> None:
         self._stage, self._index, self._dtype = stage, index, dtype
         self.groups: list[LinearGroup] = []
-        """Maps that share their input; none before a batch was added."""
+        """Maps that share their input; none before the first batch."""
         self._grams: dict[str, Gram] = {}
         self._counted: dict[str, float] = {}
 
@@ -34,7 +34,7 @@ class TaskGrams:
 
         Args:
             inputs: of all linear maps of the block.
-            tokens: which of its tokens count, by weighting.
+            tokens: its counted tokens, by weighting.
         """
         self.groups = self.groups or linear_groups(self._stage, self._index, inputs)
         for group in self.groups:
@@ -44,11 +44,11 @@ class TaskGrams:
             self._counted[name] = self._counted.get(name, 0.0) + own.total
 
     def sum(self, group: LinearGroup) -> Float[Tensor, "d d"]:
-        """Return the sum of x x^T over all tokens but padding, in float64."""
+        """Return the sum of x x^T over all tokens except padding, in float64."""
         return self._grams[str(group)].full(torch.float64)
 
     def mean(self, group: LinearGroup) -> Float[Tensor, "d d"]:
-        """Return the mean of x x^T over all tokens but padding, in float64.
+        """Return the mean of x x^T over all tokens except padding, in float64.
 
         Raises:
             NumericalError: no token counts.

@@ -1,7 +1,7 @@
-"""Say which command and which lines of Python give the numbers of a chart.
+"""Return the command and the Python code that give the numbers of a chart.
 
-Charts and tables are made of a few measurements. Which one, on which samples and of which models is one small value,
-`ChartSource`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.
+All charts and tables come from a few measurements. `ChartSource` identifies the measurement, its samples and its
+models; the command prints a JSON document, and `Kind.where` is the place of the numbers in it.
 """
 
 from featcal.figures.commands.lines import command_lines, python_lines

@@ -1,4 +1,4 @@
-"""Write the command lines and the lines of Python that give the numbers of a measurement."""
+"""Write the command lines and the Python code that give the numbers of a measurement."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from featcal.figures.commands.measurement import ChartSource
 from featcal.suite.views import EvaluationSamples
 
 _OF_ALL_MODELS = ("compare", "study features")
-"""Commands that take every model at once."""
+"""Commands that take all models at once."""
 
 
 def command_lines(measured: ChartSource) -> tuple[str, ...]:
-    """Return the command lines: one per model where the command takes one at a time, one per grid for a sweep.
+    """Return the command lines: one per model if the command takes one at a time, one per grid for a sweep.
 
     >>> on = EvaluationSamples(64, "test")
     >>> command_lines(ChartSource("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
@@ -114,7 +114,7 @@ def _sort_key(name: str) -> tuple[bool, str]:
 
 
 def _arguments(on: EvaluationSamples, whole: bool) -> list[str]:
-    """Write a view as arguments: a split only where it was chosen, "samples=None" only where the default is not all."""
+    """Write a view as arguments: a split only if it was chosen, "samples=None" only if the default is not all."""
     arguments = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
     arguments += [] if on.split is None else [f"split={on.split!r}"]
     return [*arguments, f"seed={on.seed!r}"]

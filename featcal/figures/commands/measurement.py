@@ -1,4 +1,4 @@
-"""Describe the origin of a chart's numbers as one small value: which measurement, on which samples, of which models."""
+"""Identify the measurement behind a chart's numbers: its kind, samples and models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Kind:
 
     Args:
         command: of the command line.
-        flags: what this measurement needs beyond the command's own options.
-        keywords: what it needs beyond the defaults of the function in Python.
+        flags: further flags of this measurement.
+        keywords: further keywords of the function in Python.
         where: of the numbers in the command's document; TASK is every task, `[]` every entry of a list.
         read: of the numbers in Python, from `ledger`, `scores` or `maps`, `session` and `model` or `models`.
-        note: what the reader of command and lines should know besides; "" for nothing.
+        note: a remark for the reader of command and lines; "" for none.
     """
 
     command: str
@@ -134,7 +134,7 @@ class ChartSource:
     Args:
         what: one of `KINDS`.
         suite: an embedded name or the path of a suite file.
-        models: the names of the models that are shown (`suite.name_grammar`).
+        models: the names of the shown models (`suite.name_grammar`).
         on: samples, their split and the seed that draws them.
         tokens: "all", or "class" where norms are over the class token alone.
         sublayers: whether attention and MLP are layers of their own.

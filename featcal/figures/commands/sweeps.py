@@ -1,4 +1,4 @@
-"""Write a sweep as command lines and as lines of Python: a few grids that hold its calibrations and no others."""
+"""Write a sweep as command lines and as Python code: a few grids that cover exactly its calibrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featcal.suite.name_grammar import model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
 Box = tuple[tuple[str, ...], ...]
-"""Values of every axis, as they are written in names; it stands for all their combinations."""
+"""Values of every axis, as written in names; it means all their combinations."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class NamedGrid:
     values: Box
     options: tuple[tuple[str, str], ...]
     of: str
-    """Name of what is calibrated."""
+    """Name of the calibrated model."""
 
 
 def grids(names: Iterable[str]) -> list[NamedGrid]:
-    """Return grids that hold these calibrations and no others; models that are not calibrations are passed over.
+    """Return grids that cover exactly these calibrations; models that are not calibrations are skipped.
 
     Args:
-        names: full ones, which say lam, rho and alpha (`featcal.session.model_ref.ModelRef.name`).
+        names: full ones, with lam, rho and alpha (`featcal.session.model_ref.ModelRef.name`).
     """
     found: dict[tuple[tuple[tuple[str, str], ...], str], list[tuple[str, ...]]] = {}
     for name in map(model_name, names):
@@ -42,7 +42,7 @@ def grids(names: Iterable[str]) -> list[NamedGrid]:
 
 
 def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
-    """Return boxes that hold these points and no others.
+    """Return boxes that cover exactly these points.
 
     >>> boxes([("1", "a"), ("2", "a"), ("1", "b"), ("2", "b"), ("3", "b")])
     [(('1', '2'), ('a',)), (('1', '2', '3'), ('b',))]

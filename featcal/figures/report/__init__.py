@@ -1,1 +1,1 @@
-"""Write reports of a suite: one file of HTML that asks nobody for anything, or Markdown with its figures as SVG."""
+"""Write reports of a suite: one self-contained HTML file, or Markdown with its figures as SVG."""

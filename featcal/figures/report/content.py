@@ -1,4 +1,4 @@
-"""Hold what a report shows, as plain values that every layout draws."""
+"""Hold the content of a report as plain values, for every layout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from featcal.figures.commands import ChartSource
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Numbers as they are shown.
+    """Numbers for display.
 
     Args:
         frame: a missing number is shown as a dash.
-        units: of the columns; "" where their names say them.
+        units: of the columns; "" if their names include them.
         digits: decimals of numbers; a column whose name says "%" has one.
     """
 
@@ -52,7 +52,7 @@ def _cell(value: object, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, and the words for those who cannot see it.
+    """A chart, with a description for readers who cannot see it.
 
     Args:
         name: of its file, and of the place in a page: letters, digits and hyphens.
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A sample that is shown: its caption, and its picture (`data:` address) or its text."""
+    """A sample for display: its caption, and its picture (`data:` address) or its text."""
 
     caption: str
     picture: str | None
@@ -74,7 +74,7 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A section: what it shows in plain sentences, figures, tables, samples, and how to get the numbers again."""
+    """A section: plain sentences, figures, tables, samples, and the commands that give the numbers again."""
 
     title: str
     text: str

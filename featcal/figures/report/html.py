@@ -1,4 +1,4 @@
-"""Lay a report out as one HTML file that names no other file and no host, and whose policy forbids asking one."""
+"""Lay a report out as one HTML file that refers to no other file or host, and whose policy forbids requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcal.figures.report.content import ReportContent
 
 
 def report_page(content: ReportContent) -> str:
-    """Return the whole file; everything that others wrote is escaped where it is put in."""
+    """Return the whole file; text from outside is escaped."""
     scripts = {"plotly": get_plotlyjs(), "script": _resource("draw.js")}
     # StrictUndefined: a misspelt name in the template fails here, instead of leaving a gap in the report.
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html.jinja"))
@@ -37,7 +37,7 @@ def _figures(content: ReportContent) -> str:
 
 
 def _digest(script: str) -> str:
-    """Return the hash by which the page's policy knows a script."""
+    """Return the hash of a script for the page's policy."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Measure everything that a report shows."""
+"""Measure the content of a report."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from featcal.system.progress import Progress
 from featcal.system.versions import versions
 
 MOST_MAPS = 8
-"""Tasks whose features are drawn."""
+"""Most tasks whose features are drawn."""
 
 
 @dataclass(frozen=True)
 class ReportOrder:
-    """The order of a report.
+    """Request for a report.
 
     Args:
-        reference: the suite, as its commands name it.
-        names: of the models by what charts call them, the one that others are compared with first.
-        on: samples that drift is measured on.
-        about: lines that it begins with; None for the verdict on the first model.
+        reference: name or file of the suite in commands.
+        names: of the models, by their names in charts; the reference of comparisons first.
+        on: samples of the drift measurement.
+        about: its first lines; None for the verdict on the first model.
     """
 
     session: Session
@@ -60,13 +60,13 @@ class ReportOrder:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
     def verdict(self, progress: Progress) -> Verdict:
-        """Say what the measurements of the first model say, beside the first calibrated one that is shown."""
+        """Return the verdict on the first model, compared with the first calibrated one in the report."""
         first, *others = self.models.values()
         calibrated = next((one for one in others if one.config is not None), None)
         return diagnose_model(self.session, first, self.on, calibrated, progress)
 
     def measurement(self, what: str, on: EvaluationSamples, *more: str) -> ChartSource:
-        """Return the origin of numbers of the models that are shown, and of `more`."""
+        """Return the origin of numbers of the report's models, and of `more`."""
         return ChartSource(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
@@ -101,7 +101,7 @@ def gather(asked: ReportOrder, progress: Progress) -> ReportContent:
 
 
 def _scores(asked: ReportOrder, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
-    """Score base, the models that are shown and the experts; of a suite without answers, return no scores and why."""
+    """Score base, models of the report and experts; without answers in the suite, return no scores and the reason."""
     base: dict[str, ModelRef] = {Shown("base", "base"): BASE} if asked.session.family.is_base_known else {}
     models = {**base, **asked.models, Shown("expert", "expert"): EVERY_EXPERT}
     try:

@@ -18,17 +18,16 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 
 MOST = 2
-"""Models of one role that charts can tell apart."""
+"""Most models of one role that charts can distinguish."""
 _LABEL = 36
-"""Characters of a model's name in a chart."""
+"""Most characters of a model's name in a chart."""
 
 
 def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
-    """Map models of a report, named as charts name them (`Shown`), to their full names, which have every option that
-    tells them from other models of the suite.
+    """Map the names of a report's models in charts (`Shown`) to their full names, which identify them in the suite.
 
     Raises:
-        InputError: more models of one role than charts can tell apart, or a name that stands for nothing.
+        InputError: more models of one role than charts can distinguish, or an unknown name.
     """
     found = label_models((name, session.resolve(name)) for name in dict.fromkeys(names))
     roles = [shown.role for shown in found if isinstance(shown, Shown)]
@@ -40,11 +39,11 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
 
 
 def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
-    """Map what charts call models (`Shown`) to them. Of two models of a role one is drawn as the second: not the
-    suite's own, else the later in the alphabet, so colours stay when models change places.
+    """Map names in charts (`Shown`) to models. Of two models of a role one is drawn as the second: not the suite's own,
+    else the later in the alphabet, so that colours stay when models change places.
 
     Args:
-        named: the name that somebody wrote, and the model that it stands for.
+        named: the given name, and its model.
     """
     found: dict[str, ModelRef] = {}
     everything = [(text, model, find_role(text)) for text, model in named]
@@ -64,7 +63,7 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
 
 
 def find_role(text: str) -> str:
-    """Return whose colours a model has: a merge the merged model's, a folder with a record a calibration's."""
+    """Return the role whose colours a model has: a merge the merged model's, a folder with a record a calibration's."""
     kind = model_name(text).kind
     if kind != REFERENCE:
         return kind if kind in ROLES else "merged"

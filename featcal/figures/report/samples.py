@@ -1,4 +1,4 @@
-"""Pick samples whose answer changed from one model to the other, with their pictures or texts."""
+"""Select samples whose answer changed between two models, with their pictures or texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from featcal.samples.sources import Samples
 from featcal.system.formatting import shorten
 
 MOST = 12
-"""Samples of a task that are shown, at most."""
+"""Most samples shown of a task."""
 SIDE = 96
-"""Pixels of a picture's longer side, at most."""
+"""Most pixels of a picture's longer side."""
 LETTERS = 300
-"""Characters of a text, at most."""
+"""Most characters of a text."""
 
 
 def find_turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
@@ -38,7 +38,7 @@ def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[
     where there are so many.
 
     Args:
-        data: the samples that were scored, as people see them.
+        data: the scored samples, in raw form.
     """
     (first, before), (second, after) = models.items()
     fixed, broken = find_turned(before, after)
@@ -53,7 +53,7 @@ def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[
 
 
 def data_address(picture: Image.Image, side: int = SIDE) -> str:
-    """Return a picture as a `data:` address that holds all of it.
+    """Return a picture as a `data:` address with its content.
 
     Args:
         side: largest number of pixels of the longer side.

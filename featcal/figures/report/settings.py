@@ -1,4 +1,4 @@
-"""List what the numbers of a report depend on: models and their options, samples, versions, files."""
+"""List everything that the numbers of a report depend on: models and their options, samples, versions, files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def settings(
     """Return tables of models, calibrations, samples, versions and hashes.
 
     Args:
-        names: of the models, by what the report calls them.
-        on: samples that drift is measured on.
-        final: samples that are scored.
+        names: of the models, by their names in the report.
+        on: samples of the drift measurement.
+        final: samples of the scores.
     """
     suite = session.family.suite
     merged = suite.merged

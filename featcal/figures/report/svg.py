@@ -17,7 +17,7 @@ NEEDS = (
 
 
 def can_draw() -> bool:
-    """Say whether kaleido and a browser for it are here."""
+    """Say whether kaleido and a browser for it are available."""
     if not is_installed("kaleido"):
         return False
     from choreographer.browsers import Chromium
@@ -26,7 +26,7 @@ def can_draw() -> bool:
 
 
 def write_figures(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
-    """Write every figure and return name → file name; the browser that draws them gets nothing but local files."""
+    """Write every figure and return name → file name; the browser that draws them gets only local files."""
     require_packages("kaleido")
     import kaleido
     from kaleido import PageGenerator

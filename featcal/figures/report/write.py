@@ -20,7 +20,7 @@ from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
 MODELS = ("merged", "calibrated")
-"""Models of a report unless others are named."""
+"""Default models of a report."""
 
 
 def write_report(
@@ -36,11 +36,11 @@ def write_report(
     """Write a report of some models of a suite.
 
     Args:
-        reference: of the suite, as its commands are to name it.
+        reference: name or file of the suite in commands.
         out: a file that ends in .html or .md and is not there yet; figures of report.md go to the folder
             report-figures beside it.
-        models: their names; the first is the one that others are compared with.
-        on: samples that drift is measured on; left out, 64 of each task.
+        models: their names; the first is the reference of comparisons.
+        on: samples of the drift measurement; by default 64 of each task.
         about: lines that the report begins with; left out, its own verdict on the first model.
 
     Returns:
@@ -86,13 +86,13 @@ def report_line(reference: str, names: Sequence[str], on: EvaluationSamples) -> 
 
 
 def free(out: Path, *more: Path) -> Path | None:
-    """Check that a report can be written, and return the folder of the figures beside it; None where they are inside.
+    """Check that a report can be written, and return the folder of its figures; None if they are inside.
 
     Args:
         more: other files that are to be written with it.
 
     Raises:
-        InputError: another ending, a folder that is not there, or a place that is taken.
+        InputError: another ending, a missing folder, or an existing file.
     """
     if out.suffix not in (".html", ".md"):
         raise InputError(f"{out}: a report ends in .html (one file) or .md (Markdown, figures beside it)")
@@ -106,7 +106,8 @@ def free(out: Path, *more: Path) -> Path | None:
 
 
 def _figures(content: ReportContent, folder: Path) -> dict[str, str]:
-    """Draw all figures into a folder that appears only when all are there; return name → path beside the report."""
+    """Draw all figures into a folder that appears only when it is complete; return name → path relative to the
+    report."""
     # A folder that appears whole by its renaming: a stopped report leaves none that looks finished.
     drawing = temporary_path(folder)
     drawing.mkdir()
@@ -124,7 +125,7 @@ def _figures(content: ReportContent, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _remove_on_failure(folder: Path | None) -> Iterator[None]:
-    """Remove a folder that is of no use without what the `with` does, where that fails."""
+    """Remove a folder if the `with` fails, because it is useless without its result."""
     try:
         yield
     except BaseException:

@@ -1,5 +1,5 @@
-"""Say what is wrong with a model that somebody merged: beside its weights, in them, and in what they do. No torch in
-here."""
+"""Describe faults of a merged model: in the files beside its weights, in the weights, and in its features. This module
+does not import torch."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from featcal.preflight.beside_weights import FileDifference
 
 FILES = "files"
-"""Next steps where the weights are sound, beside those of `sentences`."""
+"""Next steps for sound weights, besides those of `sentences`."""
 STEEP = 2.0
-"""Length of a merge's way from the base, in ways of the plain sum of all task vectors, from which its scale is wrong:
-every expert weighs twice what it was trained for."""
+"""Distance of a merge from the base, in units of the plain sum of all task vectors, from which on its scale is wrong:
+every expert has twice its trained weight."""
 HARM = 1.1
-"""Final drift, in final drifts of the base, from which a merge is worse than none."""
+"""Final drift, relative to the base's, from which on a merge is worse than none."""
 HALF = 0.5
-"""Share of the largest drift at which a model is said to drift."""
+"""Share of the largest drift from which on a model counts as drifting."""
 _ALIKE = 0.1
-"""Difference of a coefficient from the recipe's, in shares of the largest, up to which both are the same: storing in
-half precision moves them by a few hundredths."""
+"""Difference of a coefficient from the recipe's, as a share of the largest, up to which both count as equal: storing in
+half precision changes them by a few hundredths."""
 _ROUNDED = 2.0
-"""Share of the way that no expert explains, in shares of rounding, up to which it is called rounding."""
+"""Share of the difference that no expert explains, relative to rounding, up to which it counts as rounding."""
 SPHERICAL = ("slerp", "nuslerp", "karcher", "multislerp")
-"""mergekit's names for methods that turn directions, and keep lengths."""
+"""mergekit's names for methods that rotate directions and preserve lengths."""
 STOCK, SPLICE = "model_stock", "passthrough"
-"""mergekit's names for Model Stock, and for the method that takes whole layers."""
+"""mergekit's names for Model Stock, and for the method that copies whole layers."""
 _MOST = 6
-"""Experts and files that a sentence names."""
+"""Most experts and files that a sentence names."""
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines to copy, each "" where it is of no use."""
+    """Command lines to copy, each "" if it is of no use."""
 
     files: str = ""
-    """Puts right what lies beside the weights."""
+    """Corrects the files beside the weights."""
     again: str = ""
     """Merges again by the recipe."""
     smaller: str = ""
@@ -52,16 +52,16 @@ class Commands:
     repair: str = ""
     """Calibrates."""
     choose: str = ""
-    """Looks for better options of a calibration."""
+    """Searches for better options of a calibration."""
 
 
 @dataclass(frozen=True)
 class MergeFindings:
-    """All that is known of a merged model.
+    """All known facts about a merged model.
 
     Args:
-        name: what sentences call it.
-        stated: task → coefficient by its recipe; None where there is none in plain numbers.
+        name: its name in sentences.
+        stated: task → coefficient by its recipe; None if the recipe has no plain numbers.
         is_exact: whether the recipe's method is a sum of task vectors.
         method: of the recipe; "" without one.
         notes: what the recipe says of the vocabulary that is not as it should be.
@@ -94,12 +94,12 @@ class MergeFindings:
 
     @property
     def wrong_files(self) -> list[FileDifference]:
-        """Return what is wrong beside the weights."""
+        """Return the faulty files beside the weights."""
         return [one for one in self.differences if one.is_fault]
 
     @property
     def is_harmful(self) -> bool:
-        """Say whether its features are farther from the experts' than the base's are, or than no features at all."""
+        """Say whether its features are farther from the experts' than the base's are, or than zero features."""
         if not self.finals:
             return False
         own = statistics.fmean(self.finals.values())
@@ -107,19 +107,19 @@ class MergeFindings:
 
     @property
     def is_worse_than_base(self) -> bool:
-        """Say whether its features are farther from the experts' than the base's are, where that is known."""
+        """Say whether its features are farther from the experts' than the base's are, if that is known."""
         own, base = self.finals.values(), self.base_finals.values()
         return bool(base) and statistics.fmean(own) > HARM * statistics.fmean(base)
 
     @property
     def is_stock(self) -> bool:
-        """Say whether it is nearly the base because Model Stock has it so: of experts whose task vectors are at right
-        angles nothing is left by that method's own rule."""
+        """Say whether it is nearly the base because of Model Stock's own rule, which leaves nothing of experts with
+        orthogonal task vectors."""
         return self.method == STOCK and self.contents.is_as_stocked
 
 
 def judge_merge(found: MergeFindings) -> Verdict:
-    """Say in about ten sentences whether a merged model is broken, where, and what repairs it."""
+    """Write in about ten sentences whether a merged model is broken, where, and what repairs it."""
     step = _choose_step(found, list(find_wrong_weights(found)))
     lines = judge_weights(found)
     if found.features is not None:
@@ -135,13 +135,13 @@ def judge_merge(found: MergeFindings) -> Verdict:
 
 
 def judge_weights(found: MergeFindings) -> list[Sentence]:
-    """Say whether a merged model is broken by its files and its weights, and what these are made of."""
+    """Write whether a merged model is broken by its files and its weights, and the ingredients of the weights."""
     wrong = list(find_wrong_weights(found))
     return [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
 
 
 def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
-    """Yield a sentence for everything that is wrong with the weights themselves."""
+    """Yield a sentence for every fault of the weights themselves."""
     contents = found.contents
     for layer in contents.zero_layers:
         yield Sentence("zeros", f"{layer} is all zeros: its weights were lost.", {"layer": layer})
@@ -158,7 +158,7 @@ def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
 
 
 def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
-    """Yield what is wrong with how much of which expert is in a merge."""
+    """Yield sentences on wrong coefficients of experts in a merge."""
     own, stated, contents = found.contents.coefficients, found.stated, found.contents
     if found.is_stock:
         return
@@ -199,7 +199,7 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
 
 
 def _find_swap(own: Mapping[str, float], stated: Mapping[str, float]) -> dict[str, str]:
-    """Return task → the task whose weight it has, for those that have another's; {} where the order is the recipe's.
+    """Return task → the task whose weight it has, for exchanged ones; {} if the order is the recipe's.
 
     Shares are compared, since methods that trim change all coefficients alike.
     """
@@ -215,7 +215,7 @@ def _find_swap(own: Mapping[str, float], stated: Mapping[str, float]) -> dict[st
 
 
 def _measure_times(own: Mapping[str, float], stated: Mapping[str, float]) -> float | None:
-    """Return by what the recipe's coefficients are to be multiplied; None where they say nothing."""
+    """Return the factor between the recipe's coefficients and the measured ones; None if there is no clear one."""
     square = sum(weight**2 for weight in stated.values())
     return sum(own.get(task, 0.0) * weight for task, weight in stated.items()) / square if square > 0 else None
 
@@ -225,7 +225,7 @@ def _largest(weights: Mapping[str, float]) -> float:
 
 
 def _say_state(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
-    """Say first of all whether it is broken."""
+    """Write, as the first sentence, whether it is broken."""
     files = join_words([*dict.fromkeys(one.about for one in found.wrong_files)])
     if wrong:
         text = "is broken, in its weights"
@@ -246,7 +246,7 @@ def _say_state(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
 
 
 def _say_files(found: MergeFindings) -> Iterator[Sentence]:
-    """Say what lies beside the weights, faults one by one."""
+    """Write the findings about the files beside the weights, faults one by one."""
     for one in found.wrong_files:
         yield Sentence("files", one.sentence, {"about": one.about})
     known = [one.sentence for one in found.differences if not one.is_fault]
@@ -259,7 +259,7 @@ def _say_files(found: MergeFindings) -> Iterator[Sentence]:
 
 
 def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
-    """Say what the weights are made of."""
+    """Write the ingredients of the weights."""
     own = found.contents.coefficients
     first = [*own.items()][:_MOST]
     parts = join_words([f"{weight:.2f} of '{task}'" for task, weight in first])
@@ -283,7 +283,7 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
 
 
 def _say_origin(found: MergeFindings) -> Iterator[Sentence]:
-    """Say how far Model Stock goes, by what rule, and where the base comes from that the recipe does not name."""
+    """Write Model Stock's scale and rule, and the source of a base that the recipe does not name."""
     contents = found.contents
     if found.method == STOCK and contents.is_base_known:
         text = (
@@ -297,18 +297,18 @@ def _say_origin(found: MergeFindings) -> Iterator[Sentence]:
         text = f"Its base is '{found.found_base}': the recipe names none, and all its experts name this one."
         yield Sentence("origin", text, {"base": found.found_base})
     elif not contents.is_base_known:
-        why = f"its experts name '{found.missed_base}', which is neither here nor to be had from the Hub"
+        why = f"its experts name '{found.missed_base}', which is neither on this machine nor available from the Hub"
         why = why if found.missed_base else "no recipe names it, nor do all its experts name one"
         text = (
-            f"Its base is not known: {why}. So ways are told from {contents.start}, and a calibration pulls to the "
-            "merge itself (rho 1); with --base REFERENCE there are task vectors, the base's own drift, an anchor "
-            "beyond the merge and the recipe 'informed'."
+            f"Its base is not known: {why}. So differences are taken from {contents.start}, and a calibration's anchor "
+            "is the merge itself (rho 1); --base REFERENCE adds task vectors, the base's own drift, an anchor beyond "
+            "the merge and the recipe 'informed'."
         )
         yield Sentence("origin", text, {"start": contents.start})
 
 
 def _say_since(found: MergeFindings) -> Iterator[Sentence]:
-    """Say from which layer on it drifts."""
+    """Write the layer from which on it drifts."""
     largest = max(found.drift.values(), default=0.0)
     layer = next((name for name, one in found.drift.items() if one >= HALF * largest > 0), None)
     if layer is not None:
@@ -317,7 +317,7 @@ def _say_since(found: MergeFindings) -> Iterator[Sentence]:
 
 
 def _say_worst(found: MergeFindings) -> Iterator[Sentence]:
-    """Say which expert suffers most, and how far the base is from them."""
+    """Write which expert suffers most, and how far the base is from the experts."""
     if not any(found.finals.values()):
         return
     task = max(found.finals, key=found.finals.__getitem__)
@@ -355,8 +355,8 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
         FILES: "Next: copy the base's files"
         if command
         else "Next: put that right by hand, for no file of the base fits",
-        REPAIR: f"Next: {'use it as it is, or ' if healthy else ''}calibrate it, which brings it nearer to the experts",
-        OPTIONS: "Next: use it as it is; the usual calibration brings nothing, other options may",
+        REPAIR: f"Next: {'use it as it is, or ' if healthy else ''}calibrate it, which moves it closer to the experts",
+        OPTIONS: "Next: use it as it is; the usual calibration gains nothing, other options may",
         CHECK: "Next: check the expert that scores less than the base on its own task",
         NOTHING: "Next: nothing needs repair",
     }[step]
@@ -365,7 +365,7 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
 
 
 def _is_as_the_recipe_says(found: MergeFindings) -> bool:
-    """Say whether nothing else is wrong with the weights than what the recipe itself asks for."""
+    """Say whether the weights have no other fault than those of the recipe itself."""
     kinds = {one.about for one in find_wrong_weights(found)}
     if kinds - {"scale"}:
         return False

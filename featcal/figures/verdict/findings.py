@@ -1,4 +1,4 @@
-"""Hold the numbers that a verdict is made of, as far as they are measured. No torch in here."""
+"""Hold the numbers of a verdict, as far as they are measured. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from featcal.evaluation.comparison import Comparison
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """A layer's part in the drift, means over tasks; norms are relative to that of the experts' feature."""
+    """A layer's part in the drift, means over tasks; norms are relative to that of the experts' features."""
 
     layer: str
     share: float
-    """Of the final drift, which the layer caused (Prop. 2)."""
+    """Share of the final drift that the layer caused (Prop. 2)."""
     mismatch: float
     propagation: float
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The measurements of one model; what is None is not measured (yet), and nothing is said of it.
+    """The measurements of one model; a None is not measured (yet), and has no sentence.
 
     Args:
-        model: what the sentences call it at their beginning: "The merge".
+        model: its name at the beginning of sentences: "The merge".
         on: the samples in words: "64 validation samples per task".
         metric: in words: "accuracy".
         lost: from the experts to the model.
@@ -35,8 +35,7 @@ class Findings:
         repaired: from the model to the calibrated one.
         repaired_final: `final` of the calibrated model.
         repair_samples: that calibration saw per task, in words: "64", "40 to 64".
-        repairable: False for a model that nobody would calibrate: base, expert, anchor, or one that is
-            calibrated already.
+        repairable: False for base, expert, anchor and calibrated models.
         no_repair: why there is no calibrated model, where that is known.
         whole: nothing more is going to be measured, so it can be said what to do next.
     """

@@ -1,4 +1,4 @@
-"""Measure what a verdict says, cheap things first."""
+"""Measure the numbers of a verdict, cheap ones first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featcal.system.formatting import how_many
 from featcal.system.progress import Progress, silent
 
 _LEFT = ("base", "expert", "calibrated", "anchor")
-"""Kinds of models that nobody would calibrate."""
+"""Kinds of models that are not meant to be calibrated."""
 
 
 def diagnose_model(
@@ -32,20 +32,21 @@ def diagnose_model(
     repair: ModelId | None = None,
     progress: Progress = silent,
 ) -> Verdict:
-    """Measure a model and say what the numbers say.
+    """Measure a model and return the verdict.
 
     Args:
-        repair: the calibrated model that it is compared with; None says nothing of calibration.
+        repair: the calibrated model to compare with; None leaves calibration out.
 
     Raises:
-        InputError, NumericalError: as `Measurements.drift`; a suite without answers has no scores, and says so.
+        InputError, NumericalError: as `Measurements.drift`; for a suite without answers the verdict says that there are
+            no scores.
     """
     *_, found = examine(session, model, on, repair, progress)
     return judge_numbers(found)
 
 
 def verdict_json(session: Session, name: str, on: EvaluationSamples, verdict: Verdict) -> dict[str, Any]:
-    """Return the document of `featcal diagnose --json` for a model: what was measured, on which samples, and the
+    """Return the document of `featcal diagnose --json` for a model: the measured models, the samples, and the
     verdict."""
     head = {"suite": session.family.suite.name, "split": on.split or session.split, "samples": on.samples}
     return {**head, "seed": on.seed, "model": name, **verdict.to_json()}
@@ -59,11 +60,11 @@ def examine(
     progress: Progress = silent,
     unscored: str = "",
 ) -> Iterator[Findings]:
-    """Give what is known of a model after its scores, after its drift, and after the calibration; `diagnose` says what
-    is raised.
+    """Yield the findings about a model after its scores, after its drift, and after the calibration; `diagnose_model`
+    lists the errors.
 
     Args:
-        unscored: why no model is to be scored; "" to score them.
+        unscored: reason not to score the models; "" to score them.
     """
     one = session.resolve(model)
     shown = short_model(one.name) if one.kind == REFERENCE else one.label  # a folder by its name, not its path
@@ -82,15 +83,15 @@ def examine(
 
 
 def is_repairable(model: ModelRef) -> bool:
-    """Say whether a model is a merge that is not calibrated yet, nor made of one that is; a folder with a record of a
-    calibration is calibrated."""
+    """Say whether a model is a merge that is neither calibrated nor made from a calibrated one; a folder with a record
+    of a calibration counts as calibrated."""
     if model.kind in _LEFT or (model.of is not None and not is_repairable(model.of)):
         return False
     return model.kind != REFERENCE or not holds_calibration(model.name)
 
 
 def repair_of(session: Session, model: ModelId) -> ModelRef | None:
-    """Return a model calibrated with the suite's own options; None for one that is no merge."""
+    """Return a model calibrated with the suite's own options; None if it is not a merge."""
     one = session.resolve(model)
     if not is_repairable(one):
         return None
@@ -98,7 +99,7 @@ def repair_of(session: Session, model: ModelId) -> ModelRef | None:
 
 
 def attribution_options(on: EvaluationSamples) -> DriftOptions:
-    """Return the options of a drift that is attributed to layers, on these samples."""
+    """Return the options of a drift measurement with attribution to layers, on these samples."""
     return DriftOptions(on.samples, on.split, on.seed, attribution=True)
 
 
@@ -132,7 +133,7 @@ def _repair(
 
 
 def _layers(ledger: DriftLedger) -> tuple[LayerFinding, ...]:
-    """Return every layer as the charts of attribution and of drift show it; none where nothing drifted."""
+    """Return every layer in the form of the charts of attribution and of drift; none if nothing drifted."""
     booked = ledger_tables.attribution_table(ledger, tables.ALL_TASKS).set_index("layer")["share"]
     rows = tables.layer_rows(tables.drift_table(ledger), tables.ALL_TASKS, relative=True).set_index("layer")
     return tuple(

@@ -1,5 +1,5 @@
-"""Measure a merged model that somebody made: what its weights are made of, then its features, then what a calibration
-brings."""
+"""Diagnose a merged model of unknown quality: measure its ingredients, then its features, then the gain of a
+calibration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITTEN = "texts that experts wrote have no right answers"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Knowledge of how a merged model was made: fields of `MergeFindings`."""
+    """Known facts about how a merged model was made: fields of `MergeFindings`."""
 
     stated: Mapping[str, float] | None = None
     is_exact: bool = False
@@ -39,12 +39,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class MergeNames:
-    """Names of a merged model and of the suite about it on a command line.
+    """Names of a merged model and of its suite on a command line.
 
     Args:
         model: folder or Hub id.
         suite: the suite file.
-        before: command line that writes the suite file first; "" where it is there.
+        before: command line that writes the suite file first; "" if the file exists.
     """
 
     model: str
@@ -53,7 +53,7 @@ class MergeNames:
 
     @property
     def name(self) -> str:
-        """Return the last part of what the model is called."""
+        """Return the last part of the model's reference."""
         return Path(self.model).resolve().name  # of "." too
 
     def commands(self, folder: Path, copy: str, is_known: bool, has_base: bool) -> Commands:
@@ -61,9 +61,9 @@ class MergeNames:
 
         Args:
             folder: of its files.
-            copy: puts right what lies beside the weights.
+            copy: command that corrects the files beside the weights.
             is_known: whether featcal has a recipe for how it was merged.
-            has_base: whether the base is known, which another merge starts from.
+            has_base: whether the base is known, from which another merge starts.
         """
         name, file = self.name, folder / RECIPE_FILE
         written = f"{name}-again.yaml"
@@ -85,7 +85,7 @@ class MergeNames:
 
 
 def examine_weights(opened: OpenMerge, recipe: Recipe, names: MergeNames) -> MergeFindings:
-    """Look at the weights of a merged model and at what lies beside them; nothing is measured of its features."""
+    """Examine the weights of a merged model and the files beside them, without measuring features."""
     family = opened.family
     return MergeFindings(
         names.name,
@@ -109,7 +109,7 @@ def examine_merge(
     on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> MergeFindings:
-    """Measure all that is said of a merged model; a calibration only where nothing else is to be put right first.
+    """Measure the complete verdict on a merged model; a calibration only if nothing else must be corrected first.
 
     Args:
         session: of `opened.family`.

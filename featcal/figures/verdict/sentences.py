@@ -1,4 +1,5 @@
-"""Turn the numbers of a verdict into at most ten sentences, each with its numbers beside it. No torch in here."""
+"""Turn the numbers of a verdict into at most ten sentences, each with its numbers. This module does not import
+torch."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.system.formatting import percent, points
 
 REPAIR, NOTHING, OPTIONS, MERGE, CHECK = "repair", "nothing", "other options", "merge again", "check the experts"
-"""What to do next."""
+"""Possible next steps."""
 _ALIKE = 1.1
-"""Ratio of mismatch and propagation up to which neither is called the larger."""
+"""Ratio of mismatch and propagation up to which neither counts as the larger."""
 _CONFIRMED = 1e-9
-"""Norm of a drift, relative to the features, up to which there is none: rounding."""
+"""Norm of a drift, relative to the features, up to which it counts as rounding."""
 
 
 Numbers = dict[str, float | str | bool]
@@ -23,7 +24,7 @@ Numbers = dict[str, float | str | bool]
 
 @dataclass(frozen=True)
 class Sentence:
-    """One line of a verdict: what it is about, its words, and its numbers (shares of 1, relative norms, names)."""
+    """One line of a verdict: its subject, its words, and its numbers (shares of 1, relative norms, names)."""
 
     about: str
     text: str
@@ -32,29 +33,29 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Lines that say what was measured of a model, and what to do next."""
+    """The lines of a verdict, and the next step."""
 
     sentences: tuple[Sentence, ...]
     next: str
-    """`REPAIR` and its neighbours."""
+    """One of `REPAIR` and its neighbours."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Return the words alone."""
+        """Return only the words."""
         return tuple(one.text for one in self.sentences)
 
     def to_json(self) -> dict[str, Any]:
-        """Return sentences with their numbers, and what to do next."""
+        """Return sentences with their numbers, and the next step."""
         return {"sentences": [asdict(one) for one in self.sentences], "next": self.next}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Verdict:
-        """Read what `to_json` gave."""
+        """Read the output of `to_json`."""
         return cls(tuple(Sentence(**one) for one in document["sentences"]), document["next"])
 
 
 def judge_numbers(found: Findings) -> Verdict:
-    """Say what the numbers say; of what is not measured nothing is said."""
+    """Write the sentences for the measured numbers; values that are not measured have no sentence."""
     step = _choose_step(found)
     lines = [*_say_scores(found), *_say_layers(found), *_say_repair(found)]
     if found.whole:
@@ -65,7 +66,7 @@ def judge_numbers(found: Findings) -> Verdict:
 
 
 def _say_scores(found: Findings) -> Iterator[Sentence]:
-    """Say how much of the experts is kept, what the base has, which task suffers, and whether an expert is none."""
+    """Write how much of the experts the merge keeps, the base's score, the worst task, and doubtful experts."""
     if found.no_scores:
         yield Sentence("kept", f"There are no scores, so what follows is of features alone: {found.no_scores}")
     if found.lost is None:
@@ -105,7 +106,7 @@ def _say_base(gained: Difference) -> Sentence:
         span = f"{points(gained.low)} to {points(gained.high)}"
         text = f"Merging {verb} {size} points against the base ({percent(gained.a)} %), within noise ({span})."
     elif gained.difference > 0:
-        text = f"{base}, so merging has brought something ({_format_change(gained)})."
+        text = f"{base}, so merging has gained something ({_format_change(gained)})."
     else:
         text = f"{base}, so merging has done harm ({_format_change(gained)}), as it does where its scale is too large."
     return Sentence("base", text, _numbers(gained, "base", "model"))
@@ -123,7 +124,8 @@ def _say_worst(lost: Comparison) -> Sentence:
 
 
 def _say_layers(found: Findings) -> Iterator[Sentence]:
-    """Say how far the final features are off, which layer caused most of that, and whether it inherits its drift."""
+    """Write the distance of the final features, the layer that caused most of it, and whether its drift is
+    inherited."""
     if found.final is None:
         return
     if found.final <= _CONFIRMED:
@@ -145,7 +147,7 @@ def _say_layers(found: Findings) -> Iterator[Sentence]:
 
 
 def _say_inherited(one: LayerFinding) -> str:
-    """Say how much of the drift after a layer comes from earlier ones."""
+    """Write how much of the drift after a layer comes from earlier ones."""
     own, inherited = f"{one.mismatch:.2f}", f"{one.propagation:.2f}"
     if one.propagation <= _CONFIRMED:
         return f"all the drift after {one.layer} ({own}) is its own mismatch, since nothing comes in"
@@ -161,21 +163,21 @@ def _say_inherited(one: LayerFinding) -> str:
 
 
 def _begin(words: str) -> str:
-    """Return words as a sentence begins."""
+    """Return words with a capital letter, for the start of a sentence."""
     return words[:1].upper() + words[1:]
 
 
 def _say_repair(found: Findings) -> Iterator[Sentence]:
-    """Say what calibration brings to scores and to the final drift."""
+    """Write the gain of calibration in scores and in final drift."""
     if found.no_repair:
-        yield Sentence("repair", f"What calibration would bring is not measured: {found.no_repair}")
+        yield Sentence("repair", f"The gain of calibration is not measured: {found.no_repair}")
     how = f"Calibrating with {found.repair_samples} samples per task" if found.repair_samples else "Calibrating"
     scores = f"the average {found.metric}"
     if found.repaired is not None:
         one = found.repaired.average
         numbers = _numbers(one, "model", "calibrated")
         if one.is_within_noise:
-            text = f"{how} brings {scores} to {percent(one.b)} % ({_format_change(one)}), which is within noise."
+            text = f"{how} changes {scores} to {percent(one.b)} % ({_format_change(one)}), which is within noise."
         elif one.difference < 0:
             text = f"{how} does harm: it lowers {scores} to {percent(one.b)} % ({_format_change(one)})."
         else:
@@ -210,7 +212,7 @@ def _choose_step(found: Findings) -> str:
 
 
 def _choose_by_drift(found: Findings) -> str:
-    """Choose what to do next where there are no scores."""
+    """Choose the next step without scores."""
     if found.final is None or found.final <= _CONFIRMED:
         return NOTHING
     return REPAIR if found.repaired_final is None or found.repaired_final < found.final else OPTIONS
@@ -226,7 +228,7 @@ def _say_next(found: Findings, step: str) -> str:
         return "Next: nothing needs repair."
     return {
         REPAIR: "Next: repair it; a calibration needs neither labels nor training.",
-        OPTIONS: "Next: try other options; with these, calibration brings nothing that is certain.",
+        OPTIONS: "Next: try other options; with these, the gain of calibration is within noise.",
         MERGE: "Next: merge again with a smaller scale; even calibrated it is below the base model.",
         CHECK: f"Next: check the expert of {', '.join(_find_doubtful(found))}, before anything is repaired.",
     }[step]
@@ -248,6 +250,6 @@ def _format_change(one: Difference) -> str:
 
 
 def _numbers(one: Difference, a: str, b: str) -> Numbers:
-    """Return both scores by what they are of, their difference and its interval."""
+    """Return both scores by their models, their difference and its interval."""
     found: Numbers = {a: one.a, b: one.b, "difference": one.difference, "low": one.low, "high": one.high}
     return found | {"within noise": one.is_within_noise}

@@ -1,1 +1,1 @@
-"""Check whether a written folder can be handed on to another program, and say what follows to the letter."""
+"""Check whether another program can read a written folder, and print the exact next commands."""

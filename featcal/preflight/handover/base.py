@@ -1,4 +1,4 @@
-"""Find the base of a written folder on this machine, and what lies beside its weights."""
+"""Find the base of a written folder on this machine, and the files beside its weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BESIDE = (
     LENGTH_FILE,
     PROMPTS_FILE,
 )
-"""Files beside the weights that belong to a model of text whatever was merged into it."""
+"""Files beside the weights that belong to a text model and that merging does not change."""
 
 _OF_MODULES = ("config.json", "model.safetensors")
 """Files in the folder of a module of sentence-transformers."""
@@ -38,18 +38,18 @@ _OF_MODULES = ("config.json", "model.safetensors")
 
 @dataclass(frozen=True)
 class Base:
-    """The base of a folder, as far as it could be found."""
+    """The base of a folder, as far as it was found."""
 
     ref: str
-    """Its reference; "" if nothing says which it is."""
+    """Its reference; "" if nothing names it."""
     folder: Folder | None
     """None if it is not on this machine."""
     is_named: bool = False
-    """True if it was given by hand: commands must then give it too."""
+    """True if the caller named it: commands must then name it too."""
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yield what is to be known of a base that nothing could be compared with."""
+        """Yield notes on a base that could not be compared."""
         if not self.ref:
             yield "nothing says which base this was made from, so nothing was compared with it; name it with --base"
         elif self.folder is None:
@@ -60,8 +60,8 @@ class Base:
 
 
 def find_base(path: Path, named: str | None) -> Base:
-    """Find the base of a folder: the one that is named, else that of the suite in its record, else that of the recipe
-    or the card beside its weights; nothing is fetched.
+    """Find the base of a folder: the named one, else that of the suite in its record, else that of the recipe or the
+    card beside its weights; nothing is fetched.
 
     Raises:
         InputError: the named one is neither a folder nor in the Hub's local cache.
@@ -80,7 +80,7 @@ def find_base(path: Path, named: str | None) -> Base:
 
 
 def fetch_command(ref: str) -> str:
-    """Return the command that fetches of a model on the Hub all but its weights."""
+    """Return the command that fetches a model from the Hub without its weights."""
     model = hub_model(ref)
     if model is None:
         return f"give its folder with --base ({ref})"
@@ -89,10 +89,10 @@ def fetch_command(ref: str) -> str:
 
 
 def missing_files(folder: Folder, base: Folder) -> dict[str, bytes]:
-    """Return the content of every file that the base has beside its weights and the folder lacks, and the chat template
-    where the base holds it elsewhere.
+    """Return the content of every file beside the base's weights that the folder lacks, and the chat template if the
+    base stores it elsewhere.
 
-    A tokenizer is one thing: where the folder has its own vocabulary, only files that go with the same one are added.
+    Tokenizer files belong together: if the folder has its own vocabulary, only files that match it are added.
     """
     names = [name for name in _BESIDE if base.has(name) and not folder.has(name)]
     other = compare_with_base(folder, base)

@@ -1,4 +1,4 @@
-"""Find everything that stands between a written folder and another program, and say the next commands."""
+"""Find all obstacles between a written folder and another program, and print the next commands."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _CONVERTER = "llama.cpp/convert_hf_to_gguf.py"
 
 @dataclass(frozen=True)
 class Handover:
-    """Findings about a folder for one program."""
+    """Result of the check of a folder for one program."""
 
     target: str
     """One of `TARGETS`."""
     problems: tuple[Obstacle, ...]
     notes: tuple[str, ...]
-    """Things that may be meant so, and what nobody here can know."""
+    """Facts that may be intended, and facts that cannot be known here."""
     commands: tuple[str, ...]
-    """What to type next: a repair if there are problems, else what the program is given."""
+    """Commands to type next: a repair if there are problems, else those of the program."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Content of files that the program wants beside the weights, by name."""
+    """Content of files that the program needs beside the weights, by name."""
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it for a document."""
@@ -50,7 +50,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Checked:
-    """A folder, its base and what every program says of it."""
+    """A folder, its base and the results for every program."""
 
     folder: Folder
     base: Base
@@ -73,15 +73,15 @@ class Checked:
 
 
 def check_for(path: Path, targets: Sequence[str], base: str | Base | None = None) -> Checked:
-    """Look at a folder for every program; nothing is written or fetched, and of weights only headers are read, but for
-    a head that is stored beside the embedding it is tied to.
+    """Check a folder for every program. Nothing is written or fetched, and only headers of weights are read, except for
+    a head that is stored although it is tied to the embedding.
 
     Args:
         targets: some of `TARGETS`.
-        base: the base, found already or by its reference; None takes the one that record or card name.
+        base: the base, or its reference; None means the one that record or card name.
 
     Raises:
-        InputError: no model's folder, or a base that was named and is not on this machine.
+        InputError: not a model's folder, or a named base that is not on this machine.
     """
     require_model(path)
     folder, found = Folder(path), base if isinstance(base, Base) else find_base(path, base)
@@ -94,7 +94,7 @@ def complete_folder(
     """Return the content of the files that a folder lacks and its base has, and for Ollama the Modelfile.
 
     Args:
-        out: the folder that all of it will be written to.
+        out: the output folder.
 
     Raises:
         InputError: as `check_for`; or no base is known or on this machine, and there is nothing to add without it.
@@ -130,7 +130,7 @@ def _check(folder: Folder, base: Base, target: str) -> Handover:
 
 
 def _check_whole(folder: Folder, target: str) -> Iterator[Obstacle]:
-    """Yield what is wrong for any program."""
+    """Yield problems for any program."""
     yield from find_strays(folder.path)
     yield from folder.headers[1]
     if not folder.model_class:
@@ -146,7 +146,7 @@ def _check_whole(folder: Folder, target: str) -> Iterator[Obstacle]:
 
 
 def _check_text(folder: Folder, base: Base, target: str) -> Iterator[Obstacle]:
-    """Yield what is wrong with the files by which a program reads and writes text."""
+    """Yield problems of the files with which a program reads and writes text."""
     yield from check_tokenizer(folder, target)
     if base.folder is not None:
         yield from check_against_base(folder, base.folder)
@@ -155,7 +155,7 @@ def _check_text(folder: Folder, base: Base, target: str) -> Iterator[Obstacle]:
 
 
 def _note(folder: Folder, target: str) -> Iterator[str]:
-    """Yield what should be known of a folder for a program."""
+    """Yield notes on a folder for a program."""
     own, named = folder.support, folder.model_class
     if target == "gguf":
         if named and not own.gguf:
@@ -179,7 +179,7 @@ def _note(folder: Folder, target: str) -> Iterator[str]:
 
 
 def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle]) -> list[str]:
-    """Return the command that copies what is missing, where that is known to help."""
+    """Return the command that copies missing files, if it is known to help."""
     copies = {name for one in problems for name in one.copies}
     if base.folder is None or not copies & missing_files(folder, base.folder).keys():
         return []
@@ -187,7 +187,7 @@ def _repair(folder: Folder, base: Base, target: str, problems: Sequence[Obstacle
 
 
 def _export_place(folder: Folder, target: str) -> Path:
-    """Return the folder that one is written to with everything beside it."""
+    """Return the output folder of an export with all files."""
     path = folder.path
     if path.name in ("", ".."):  # "." and ".." do not say what the folder is called
         path = path / ".." / path.resolve().name
@@ -195,14 +195,14 @@ def _export_place(folder: Folder, target: str) -> Path:
 
 
 def _export_command(folder: Folder, base: Base, target: str) -> str:
-    """Return the command that writes a folder anew with everything beside it."""
+    """Return the command that exports a folder with all files."""
     named = ["--base", base.ref] if base.is_named else []
     out = str(_export_place(folder, target))
     return shlex.join(["featcal", "export", str(folder.path), "--for", target, *named, "--out", out])
 
 
 def _name(path: Path) -> str:
-    """Return a name for a file or a model of another program, made of a folder's."""
+    """Return a name for a file or a model of another program, derived from a folder's."""
     return re.sub(r"[^a-z0-9.-]+", "-", path.resolve().name.lower()).strip("-.") or "model"
 
 
@@ -233,7 +233,7 @@ def _next_vllm(folder: Folder) -> list[str]:
 
 
 def _next_ollama(folder: Folder, exported: Path | None = None) -> list[str]:
-    """Return the commands behind which the model answers, of a folder with a Modelfile or of its export with one."""
+    """Return the commands after which the model answers, for a folder with a Modelfile or for its export."""
     path = exported or folder.path
     name, file = _name(path), path / MODELFILE
     first = [] if _reads_folder(folder) else _convert(folder, path, str(path / f"{name}.gguf"))
@@ -256,17 +256,17 @@ _NEXT: Mapping[str, Callable[[Folder], list[str]]] = dict(
 
 
 def _reads_folder(folder: Folder) -> bool:
-    """Say whether `ollama create` is known to convert the folder by itself."""
+    """Say whether `ollama create` is known to convert the folder itself."""
     return folder.support.ollama and ollama_reads(folder)
 
 
 def write_modelfile(folder: Folder, source: str, name: str) -> str:
-    """Return the Modelfile for a folder: the weights, the chat template in Go's syntax and where answers stop.
+    """Return the Modelfile for a folder: the weights, the chat template in Go's syntax and the stop texts.
 
-    A template that is not plain turns is not guessed: a comment says so, and what to do.
+    A template that does more than mark turns is not translated: a comment says so, and what to do.
 
     Args:
-        source: the folder as the Modelfile names it.
+        source: the folder's name in the Modelfile.
         name: name of a GGUF file in it, without its ending.
     """
     weights = source if _reads_folder(folder) else f"{source}/{name}.gguf"

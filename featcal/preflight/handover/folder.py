@@ -1,4 +1,4 @@
-"""Read a folder that is to be handed on, as far as it can be read: problems are collected, and none hides another."""
+"""Read a folder for export, as far as possible: problems are collected, so that none hides another."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One thing that stands in the way of another program."""
+    """One obstacle for another program."""
 
     about: str
     """Part of the folder in a word or two, such as "tokenizer"."""
     sentence: str
     """What is wrong, where, and what to do."""
     copies: tuple[str, ...] = ()
-    """Files that put it right if they are copied from the base."""
+    """Files that correct it if they are copied from the base."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A model's folder, and what lies beside its weights once `added` is there too."""
+    """A model's folder, together with the files in `added`."""
 
     path: Path
     added: Mapping[str, bytes] = field(default_factory=dict)
     """Content of files that the folder lacks, by name."""
 
     def has(self, name: str) -> bool:
-        """Say whether a file is there, or will be."""
+        """Say whether a file exists or is in `added`."""
         return name in self.added or (self.path / name).is_file()
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None without it, or where it cannot be read."""
+        """Return the content of a file; None if it cannot be read."""
         if name in self.added:
             return self.added[name]
         try:
@@ -63,7 +63,7 @@ class Folder:
             return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the mapping in a JSON file; {} without it, or where it cannot be read."""
+        """Return the mapping in a JSON file; {} if it cannot be read."""
         try:
             content = json.loads(self.added[name]) if name in self.added else read_json(self.path / name)
         except (InputError, ValueError, RecursionError):
@@ -88,7 +88,7 @@ class Folder:
 
     @property
     def support(self) -> Support:
-        """Return what is known of its class in other programs."""
+        """Return the known facts about its class in other programs."""
         return SUPPORT.get(self.model_class, Support())
 
     @cached_property
@@ -102,7 +102,7 @@ class Folder:
 
     @cached_property
     def headers(self) -> tuple[dict[Path, Header], tuple[Obstacle, ...]]:
-        """Return the header of every weight file that can be read, and what is wrong with the others."""
+        """Return the header of every readable weight file, and the problems of the others."""
         headers, obstacles = dict[Path, Header](), [*self._check_files()]
         for file in self._files():
             try:
@@ -126,12 +126,12 @@ class Folder:
 
     @property
     def rows(self) -> int:
-        """Return the rows of the token embedding; 0 where none is found."""
+        """Return the rows of the token embedding; 0 if none is found."""
         return self.tensors[self.embedding][0][0] if self.embedding else 0
 
     @property
     def embedding(self) -> str:
-        """Return the name of the token embedding; "" where none is found."""
+        """Return the name of the token embedding; "" if none is found."""
         ends = ("embed_tokens.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
         return next((name for name, (shape, _) in self.tensors.items() if name.endswith(ends) and len(shape) == 2), "")
 
@@ -141,7 +141,7 @@ class Folder:
 
     @cached_property
     def _index(self) -> Mapping[str, str]:
-        """Return tensor → file as the index of shards says; {} without one, or where it is not valid."""
+        """Return tensor → file from the index of shards; {} if there is no valid one."""
         stated = self.json(INDEX_FILE)
         try:
             shards(stated, INDEX_FILE)
@@ -155,7 +155,7 @@ class Folder:
         return [self.path / name for name in named if (self.path / name).is_file()]
 
     def _check_files(self) -> Iterator[Obstacle]:
-        """Yield what is wrong with the files of weights, from their names alone."""
+        """Yield problems of the weight files, from their names only."""
         if (self.path / INDEX_FILE).is_file() and not self._index:
             yield Obstacle("weights", f"{INDEX_FILE} is not a valid index of shards; write the folder again")
         missing = sorted({name for name in self._index.values() if not (self.path / name).is_file()})
@@ -174,7 +174,7 @@ class Folder:
             yield Obstacle("weights", f"there is {only}; {remedy}")
 
     def _check_index(self, headers: Mapping[Path, Header]) -> Iterator[Obstacle]:
-        """Yield where the index and the files that it names do not agree."""
+        """Yield contradictions between the index and its files."""
         stored = {(name, file.name) for file, header in headers.items() for name in header}
         there = {file.name for file in headers}
         stated = {(name, file) for name, file in self._index.items() if file in there}
@@ -186,7 +186,7 @@ class Folder:
 
 
 def find_strays(path: Path) -> Iterator[Obstacle]:
-    """Yield what is half-written in a folder or beside it."""
+    """Yield half-written files in a folder or beside it."""
     absolute = path.absolute()
     half = [absolute] if absolute.name.endswith(PARTIAL) else [partial_folder(absolute)]
     inside = sorted(one for one in path.iterdir() if one.name.endswith(PARTIAL))
@@ -198,7 +198,7 @@ def find_strays(path: Path) -> Iterator[Obstacle]:
 
 
 def require_model(path: Path) -> None:
-    """Raise InputError for what no other program can be handed: no folder, an adapter alone, open_clip's layout."""
+    """Raise InputError for what cannot be handed over: no folder, an adapter by itself, open_clip's layout."""
     if not path.is_dir():
         raise InputError(f"no folder {path}; --for takes the folder of a model, as featcal writes it")
     if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).is_file():

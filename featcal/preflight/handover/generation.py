@@ -1,4 +1,4 @@
-"""Check generation options and chat template, and make of the template the one that Ollama reads."""
+"""Check generation options and chat template, and translate the template for Ollama."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CONVERSATIONS = (
     ("system", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
 )
-"""Conversations of which all must come out alike."""
+"""Conversations that the translated template must write exactly."""
 
 
 def check_generation(folder: Folder, base: Folder | None) -> Iterator[Obstacle]:
-    """Yield options of generation that are lost, or name tokens that there are not."""
+    """Yield generation options that are lost, or that name missing tokens."""
     if base is not None and base.has(GENERATION) and not folder.has(GENERATION):
         yield Obstacle(
             "generation",
@@ -39,7 +39,7 @@ def check_generation(folder: Folder, base: Folder | None) -> Iterator[Obstacle]:
 
 
 def check_template(folder: Folder, base: Folder | None) -> Iterator[Obstacle]:
-    """Yield a chat template that the base has and the folder has not."""
+    """Yield a chat template that the base has and the folder does not."""
     if base is not None and base.template is not None and folder.template is None:
         yield Obstacle(
             "chat template",
@@ -56,7 +56,7 @@ def end_tokens(folder: Folder) -> list[str]:
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template as texts in front of and after every turn, which not every template is."""
+    """A chat template as texts before and after every turn; not every template has this form."""
 
     start: str
     before: dict[str, str]
@@ -65,12 +65,12 @@ class Turns:
     """Text after the last turn, with which the model's answer begins."""
 
     def write(self, roles: Sequence[str]) -> str:
-        """Return a conversation whose turns have the contents of `_content`, ready for an answer."""
+        """Return a conversation with the contents of `_content`, ready for an answer."""
         turns = (f"{self.before[one]}{_content(i, one)}{self.after[one]}" for i, one in enumerate(roles))
         return f"{self.start}{''.join(turns)}{self.prompt}"
 
     def to_go(self) -> str | None:
-        """Return it in the syntax of Go, as Ollama reads it; None where a text would be read as syntax."""
+        """Return it in the Go syntax of Ollama; None if a text would be read as syntax."""
         cases = [
             f'{{{{ {word} eq .Role "{role}" }}}}{self.before[role]}{{{{ .Content }}}}{self.after[role]}'
             for word, role in zip(("if", "else if", "else if"), _ROLES, strict=True)
@@ -82,8 +82,8 @@ class Turns:
 
 
 def find_turns(folder: Folder) -> Turns | None:
-    """Return the chat template as turns, found by writing conversations with it; None unless several others come out
-    of the turns exactly as of the template.
+    """Return the chat template as turns, inferred by rendering conversations; None unless the turns reproduce several
+    other conversations exactly.
 
     A start token that the tokenizer adds by itself is left out: Ollama adds it, too.
     """
@@ -108,7 +108,8 @@ def find_turns(folder: Folder) -> Turns | None:
 
 
 def _split(template: str, tokens: dict[str, str]) -> Turns:
-    """Take a template apart by what it writes between known contents; wrong for one that is no such thing."""
+    """Infer the texts around the turns by rendering the chat template with sentinel messages; undefined for templates
+    of another form."""
     roles = ("system", "user", "assistant", "user")
     pieces = _pieces(_render(template, tokens, roles, True), roles)
     after = {"user": _pieces(_render(template, tokens, roles, False), roles)[-1]}
@@ -124,7 +125,7 @@ def _split(template: str, tokens: dict[str, str]) -> Turns:
 
 
 def _pieces(text: str, roles: Sequence[str]) -> list[str]:
-    """Return the texts in front of, between and after the contents; ValueError if one is not there."""
+    """Return the texts before, between and after the contents; ValueError if a content is missing."""
     ends = [0]
     for i, role in enumerate(roles):
         at = text.index(_content(i, role), ends[-1])

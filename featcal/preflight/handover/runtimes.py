@@ -1,6 +1,6 @@
-"""List what is known of the programs that people hand models on to: facts, with the place and the time of reading.
+"""List known facts about programs that run models, with their source and date.
 
-What a table does not have is unknown, not impossible: these programs learn architectures every week.
+An entry that is missing is unknown, not impossible: these programs add architectures every week.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TARGETS = ("gguf", "vllm", "ollama", "sentence-transformers")
-"""Programs and formats that a folder can be checked for, as the command line calls them."""
+"""Programs and formats for which a folder can be checked, by their names on the command line."""
 READ = "November 2026"
-"""When the sources were read."""
+"""Date at which the sources were read."""
 SOURCES: Mapping[str, str] = {
     "gguf": "TEXT_MODEL_MAP in conversion/__init__.py of github.com/ggml-org/llama.cpp, names as in gguf 0.19",
     "vllm": "vllm/model_executor/models/registry.py of github.com/vllm-project/vllm",
     "ollama": "LoadModelMetadata in convert/convert.go of github.com/ollama/ollama",
 }
-"""Place of every table below."""
+"""Source of every table below."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Support:
     """Facts about one class of transformers in other programs."""
 
     gguf: str = ""
-    """Name of its architecture in a GGUF file, to which llama.cpp's converter brings it; empty if not known."""
+    """Name of its architecture in GGUF files of llama.cpp's converter; empty if unknown."""
     vllm: bool = False
     """Whether vLLM's registry has it."""
     ollama: bool = False
-    """Whether `ollama create` converts its safetensors by itself."""
+    """Whether `ollama create` converts its safetensors itself."""
     pieces: tuple[str, ...] = ()
-    """Files of sentencepiece of which the converters need one, since they make no vocabulary of tokenizer.json."""
+    """Files of sentencepiece of which the converters need one, because they cannot use the vocabulary of
+    tokenizer.json."""
     spared_by: str = ""
     """A `tokenizer_class` with which llama.cpp's converter reads tokenizer.json instead of `pieces`."""
 
@@ -72,21 +73,21 @@ SUPPORT: Mapping[str, Support] = {
     "CLIPModel": Support(vllm=True),
     "SiglipModel": Support(vllm=True),
 }
-"""Class in `config.json` → what is known of it; the classes that featcal writes."""
+"""Class in `config.json` → known facts; the classes that featcal writes."""
 
 VOCABULARIES = ("BPE", "Unigram", "WordPiece")
-"""Kinds of vocabulary of tokenizer.json that llama.cpp has a tokenizer for."""
+"""Kinds of vocabulary of tokenizer.json for which llama.cpp has a tokenizer."""
 OLLAMA_SPLITS: Mapping[str, str] = {
     "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f": "llama-bpe",
     "03df5c5863ad70781dcfdef491ead25140f895fe8010964be0daefe27be32b02": "deepseek-llm",
     "21cde974d587f0d54dc8d56b183cc1e6239600172035c68fbd6d4b9f8da0576e": "deepseek-coder",
     "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e": "qwen2",
 }
-"""SHA-256 of the regular expressions of a tokenizer.json's Split pre-tokenizers, one after the other → Ollama's name
-for them (parseTokenizer in convert/tokenizer.go). Others become its default, with a warning in the server's log."""
+"""SHA-256 of the regular expressions of a tokenizer.json's Split pre-tokenizers, in order → Ollama's name for them
+(parseTokenizer in convert/tokenizer.go). Others are replaced by its default, with a warning in the server's log."""
 OUT_TYPES: Mapping[str, str] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-"""Dtype of stored weights → `--outtype` of llama.cpp's converter, which by itself rounds float32 to float16; the only
-dtypes that the converters read as they are."""
+"""Dtype of stored weights → `--outtype` of llama.cpp's converter, which rounds float32 to float16 by default; these are
+the only dtypes that the converters read directly."""
 
 
 def note_unknown(target: str, named: str) -> str:

@@ -1,4 +1,4 @@
-"""Check the modules of a folder of sentence-transformers: each is there, and takes what the one in front gives."""
+"""Check the modules of a sentence-transformers folder: each exists, and fits the output of the one before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONFIG_OF = ("Pooling", "Dense")
 
 
 def check_modules(folder: Folder) -> Iterator[Obstacle]:
-    """Yield what is missing or does not fit in `modules.json` and what it names."""
+    """Yield missing or misfitting parts of `modules.json` and of its modules."""
     if not folder.has(MODULES_FILE):
         yield Obstacle(
             "modules",
@@ -57,7 +57,7 @@ def read_modules(folder: Folder) -> list[tuple[str, str]]:
     """Return kind and folder of every module in their order.
 
     Raises:
-        InputError: `modules.json` is no list of modules, or one lies elsewhere.
+        InputError: `modules.json` is not a list of modules, or a module is outside the folder.
     """
     if MODULES_FILE in folder.added:
         rows = json.loads(folder.added[MODULES_FILE])

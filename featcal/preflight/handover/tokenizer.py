@@ -1,4 +1,4 @@
-"""Check the files of a tokenizer for programs that make a vocabulary of them, and against the base's."""
+"""Check the files of a tokenizer for programs that convert them to a vocabulary, and compare them with the base's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from featcal.system.formatting import shorten, some
 _STATED = ("add_bos_token", "add_eos_token", "add_prefix_space", "bos_token", "eos_token", "pad_token", "unk_token")
 """Options of a tokenizer that converters read."""
 _PROBE = "\n\n \tIt's 3 o'clock, WE'LL pay 12345.67 €!? naïve façade — Привет, мир… 你好 🙂🙃 x==y  //done\n"
-"""Text that is cut into tokens by both tokenizers: case, numbers, blanks, signs and scripts, on which their rules
-differ."""
+"""Text that both tokenizers split: case, numbers, blanks, signs and scripts, on which their rules differ."""
 
 
 def check_tokenizer(folder: Folder, target: str) -> Iterator[Obstacle]:
-    """Yield what a program's converter lacks in the files of the tokenizer, or would make a wrong vocabulary of."""
+    """Yield parts of the tokenizer files that a program's converter lacks, or would convert wrongly."""
     if not any(folder.has(name) for name in VOCABULARY_FILES):
         yield Obstacle("tokenizer", "there is no tokenizer beside the weights; copy the base's", TOKENIZER_FILES)
         return
@@ -51,8 +50,8 @@ def check_tokenizer(folder: Folder, target: str) -> Iterator[Obstacle]:
 
 
 def check_against_base(folder: Folder, base: Folder) -> Iterator[Obstacle]:
-    """Yield where the tokenizer is not the base's: llama.cpp's converter recognises how published tokenizers cut text
-    by the tokens of a sample text, and knows no others (llama.cpp#22700)."""
+    """Yield differences between the tokenizer and the base's: llama.cpp's converter recognises published tokenizers by
+    the tokens of a sample text, and knows no others (llama.cpp#22700)."""
     found = compare_with_base(folder, base)
     own, theirs = _cut(folder), _cut(base)
     if found is not None and found.changed:
@@ -78,12 +77,13 @@ def check_against_base(folder: Folder, base: Folder) -> Iterator[Obstacle]:
 
 
 def compare_with_base(folder: Folder, base: Folder) -> Disagreement | None:
-    """Say how the tokenizer differs from the base's; None if it does not, or if one of them cannot be read."""
+    """Describe the difference of the tokenizer from the base's; None if there is none, or if one of them cannot be
+    read."""
     return tokenizer_disagreement(base.path, folder.path) if _content(folder) and _content(base) else None
 
 
 def ollama_reads(folder: Folder) -> bool:
-    """Say whether Ollama's own converter finds the rules by which the tokenizer cuts text."""
+    """Say whether Ollama's own converter recognises the splitting rules of the tokenizer."""
     tokenizer = _content(folder)
     # Those of BERT are known by the model's class.
     if folder.has("tokenizer.model") or (tokenizer.get("model") or {}).get("type") == "WordPiece":
@@ -99,7 +99,7 @@ def token_texts(folder: Folder, ids: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _content(folder: Folder) -> dict[str, Any]:
-    """Return what `tokenizer.json` holds, or would hold if it was made of the two files of older tokenizers."""
+    """Return the content of `tokenizer.json`, or of one made from the two files of older tokenizers."""
     if folder.has(TOKENIZER):
         whole = folder.json(TOKENIZER)
         return whole if _is_sound(whole) else {}
@@ -143,7 +143,7 @@ def _check_pieces(folder: Folder) -> Iterator[Obstacle]:
 
 
 def _check_ids(folder: Folder, tokenizer: Mapping[str, Any]) -> Iterator[Obstacle]:
-    """Yield where tokenizer, configuration and embedding do not have the same number of tokens."""
+    """Yield contradictions between tokenizer, configuration and embedding in the number of tokens."""
     rows, largest = folder.rows, max(read_vocabulary(tokenizer).values(), default=-1)
     stated = folder.config.get("vocab_size")
     if rows and isinstance(stated, int) and stated != rows:
@@ -157,7 +157,7 @@ def _check_ids(folder: Folder, tokenizer: Mapping[str, Any]) -> Iterator[Obstacl
 
 
 def _cut(folder: Folder) -> list[int] | None:
-    """Return the probe as the ids of a folder's own tokenizer.json gives; None without one that can be read."""
+    """Return the ids of the probe text from a folder's own tokenizer.json; None without a readable one."""
     return _encode(folder.path / TOKENIZER) if (folder.path / TOKENIZER).is_file() else None
 
 

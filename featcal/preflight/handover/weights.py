@@ -22,13 +22,13 @@ _LEFTOVERS = {
     "_orig_mod.": "torch.compile",
     "module.": "a wrapper for several GPUs",
 }
-"""Beginnings of names that a wrapper leaves, and the wrapper."""
+"""Prefixes of names that a wrapper leaves behind, and the wrapper."""
 _IN_A_WRAPPER = ("language_model.", "model.language_model.", "vision_tower.", "model.vision_tower.", "visual.")
-"""Beginnings of names in models of pictures and text, whose text model alone has others."""
+"""Prefixes of names in models of pictures and text; a separate text model has other names."""
 
 
 def check_names(folder: Folder) -> Iterator[Obstacle]:
-    """Yield names of tensors that do not belong to the class that the configuration names."""
+    """Yield names of tensors that do not belong to the configuration's class."""
     names = list(folder.tensors)
     for start, whose in _LEFTOVERS.items():
         found = [name for name in names if name.startswith(start)]
@@ -53,7 +53,7 @@ def check_names(folder: Folder) -> Iterator[Obstacle]:
 
 
 def check_dtypes(folder: Folder, target: str) -> Iterator[Obstacle]:
-    """Yield weights that are stored in dtypes that the program's converter does not read as they are."""
+    """Yield weights in dtypes that the program's converter cannot read directly."""
     if "quantization_config" in folder.config:
         if target != "vllm":
             yield Obstacle(
@@ -71,7 +71,7 @@ def check_dtypes(folder: Folder, target: str) -> Iterator[Obstacle]:
 
 
 def check_head(folder: Folder) -> Iterator[Obstacle]:
-    """Yield where the head and `tie_word_embeddings` do not agree; programs take the one or the other."""
+    """Yield contradictions between the head and `tie_word_embeddings`; programs use one or the other."""
     if not folder.generates or not folder.rows:
         return
     tied, stored = is_tied(folder), [name for name in folder.tensors if name.endswith(HEAD)]
@@ -117,7 +117,7 @@ def repeats_embedding(folder: Folder, head: str) -> bool:
 
 
 def note_unmapped(folder: Folder) -> Iterator[str]:
-    """Yield what the installed package `gguf` says of the names, if it is installed."""
+    """Yield notes of the package `gguf` on the names, if it is installed."""
     own = folder.support.gguf
     if not own or "quantization_config" in folder.config or find_spec("gguf") is None:
         return

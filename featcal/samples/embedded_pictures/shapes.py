@@ -19,7 +19,7 @@ from featcal.samples.embedded_pictures.kit import (
 
 
 def _polygon(sides: int, radius: float) -> Drawing:
-    """Return the signed distance to a regular polygon that stands on a side."""
+    """Return the signed distance to a regular polygon that rests on a side."""
 
     def distance(u: Floats, v: Floats) -> Floats:
         sector = 2 * np.pi / sides

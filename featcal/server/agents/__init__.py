@@ -1,5 +1,5 @@
-"""Answer agents: ten tools over what the command line does, for clients of the Model Context Protocol (MCP).
+"""Serve agents: ten tools on top of the command line's functions, for clients of the Model Context Protocol (MCP).
 
-`tools` has the tools, `access` what the person who started the server allows, `work` starts jobs and follows them,
-`answers` cuts and quotes; `serve` alone knows the protocol's package.
+`tools` has the tools, `access` the permissions, `work` starts jobs and follows them, `answers` truncates and quotes;
+only `serve` uses the protocol's package.
 """

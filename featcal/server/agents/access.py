@@ -1,4 +1,4 @@
-"""Hold what the person who started the server lets agents do, and refuse the rest."""
+"""Hold the permissions of agents, as set by the person who started the server, and refuse everything else."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from featcal.system.sandbox import require_in_roots, require_links_inside, serve
 
 TEST = "test"
 _ON_TEST = re.compile(r"\btest (split|samples|pictures|texts)\b|--split test\b", re.IGNORECASE)
-"""Words of a report about numbers on the test split."""
+"""Words in a report about scores on the test split."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Permissions of the agents of a server; the rules of its process (`system.sandbox`) say which folders, how much
-    memory and whether the Hub.
+    """Permissions of the agents of a server; the rules of its process (`system.sandbox`) set the folders, the memory
+    and the use of the Hub.
 
     Args:
         write: whether new folders may be written below the roots.
-        test: whether anything may be measured on the test split, or read of it.
-        seconds: of work that one job may take, by the estimate.
+        test: whether agents may measure on the test split, or read its scores.
+        seconds: most estimated work of one job.
     """
 
     write: bool = False
@@ -37,15 +37,15 @@ class Access:
     seconds: float = 3600.0
 
     def require_new_folder(self, out: str) -> Path:
-        """Return the absolute path of a folder that is to be written.
+        """Return the absolute path of a folder to write.
 
         Raises:
             InputError: the server is read-only, or the folder is there already or not below a root.
         """
         if not self.write:
             raise InputError(
-                "this server is read-only, so nothing is written; whoever started it can allow new folders with "
-                "featcal mcp --allow-write, and the command does the same elsewhere"
+                "this server is read-only, so nothing is written; the person who started it can allow new folders "
+                "with featcal mcp --allow-write; or run the command yourself"
             )
         place = Path(out).absolute()
         require_in_roots(place, "out")
@@ -54,7 +54,7 @@ class Access:
         return place
 
     def require_split(self, split: str) -> None:
-        """Raise InputError for the test split where it is not allowed."""
+        """Raise InputError for the test split if it is not allowed."""
         if split == TEST and not self.test:
             raise InputError(
                 "the test split is closed here, since whoever chooses by it finds numbers that flatter; measure on "
@@ -65,8 +65,8 @@ class Access:
         """Check that a model may be named.
 
         Raises:
-            InputError: a malformed name, a method that reads the test split where that is not allowed, or one that
-                trains, whose time no estimate tells.
+            InputError: a malformed name, a method that reads the test split without permission, or one that trains,
+                whose time cannot be estimated.
         """
         part: str | None = name
         while part is not None:
@@ -82,11 +82,11 @@ class Access:
             part = parsed.of
 
     def require_limits(self, seconds: float, memory: int, command: str) -> None:
-        """Raise InputError for a job that would take more time or memory than one may have.
+        """Raise InputError for a job that exceeds the limits of time or memory.
 
         Args:
-            seconds, memory: by the estimates, memory in bytes.
-            command: does the same by hand.
+            seconds, memory: estimates, memory in bytes.
+            command: the equivalent command line.
         """
         rules = server_rules()
         problems = []
@@ -103,7 +103,7 @@ class Access:
             raise InputError(f"{'; '.join(problems)}: take fewer samples, or leave it to a person: {command}")
 
     def require_open(self, content: Any) -> None:
-        """Raise InputError where a document, or a text, has numbers of the test split that are not to be read."""
+        """Raise InputError if a document, or a text, has forbidden scores of the test split."""
         if not self.test and _is_on_test(content):
             self.require_split(TEST)
 
@@ -117,7 +117,8 @@ def _is_on_test(content: Any) -> bool:
 
 
 def resolve_shared_path(named: str, label: str) -> Path:
-    """Return the path of a folder or file that an agent names; of a folder, no link may leave what may be read.
+    """Return the path of a folder or file that an agent names; a folder must not have links that lead outside the
+    allowed folders.
 
     Raises:
         InputError: it leads elsewhere, or nothing is there.

@@ -1,4 +1,4 @@
-"""Read for agents what lies below the roots: suites, folders of models, results and reports; nothing is measured."""
+"""Read the content below the roots for agents: suites, folders of models, results and reports; nothing is measured."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from featcal.system.paths import from_folder, require_plain
 from featcal.system.sandbox import server_rules
 
 DEEP = 4
-"""Folders below a root in which suites are looked for."""
+"""Depth of folders below a root in which suites are searched."""
 LOOKED_AT = 2000
-"""Folders that are looked at for suites, in all roots together."""
+"""Most folders to search for suites, in all roots together."""
 MOST_SUITES = 50
 CARD = 1200
-"""Characters of a card that are quoted."""
+"""Most characters quoted of a card."""
 SECTION = 3000
-"""Characters of a section of a report that are quoted."""
+"""Most characters quoted of a section of a report."""
 MOST_REPORT = 4 << 20
-"""Bytes of a report that are read."""
+"""Most bytes read of a report."""
 _SCORES = re.compile(r"<!-- scores -->.*?<!-- end of scores -->", re.DOTALL)
-"""Part of a card of featcal's that has scores on the test split."""
+"""Part of featcal's cards with scores on the test split."""
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _DIGESTS: Mapping[str, tuple[str, ...]] = {
     "select": ("model", "suite_lines", "verdict", "margin", "criterion", "read", "candidates", "notes"),
@@ -58,7 +58,7 @@ def suites_of_featcal() -> list[dict[str, Any]]:
 
 
 def suites_below_roots() -> list[dict[str, Any]]:
-    """Return the suite files below the roots that can be read, the nearest first; links are not followed."""
+    """Return the readable suite files below the roots, nearest first; links are not followed."""
     rules = server_rules()
     found: list[dict[str, Any]] = []
     for file in _yaml_files(() if rules is None else rules.roots):
@@ -88,7 +88,7 @@ def _yaml_files(roots: Sequence[str]) -> Iterator[Path]:
 
 
 def describe_model(folder: Path, with_scores: bool) -> dict[str, Any]:
-    """Return what the files in a model's folder say; every text of theirs is quoted.
+    """Describe the files in a model's folder; all text from them is quoted.
 
     Args:
         with_scores: whether scores on the test split in its card may be shown.
@@ -123,7 +123,7 @@ def describe_model(folder: Path, with_scores: bool) -> dict[str, Any]:
 
 
 def _origins(folder: Path) -> dict[str, Any]:
-    """Return the models that a merge was made of, as mergekit's configuration or the card says."""
+    """Return the models of a merge, from mergekit's configuration or the card."""
     from featcal.authoring.from_merge import find_origins
 
     try:
@@ -153,7 +153,7 @@ def _card(folder: Path, with_scores: bool) -> dict[str, Any]:
 
 
 def digest(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a job's document that matter most; `read_report` has all."""
+    """Return the most important parts of a job's document; `read_report` has all."""
     wanted = _DIGESTS.get(kind, tuple(document))
     found = {key: document[key] for key in wanted if document.get(key) not in (None, [], {})}
     if kind == "diagnose":
@@ -179,13 +179,13 @@ def _difference(one: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """Sections of something that was written before.
+    """Sections of an existing report, document or record.
 
     Args:
-        command: shows the same.
-        names: that files of others gave to something in it.
-        is_text: every section is a text for itself; else all of it is one document.
-        is_own: it came from a job of this server, so its words are featcal's.
+        command: command line that shows the same.
+        names: names in it from files of others.
+        is_text: every section is a separate text; otherwise all of it is one document.
+        is_own: it is from a job of this server, so its words are featcal's.
     """
 
     sections: Mapping[str, Any]
@@ -195,7 +195,7 @@ class WrittenReport:
     is_own: bool = False
 
     def select(self, section: str | None) -> Any:
-        """Return what has to be allowed before a section is shown; the names of sections say nothing."""
+        """Return the content that must be permitted before a section is shown; names of sections reveal nothing."""
         if section is None:
             return None
         return self._find(section) if self.is_text else self.sections
@@ -219,10 +219,10 @@ class WrittenReport:
 
 
 def open_run(run: str) -> WrittenReport:
-    """Open what an agent names: a job by its number, else a folder or file below a root.
+    """Open what an agent names: a job by its number, or a folder or file below a root.
 
     Raises:
-        InputError: nothing readable is there, or it leads elsewhere.
+        InputError: it is not readable, or outside the roots.
     """
     if run.isdecimal():
         job = work.find_job(int(run))

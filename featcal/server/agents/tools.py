@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from featcal.session.session import Session
 
 MOST_SAMPLES = 64
-"""Samples per task that a diagnosis may measure on."""
+"""Most samples per task of a diagnosis."""
 MOST_WAIT = 50.0
-"""Seconds that a call of `job` may wait: clients give up after a minute."""
+"""Most seconds that a call of `job` may wait: clients give up after a minute."""
 MOST_WORDS = 1500
-"""Characters of a refusal."""
+"""Most characters of a refusal."""
 SEED = 42
 Option = str | int | float | bool | list[str]
 
@@ -39,14 +39,14 @@ class Tools:
 
     access: Access
     names: list[str] = field(default_factory=list)
-    """Names that the files of the running call gave to something."""
+    """Names from the files of the running call."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer of a tool; one is called at a time.
+        """Call a tool and return its answer; only one runs at a time.
 
         Raises:
-            InputError: the refusal, which names no place of the server and quotes odd names.
+            InputError: the refusal, which names no path of the server and quotes odd names.
         """
         own = replace(self, names=[])
         # Whoever waits for a job keeps nobody from another tool.
@@ -94,7 +94,7 @@ class Tools:
         return answer(entries, _command("check", suite, "--no-probe", "--json"), self.names)
 
     def inspect_model(self, path: str) -> str:
-        """Read what a model's folder says: architecture, dtype, vocabulary, what it was made of, record and card.
+        """Read a model's folder: architecture, dtype, vocabulary, what it was made of, record and card.
 
         Args:
             path: folder of a model or of an adapter.
@@ -189,7 +189,7 @@ class Tools:
             suite: name or path.
             out: new folder, below a shared one.
             options: recipe, lam, rho, alpha, beta, mu, samples, ... as `suggest` gives them; left out, the suite's own.
-            model: what is calibrated: merged, a merge method, or a folder.
+            model: the model to calibrate: merged, a merge method, or a folder.
         """
         from featcal.calibration.calibrate import config_for
         from featcal.server import lengths
@@ -257,7 +257,7 @@ class Tools:
         return answer(document, work.command_of(found), self.names)
 
     def read_report(self, run: str, section: str | None = None) -> str:
-        """Read a section of what a job, a written model or a report has; without a section, list them.
+        """Read a section of a job's result, a written model's record or a report; without a section, list the sections.
 
         Args:
             run: number of a job; or path of a written model's folder (its featcal.json), of a report.md, or of a JSON
@@ -269,7 +269,7 @@ class Tools:
         return answer({**found.show(section), "quotes": QUOTES}, found.command, found.names)
 
     def _load(self, suite: str) -> Suite:
-        """Read a suite and remember its names for the answer."""
+        """Load a suite and remember its names for the answer."""
         suite_file(suite)  # whose refusals quote nothing
         try:
             loaded = load_suite(suite)
@@ -279,7 +279,7 @@ class Tools:
         return loaded
 
     def _open(self, suite: str, *models: str) -> Session:
-        """Open a suite for estimates, and check the models that are named of it."""
+        """Open a suite for estimates, and check the models that the caller names."""
         for model in models:
             self.access.require_model(model)
         self._load(suite)
@@ -306,7 +306,7 @@ class Tools:
 
 
 def _find_innermost(model: ModelRef) -> ModelRef:
-    """Return the model that others are made of."""
+    """Return the model at the start of a chain of models."""
     return model if model.of is None else _find_innermost(model.of)
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from featcal.session.session import Session
 
 VISITOR = "agent"
-"""Who asks, for turns in the queue: agents have one of their own."""
+"""Visitor name of agents in the queue, where visitors take turns."""
 _ABOUT = "agent"
-"""Key of a job's arguments that its answers are made with: the command, and odd names of the suite."""
+"""Key of a job's arguments for data of its answers: the command, and odd names of the suite."""
 POLL = 0.5
-"""Seconds between two looks at a job that somebody waits for."""
+"""Seconds between two checks of a job that a call waits for."""
 
 
 def names_in(suite: Suite) -> list[str]:
-    """Return the names that a suite file gave: its own, tasks, references of models."""
+    """Return the names from a suite file: its own, tasks, references of models."""
     return [suite.name, *suite.tasks, *map(str, references(suite).values())]
 
 
@@ -53,13 +53,13 @@ def open_checked_suite(suite: str) -> Session:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A piece of work that an agent asks for.
+    """A job that an agent requests.
 
     Args:
         kind, suite, args: as `server.kinds` has them.
-        seconds, memory: by the estimates, memory in bytes.
-        command: does the same on the command line.
-        fresh: to be done again even where it was done before, since what it writes must not be there yet.
+        seconds, memory: estimates, memory in bytes.
+        command: the equivalent command line.
+        fresh: run it again even if it was done before, because its output folder must be new.
     """
 
     kind: str
@@ -72,13 +72,13 @@ class Wanted:
 
 
 def start(wanted: Wanted, access: Access, names: Sequence[str]) -> dict[str, Any]:
-    """Put work in line, or find it there or done; return the answer with its number.
+    """Submit a job, or find it running or finished; return the answer with its number.
 
     Args:
-        names: that the suite's file gave.
+        names: names from the suite file.
 
     Raises:
-        InputError: it would take more than a job may, or there are as many jobs as the server takes.
+        InputError: it exceeds the limits of a job, or the queue is full.
     """
     from featcal.preflight.estimates import START
 
@@ -99,7 +99,7 @@ def start(wanted: Wanted, access: Access, names: Sequence[str]) -> dict[str, Any
 
 
 def find_job(identity: int, wait: float = 0.0) -> Job:
-    """Return a job as it is, after it has ended or so many seconds have passed.
+    """Return a job, after it has ended or so many seconds have passed.
 
     Raises:
         InputError: no such job.
@@ -117,16 +117,16 @@ def find_job(identity: int, wait: float = 0.0) -> Job:
 
 
 def cancel(job: Job) -> Job:
-    """Ask for the end of a job, and return it as it is then: one that runs may take seconds to end."""
+    """Request the end of a job, and return it; a running one may take seconds to end."""
     Queue().cancel(job.id)
     return find_job(job.id)
 
 
 def read_result(job: Job) -> dict[str, Any]:
-    """Return the document that a job has left.
+    """Return the document of a finished job.
 
     Raises:
-        InputError: it has not ended, or it left none.
+        InputError: it has not ended, or has no document.
     """
     document = Queue().result(job.order) if job.state == DONE else None
     if document is None:
@@ -136,7 +136,7 @@ def read_result(job: Job) -> dict[str, Any]:
 
 
 def describe_job(job: Job) -> dict[str, Any]:
-    """Return where a job is."""
+    """Describe the state of a job."""
     now = time.time()
     found: dict[str, Any] = {"job": job.id, "kind": job.order.kind, "state": job.state}
     if job.state == RUNNING:
@@ -149,10 +149,10 @@ def describe_job(job: Job) -> dict[str, Any]:
 
 
 def command_of(job: Job) -> str:
-    """Return the command that does what a job does."""
+    """Return the command line that is equivalent to a job."""
     return str(job.order.args.get(_ABOUT, {}).get("command", ""))
 
 
 def job_names(job: Job) -> list[str]:
-    """Return the names that the suite of a job gave."""
+    """Return the names from the suite file of a job."""
     return list(job.order.args.get(_ABOUT, {}).get("names", ()))

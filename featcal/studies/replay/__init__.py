@@ -1,1 +1,1 @@
-"""Run what wrote a `featcal.json` again and compare, bit for bit."""
+"""Repeat the run behind a `featcal.json` and compare, bit for bit."""

@@ -1,4 +1,4 @@
-"""Run a record again and say whether the same came out."""
+"""Repeat the run of a record and compare the results."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from featcal.system.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Replayed:
-    """Findings of a replay."""
+    """Result of a replay."""
 
     record: Path
     command: str
     tensors: int
     """Number of tensors that were compared."""
     held_against: str
-    """"files" beside the record, or the record's own "hashes"."""
+    """Reference of the comparison: "files" beside the record, or the record's own "hashes"."""
     damaged: Sequence[str]
-    """Tensors in the files beside the record that are not as it says they were written."""
+    """Tensors in the files beside the record that differ from the record's hashes."""
     inputs: Sequence[str]
     samples: Sequence[str]
     surroundings: Mapping[str, Sequence[str]]
     different: Sequence[Different]
     unchecked: Sequence[str] = ()
-    """Sentences on what could not be checked of the model that was made here."""
+    """Sentences on checks of the new model that could not run."""
 
     @property
     def same(self) -> bool:
-        """Say whether every tensor was compared and is the same bit for bit."""
+        """Say whether every tensor was compared and is equal bit for bit."""
         return self.tensors > 0 and not self.different and not self.damaged
 
     def to_json(self) -> dict[str, Any]:
@@ -79,18 +79,18 @@ def replay_record(
     device: str | None = None,
     progress: Progress = silent,
 ) -> Replayed:
-    """Do again what wrote a `featcal.json`, with its options and its number of threads, and compare every tensor.
+    """Repeat the run behind a `featcal.json`, with its options and its number of threads, and compare every tensor.
 
-    The result is held against the weight files beside the record, else against the record's hashes.
+    The result is compared with the weight files beside the record, else with the record's hashes.
 
     Args:
         place: the record, or the folder that holds it.
-        suite: the suite, where the record is of one that does not come with featcal.
-        out: keep what was made here; it must not exist.
-        device: None is the kind that the record names.
+        suite: the suite, if the record's does not come with featcal.
+        out: folder for the new model; it must not exist.
+        device: None means the record's kind of device.
 
     Raises:
-        InputError: there is no record that can be replayed, or its suite, models or samples are not to be had.
+        InputError: there is no record that can be replayed, or its suite, models or samples are not available.
         NumericalError: the calibration has no trustworthy solution.
     """
     file = record_file(Path(place).expanduser())
@@ -124,7 +124,7 @@ def replay_record(
 
 
 def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Progress) -> Sequence[str]:
-    """Write the model again, and return what could not be checked of it."""
+    """Write the model again, and return the checks that could not run."""
     try:
         if then.command == "merge":
             write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out, device=device)
@@ -138,6 +138,6 @@ def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Pr
 
 
 def _weights(folder: Path, record: Recorded) -> list[Path]:
-    """Return the weight files of a record that lie in a folder; a name that leads elsewhere does not count."""
+    """Return a record's weight files in a folder; a name that leads elsewhere does not count."""
     names = [name for name in record.written if name.endswith(".safetensors") and Path(name).name == name]
     return [folder / name for name in names if (folder / name).is_file()]

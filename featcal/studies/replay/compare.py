@@ -1,4 +1,4 @@
-"""Compare a record with the run that was made of it again."""
+"""Compare a record with that of its repeated run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from featcal.formats.contents import stored_tensor
 from featcal.studies.replay.record import Recorded
 
 BITLESS = ("threads",)
-"""Facts of a machine that a replay sets as they were."""
+"""Facts of a machine that a replay sets as in the record."""
 
 
 @dataclass(frozen=True)
 class Different:
-    """A tensor that is not the same."""
+    """A tensor that differs."""
 
     tensor: str
     why: str
     relative: float | None = None
-    """Largest difference over the largest value as recorded, both absolute; None where values cannot be compared."""
+    """Largest difference over the largest recorded value, both absolute; None if values cannot be compared."""
 
     def to_json(self) -> dict[str, Any]:
         return {"tensor": self.tensor, "why": self.why, "relative": self.relative}
 
 
 def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
-    """List the files of models whose hash is another, by model, and the calibrated model if it is not in files."""
+    """List the files of models with another hash, by model, and the calibrated model if it is not in files."""
     lines = []
     for model in {**then.inputs, **now.inputs}:
         lines += _compare_hashes(f"{model}: ", then.inputs.get(model, {}), now.inputs.get(model, {}))
@@ -41,7 +41,7 @@ def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
 
 
 def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
-    """List the tasks whose samples are others, or were made into other inputs."""
+    """List the tasks with other samples, or with other inputs made from them."""
     lines = []
     for task in {**then.tasks, **now.tasks}:
         before, after = then.tasks.get(task), now.tasks.get(task)
@@ -55,7 +55,8 @@ def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
 
 
 def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[str]]:
-    """List what else can move a number: parts of the suite file, preparation of samples, versions, the machine."""
+    """List other facts that can change a number: parts of the suite file, preparation of samples, versions, the
+    machine."""
     machines = (
         # Several processes sum in another order than one.
         {k: str(v) for k, v in one.machine.items() if k not in BITLESS} | {"processes": str(one.processes)}
@@ -72,12 +73,12 @@ def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[st
 def tensors_that_differ(
     then: Mapping[str, str], now: Mapping[str, str], files: Sequence[Path], again: Sequence[Path]
 ) -> list[Different]:
-    """Return every tensor whose digest is not the same in both, the largest relative difference first.
+    """Return every tensor with another digest, the largest relative difference first.
 
     Args:
         then, now: digests by stored name.
-        files: that hold the tensors of `then`; none where there are digests alone.
-        again: that hold those of `now`.
+        files: with the tensors of `then`; none if there are only digests.
+        again: with those of `now`.
     """
     found = [_one_sided("replay", name) for name in now.keys() - then.keys()]
     found += [_one_sided("record", name) for name in then.keys() - now.keys()]
@@ -107,7 +108,7 @@ def _difference(name: str, then: Tensor, now: Tensor) -> Different:
 
 
 def _compare_hashes(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """List the names whose hash is another or that only one side has."""
+    """List the names with different hashes, or on one side only."""
     lines = []
     for name in {**then, **now}:
         if name not in now or name not in then:

@@ -1,4 +1,4 @@
-"""Read the part of a `featcal.json` that a run is made of."""
+"""Read the part of a `featcal.json` that is needed to repeat its run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Drawn(BaseModel):
 
 
 class Recorded(BaseModel):
-    """Part of a record that says how its model was made; what else it holds is left alone."""
+    """Part of a record that says how its model was made; the other parts are ignored."""
 
     command: Literal["calibrate", "merge"]
     suite: str
@@ -44,7 +44,7 @@ class Recorded(BaseModel):
     model: str = "merged"
     """Name of the model that was calibrated."""
     of: tuple[str, ...] = ()
-    """That model with a hash, where it is not the suite's own."""
+    """That model with a hash, if it is not the suite's own."""
     config: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
     tasks: dict[str, Drawn] = {}
@@ -54,32 +54,32 @@ class Recorded(BaseModel):
     versions: dict[str, str]
     machine: dict[str, str | int]
     ranks: tuple[dict[str, Any], ...] = ()
-    """Records of every process of several; empty of one alone."""
+    """Records of the processes, if there were several; empty for one."""
     written: tuple[str, ...]
     tensors: Annotated[dict[str, str], Field(min_length=1)]
     """Digest of every written tensor, as `tensor_digests` gives it."""
 
     @property
     def device(self) -> str:
-        """Return the kind of device that it was made on."""
+        """Return the kind of device of the run."""
         return str(self.machine.get("device", "cpu")).split(":")[0]
 
     @property
     def threads(self) -> int | None:
-        """Return how many threads shared a product, where the record says a number that a machine can have."""
+        """Return the number of threads, if the record has one that is possible."""
         threads = self.machine.get("threads")
         return threads if isinstance(threads, int) and 1 <= threads <= 1024 else None
 
     @property
     def processes(self) -> int:
-        """Return the number of processes that made it."""
+        """Return the number of processes of the run."""
         return len(self.ranks) or 1
 
     def options(self) -> CalibrationConfig:
         """Return the options of a calibration.
 
         Raises:
-            InputError: there are others than this version knows, or a value outside its range.
+            InputError: unknown options, or a value outside its range.
         """
         unknown = sorted(self.config.keys() - {one.name for one in fields(CalibrationConfig)})
         if unknown:
@@ -103,12 +103,12 @@ class Recorded(BaseModel):
 
 
 def record_file(place: Path) -> Path:
-    """Return the record at a path, or in the folder there."""
+    """Return the record at a path, or in that folder."""
     return place / RECORD_FILE if place.is_dir() else place
 
 
 def read_record(file: Path) -> Recorded:
-    """Read a record of what can be run again.
+    """Read a record of a run that can be repeated.
 
     Raises:
         InputError: there is no record, it is another command's, or it lacks what a replay needs.

@@ -1,4 +1,4 @@
-"""List what is tried: the recipes, the prior at some strengths, and models as they are."""
+"""List the candidates of a choice: the recipes, the prior at some strengths, and models as they are."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
-"""Options that a candidate decides; everything else is the same for all."""
+"""Options that distinguish candidates; all others are the same for all."""
 PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
-"""Values of mu and rho at which "informed" is tried."""
+"""Values of mu and rho for further candidates of "informed"."""
 MERGED = "merged"
-"""The suite's own start."""
+"""Name of the suite's own start."""
 
 
 @dataclass(frozen=True)
 class CandidateModel:
-    """A model that is tried."""
+    """A candidate."""
 
     start: str
-    """Name of the model that is calibrated: the suite's merged one or another merge."""
+    """Name of the model to calibrate: the suite's merged one or another merge."""
     config: CalibrationConfig | None
-    """None for the start as it is."""
+    """None for the start without calibration."""
 
     def name(self, family: Family) -> str:
-        """Return the name that every command knows it by."""
+        """Return the name by which every command knows it."""
         if self.config is None:
             return self.start
         return name_on(name_calibration(self.config, family), self.start)
 
 
 def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
-    """Return the options that a choice goes by: those given (None is not), else the suite's, else its recipe's.
+    """Return the options of a choice: those given (None is not), else the suite's, else its recipe's.
 
     Args:
         chosen: samples, seed, switches and parts, by name.
@@ -63,30 +63,31 @@ def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
 
 
 def _default(family: Family) -> str:
-    """Return the recipe that is tried first, which has all switches; a prior needs the base."""
+    """Return the default recipe, which supports all switches; a prior needs the base."""
     return INFORMED if family.is_base_known else REFINED
 
 
 def candidate_options(config: CalibrationConfig) -> dict[str, Any]:
-    """Return what a candidate decides, by option."""
+    """Return the distinguishing options of a candidate."""
     return {name: getattr(config, name) for name in CHOSEN}
 
 
 def plan_candidates(
     family: Family, asked: CalibrationConfig, starts: Sequence[str] = (), of: str = MERGED
 ) -> list[CandidateModel]:
-    """List the candidates: first the default, which is "informed" at its defaults, then the merge as it is, the other
-    recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and calibrated
-    by the default. Where the base is not known the default is "refined", and "informed" is left out.
+    """List the candidates: first the default, "informed" at its defaults; then the merge as it is, the other recipes at
+    their defaults, "informed" at `PRIORS` and cautious, the requested options, and every start as it is and calibrated
+    by the default. If the base is not known the default is "refined", and "informed" is left out.
 
     Args:
-        asked: its samples, seed, switches and parts are those of all, but for switches that a recipe does not have.
+        asked: its samples, seed, switches and parts hold for all candidates, except switches that a recipe does not
+            have.
         starts: names of other merges.
-        of: name of the merge that all recipes are tried on.
+        of: name of the merge on which all recipes are tried.
 
     Raises:
-        InputError: a start is not a merge, or was made of samples, some of which are to be held out; or what was asked
-            for needs a base that is not known.
+        InputError: a start is not a merge, or uses samples, some of which are held out; or the requested options need a
+            base that is not known.
     """
     require_base(asked, family.suite)
 
@@ -112,11 +113,11 @@ def plan_candidates(
 
 
 def merges_to_try(minutes: float | None) -> list[str]:
-    """Return the names of the mergers that need neither samples nor training, at their defaults, where there are
-    minutes for them; without a limit only what is named is tried.
+    """Return the names of the mergers that need neither samples nor training, at their defaults, if there is a time
+    limit; without one only named merges are tried.
 
     Raises:
-        InputError: minutes are not above 0.
+        InputError: minutes must be above 0.
     """
     if minutes is None:
         return []
@@ -126,10 +127,10 @@ def merges_to_try(minutes: float | None) -> list[str]:
 
 
 def _start(name: str, family: Family) -> str:
-    """Return the full name of a merge that sees no samples.
+    """Return the full name of a merge that uses no samples.
 
     Raises:
-        InputError: the name of something else, or an option that is unknown or outside its range.
+        InputError: not a merge, or an option that is unknown or outside its range.
     """
     part: str | None = name
     while part is not None:

@@ -1,7 +1,7 @@
-"""Keep what was found of every candidate on every fold: a small file each, written when it is done and never again.
+"""Store the result of every candidate on every fold, in small files that are written once and never changed.
 
-A choice that was ended finds its finished cells here and goes on. Processes that make the same choice share its cells:
-of one that is being computed the system knows, by a lock that it takes back when the process ends.
+An interrupted choice finds its finished cells here and continues. Processes that make the same choice share its cells:
+a lock marks a cell that is being computed, and the system releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class FoldCell:
     """One candidate on one fold."""
 
     values: Mapping[str, tuple[FiniteFloat, ...]]
-    """As `Judge.values`; empty where the candidate failed."""
+    """As `Judge.values`; empty if the candidate failed."""
     failure: str
-    """Why it did; else ""."""
+    """Reason of a failure, or ""."""
     seconds: FiniteFloat
 
 
@@ -50,21 +50,21 @@ class Cells:
     """The cells of one choice.
 
     Args:
-        folder: of this choice alone; None keeps them in memory.
+        folder: only for this choice; None keeps them in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._known = folder, dict[tuple[str, int], FoldCell]()
 
     def get(self, name: str, fold: int) -> FoldCell | None:
-        """Return what was found of a candidate on a fold; None where nothing was, or its file is damaged."""
+        """Return the result of a candidate on a fold; None if there is none, or its file is damaged."""
         if (name, fold) not in self._known and self._folder is not None:
             with suppress(FileNotFoundError, ValidationError), _explain_refusal(self._folder):
                 self._known[name, fold] = _CELL.validate_json(self._file(name, fold, "json").read_bytes())
         return self._known.get((name, fold))
 
     def put(self, name: str, fold: int, cell: FoldCell, lasting: bool = True) -> None:
-        """Keep what was found; in this process alone where another one may find something else."""
+        """Store a result; only in this process if another one might get a different result."""
         self._known[name, fold] = cell
         if lasting and self._folder is not None:
             with _explain_refusal(self._folder):
@@ -72,7 +72,7 @@ class Cells:
 
     @contextmanager
     def claim(self, name: str, fold: int) -> Iterator[bool]:
-        """Say whether a cell is this process's own to compute, as long as the `with` lasts."""
+        """Claim a cell for this process for the duration of the `with`; return whether that worked."""
         if self._folder is None:
             yield True
             return
@@ -95,7 +95,7 @@ class Cells:
 
 @contextmanager
 def _explain_refusal(folder: Path) -> Iterator[None]:
-    """Make of a refusal of the system an error that names the folder; of a file that is not there nothing is made."""
+    """Turn a refusal of the system into an error that names the folder; a missing file is ignored."""
     try:
         yield
     except FileNotFoundError:
@@ -107,8 +107,8 @@ def _explain_refusal(folder: Path) -> Iterator[None]:
 
 
 def folder_of(contest: SelectionProblem) -> Path | None:
-    """Return where the cells of a choice lie: of the same models, samples, options and code candidates have the same
-    scores. None where a model has maps or heads that are objects, which have no content to hash."""
+    """Return the folder of a choice's cells: with the same models, samples, options and code, candidates have the same
+    scores. None if a model has maps or heads that are objects, whose content has no hash."""
     session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
     family = session.family
     models = [*([family.base] if family.is_base_known else []), family.merged, *family.experts.values()]
@@ -139,12 +139,12 @@ def folder_of(contest: SelectionProblem) -> Path | None:
 
 
 def _read_settings(file: Path) -> object:
-    """Return the content of a JSON file; None without one."""
+    """Return the content of a JSON file; None if there is none."""
     return read_json(file) if file.is_file() else None
 
 
 def _digest(model: Weights, names: Iterable[str]) -> str:
-    """Return the SHA-256 of the tensors of a model that it has of some, wherever they lie."""
+    """Return the SHA-256 of those of the given tensors that a model has, wherever they are stored."""
     digest = hashlib.sha256()
     for name in names:
         if name in model.info:

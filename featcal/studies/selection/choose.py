@@ -1,4 +1,4 @@
-"""Choose without labels whether and how a merge is repaired."""
+"""Choose, without labels, whether and how to repair a merge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from featcal.system.errors import FeatcalError, NumericalError
 from featcal.system.progress import Progress, silent
 
 FEWEST = 2 * FOLDS
-"""Samples per task below which held-out ones say too little."""
+"""Samples per task below which held-out samples are too few."""
 ALWAYS = 2
-"""Candidates that are tried however short the time is: the default and the merged model as it is."""
+"""Candidates that are tried even in the shortest time: the default and the merged model as it is."""
 POLL = 0.2
-"""Seconds between two looks at cells that other processes compute."""
+"""Seconds between two checks for cells of other processes."""
 SELECT = "select"
 """Label of the progress."""
 
@@ -40,24 +40,24 @@ def select(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Selection:
-    """Choose whether and how a merge is repaired, by how often what is fitted on three quarters of the calibration
-    samples gives the experts' decisions on the fourth. Nothing but calibration samples is read, and no label is used.
+    """Choose whether and how to repair a merge, by the probability that candidates, fitted on three quarters of the
+    calibration samples, give to the experts' decisions on the fourth. Only calibration samples are read, and no label.
 
     The default, "informed" at its defaults, stays unless another candidate (`candidates.plan_candidates`) is better by
-    more than the paired interval; of several the best is taken. What was found is kept in the user's cache folder
-    (FEATCAL_CACHE), so that a choice that was ended goes on, and processes that make the same one share the work.
+    more than the paired interval; of several the best is chosen. Results are stored in the user's cache folder
+    (FEATCAL_CACHE), so that an interrupted choice continues, and processes that make the same choice share the work.
 
     Args:
-        suite: a session keeps the chosen model.
-        config: its samples, seed, switches and parts are those of all candidates, its recipe and numbers are one of
-            them. Left out, the suite's own, else the paper's.
-        of: the merge that all recipes are tried on, by its name; left out, the suite's own.
+        suite: a session caches the chosen model.
+        config: its samples, seed, switches and parts hold for all candidates; its recipe and numbers are one candidate.
+            By default the suite's own, else the paper's.
+        of: name of the merge on which all recipes are tried; by default the suite's own.
         starts: names of other merges, such as "tsv-m", or one alone: each is tried as it is and calibrated.
-        minutes: to spend, about; every merger that needs neither samples nor training is then a start too, unless
-            starts are named. A quarter of the time goes to the first fold, and what remains to those that are best on
-            it. None tries all.
+        minutes: approximate time limit; every merger that needs neither samples nor training is then a start too,
+            unless starts are named. A quarter of the time goes to the first fold, the rest to the candidates that are
+            best on it. None tries all.
         device: "auto", "cpu" or "cuda", for a suite.
-        progress: is told the cells, candidates times folds, that are done.
+        progress: called with the number of finished cells (candidates times folds).
 
     Raises:
         InputError: a start is not a merge, minutes are not above 0, the cache folder cannot be used, or models or
@@ -99,7 +99,7 @@ _ANSWERS = (
 
 
 def _note_untried(count: int, minutes: float | None) -> str:
-    """Say how many candidates the time was too short for; empty where it was not."""
+    """Return a note on the number of candidates that the time was too short for; empty if there are none."""
     return "" if not count else f"{count} candidates did not fit into {minutes:g} minutes; with more, this goes on"
 
 
@@ -111,8 +111,8 @@ def _score_all(contest: SelectionProblem, cells: Cells, progress: Progress) -> l
 
 
 def _score_best(contest: SelectionProblem, cells: Cells, minutes: float, progress: Progress) -> list[int]:
-    """Try as many candidates on the first fold as a quarter of the time allows, and on the others the best of them, as
-    many as fit into the rest; return the numbers of those that were tried on all. The first two always are."""
+    """Try as many candidates on the first fold as a quarter of the time allows, and on the other folds as many of the
+    best as fit into the rest; return the numbers of those that were tried on all. The first two are always tried."""
     started, numbers, names = time.monotonic(), range(len(contest.plan)), contest.names
     _work(contest, cells, numbers, [0], progress, until=started + 60 * minutes / FOLDS)
     found = {number: cell for number in numbers if (cell := cells.get(names[number], 0)) is not None}
@@ -143,11 +143,11 @@ def _work(
     progress: Progress,
     until: float | None = None,
 ) -> None:
-    """Compute every cell that nobody has computed, fold after fold; wait for those that others compute.
+    """Compute every missing cell, fold after fold; wait for those that other processes compute.
 
     Args:
         numbers: of the candidates.
-        until: reading of the monotonic clock from which no cell is begun but of the first candidates.
+        until: reading of the monotonic clock after which only cells of the first candidates are begun.
     """
     names = contest.names
     # Fold after fold, so that what experts compute on one is there for every candidate.
@@ -183,7 +183,7 @@ def _work(
 
 
 def _cell(held: Fold, tried: CandidateModel, progress: Progress) -> tuple[FoldCell, bool]:
-    """Compute a cell, and say whether another process would find the same: what is wrong with a disk may pass."""
+    """Compute a cell, and say whether another process would get the same result: a disk error may be temporary."""
     started = time.perf_counter()
     try:
         return FoldCell(held.values(tried, progress), "", time.perf_counter() - started), True
@@ -192,7 +192,7 @@ def _cell(held: Fold, tried: CandidateModel, progress: Progress) -> tuple[FoldCe
 
 
 def _rank(contest: SelectionProblem, cells: Cells, numbers: Sequence[int]) -> list[Candidate]:
-    """Put the cells of candidates together, the best first; the first of the numbers is the default's."""
+    """Combine the cells of candidates, the best first; the first of the numbers is the default's."""
     found: list[Candidate] = []
     default: Score | None = None
     for number in numbers:
@@ -210,14 +210,14 @@ def _rank(contest: SelectionProblem, cells: Cells, numbers: Sequence[int]) -> li
 
 
 def _choose(candidates: Sequence[Candidate], default: str) -> Candidate:
-    """Take the best of those that are better than the default beyond the interval, else the default.
+    """Choose the best of those that are better than the default beyond the interval, else the default.
 
     Args:
         candidates: the best first.
-        default: its name; where it failed, the best of all is taken.
+        default: its name; if it failed, the best of all is chosen.
 
     Raises:
-        NumericalError: none has a score.
+        NumericalError: no candidate has a score.
     """
     scored = [one for one in candidates if one.score is not None]
     if not scored:

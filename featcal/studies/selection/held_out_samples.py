@@ -1,4 +1,4 @@
-"""Deal calibration samples into folds: candidates are fitted on all but one of them and judged on that one."""
+"""Divide calibration samples into folds: candidates are fitted on all except one of them and judged on that one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDS = 4
 
 
 def folds(count: int, seed: int, task: str) -> list[list[int]]:
-    """Split positions into folds, as many to each as can be, in rising order; seed and task alone decide.
+    """Divide positions into folds, as equal as possible, in rising order; only seed and task decide.
 
     Whole samples are held out, never tokens.
 
@@ -38,20 +38,20 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
 
 
 def draw_unlabelled_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
-    """Draw the calibration samples of every task that takes part, as inputs alone: no labels, no right answers."""
+    """Draw the calibration samples of every task that takes part, only their inputs: no labels, no right answers."""
     drawn = session.samples(EvaluationSamples(config.samples, "calibration", config.seed))
     return {task: _take(one, range(len(one))) for task, one in select_tasks(config, drawn).items()}
 
 
 @dataclass(frozen=True)
 class SelectionProblem:
-    """A contest: candidates that are held against each other, and the samples."""
+    """A selection problem: the candidates to compare, and the samples."""
 
     session: Session
     asked: CalibrationConfig
     """Samples, seed, switches, batch size, precision and parts of all candidates."""
     drawn: Mapping[str, Samples]
-    """As `calibration_samples` gives them; a task needs `FOLDS` at least."""
+    """Drawn calibration samples; a task needs at least `FOLDS`."""
     plan: Sequence[CandidateModel]
     """The default first."""
     criterion: Criterion
@@ -63,7 +63,7 @@ class SelectionProblem:
 
     @property
     def positions(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Return, by task and fold, the positions of what is held out in the source of the samples."""
+        """Return, by task and fold, the positions of the held-out samples in the source."""
         return {
             task: tuple(tuple(one.indices[at] for at in fold) for fold in folds(len(one), self.asked.seed, task))
             for task, one in self.drawn.items()
@@ -71,7 +71,7 @@ class SelectionProblem:
 
 
 class Fold:
-    """One fold held out: the experts' work on the others, and their decisions on it, kept for every candidate.
+    """One fold held out: the experts' activations on the others, and their decisions on it, cached for every candidate.
 
     Args:
         number: of the fold, from 0 on.
@@ -91,14 +91,14 @@ class Fold:
             several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
             self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room, in_order=False)
         self.held = {task: _take(drawn[task], own[number]) for task, own in dealt.items()}
-        """Samples that are held out, by task."""
+        """Held-out samples, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
 
     def values(self, tried: CandidateModel, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
-        """Fit a candidate on the other folds and return how near it is to the experts, by task and held-out sample.
+        """Fit a candidate on the other folds and return its nearness to the experts, by task and held-out sample.
 
         Raises:
-            InputError, NumericalError: the start is more than its weights, or cannot be calibrated.
+            InputError, NumericalError: the start has maps or heads of its own, or cannot be calibrated.
         """
         family = self._session.fit.family_with(tried.start)
         if tried.config is None:
@@ -108,7 +108,7 @@ class Fold:
 
 
 def _take(drawn: Samples, positions: range | list[int]) -> Samples:
-    """Take some of the samples, as inputs alone."""
+    """Select some of the samples, only their inputs."""
     chosen = list(positions)
     inputs = {name: tensor[chosen] for name, tensor in drawn.inputs.items()}
     indices = tuple(drawn.indices[position] for position in chosen)

@@ -1,4 +1,5 @@
-"""Judge how often a model gives the experts' decisions on held-out samples, and by how much two models differ in that.
+"""Measure the probability of the experts' decisions under a model on held-out samples, and the difference of two
+models.
 
 The criterion is the probability that a model gives the expert's decision, averaged over a task's held-out samples and
 then over tasks. A decision is the class with the expert's largest score (scores are sharpened until the expert is sure
@@ -32,13 +33,13 @@ from featcal.session.open_suite import BATCH_SIZE
 from featcal.system.errors import NoScores, NumericalError
 
 DECISION, DRIFT = CRITERIA = ("decision", "drift")
-"""Probability of the expert's decision, 0-1; or, where heads cannot be had, 1 minus the relative drift of the final
-features, at most 1. Higher is better in both."""
+"""DECISION: probability of the expert's decision, 0-1. DRIFT: if there are no heads, 1 minus the relative drift of the
+final features, at most 1. Higher is better in both."""
 SURE = 0.95
-"""Mean probability of its own decisions that an expert is taken to have at least: scores are sharpened until it has.
-0.9 to 0.99 rank candidates alike (docs/theory/selection.md)."""
+"""Mean probability that an expert should give to its own decisions: scores are sharpened until it does. 0.9 to 0.99
+rank candidates alike (docs/theory/selection.md)."""
 Heads = Mapping[str, tuple[Head, Head]]
-"""Of the expert and of the model, by task."""
+"""Heads of the expert and of the model, by task."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Margin:
-    """Score of B minus score of A on the same held-out samples; above 0, B is better."""
+    """Score of B minus score of A on the same held-out samples; B is better if it is above 0."""
 
     a: float
     b: float
@@ -78,7 +79,7 @@ class Margin:
 
 
 def margin(a: Score, b: Score, draws: int = DRAWS, seed: int = SEED) -> Margin:
-    """Measure how much better B is than A, with a paired interval: both are scored on the same draws."""
+    """Compare B with A, with a paired interval: both are scored on the same bootstrap draws."""
     spreads = [
         drawn_changes(np.array(b.values[task]) - np.array(own), draws, generator(seed, task))
         for task, own in a.values.items()
@@ -89,21 +90,21 @@ def margin(a: Score, b: Score, draws: int = DRAWS, seed: int = SEED) -> Margin:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Criterion by which all candidates of a choice are scored."""
+    """Criterion that scores all candidates of a choice."""
 
     name: str
     """One of `CRITERIA`."""
     heads: Heads | None
-    """Of all models of the family; None where those of a model may differ from another's, or none are needed."""
+    """Heads of all models of the family; None if models may have different heads, or if none are needed."""
     note: str
-    """Why it is not `DECISION`; else ""."""
+    """Reason why it is not `DECISION`; else ""."""
 
 
 def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
-    """Find out whether the experts' decisions can be had.
+    """Return the criterion: the experts' decisions, if they are available.
 
     Raises:
-        InputError: heads that do not fit the classes; where there are none, drift is what is scored.
+        InputError: heads that do not fit the classes. (Without heads the criterion is drift.)
     """
     try:
         speaking = _generative_tasks(family, drawn)
@@ -135,10 +136,10 @@ class _Asked:
 
 
 class Judge:
-    """The experts' decisions on some samples, against which models are held.
+    """The experts' decisions on some samples, and the comparison of models with them.
 
     Args:
-        criterion: what `criterion_of` gave.
+        criterion: from `criterion_of`.
     """
 
     def __init__(self, family: Family, samples: Mapping[str, Samples], criterion: Criterion) -> None:
@@ -151,7 +152,7 @@ class Judge:
         self._asked = {task: self._ask(samples[task]) for task in samples if task in speaking}
 
     def values(self, model: Weights) -> dict[str, tuple[float, ...]]:
-        """Return how near a model is to the experts, by task and sample.
+        """Return a model's nearness to the experts, by task and sample.
 
         Raises:
             NumericalError: features or scores that are not finite.
@@ -189,20 +190,20 @@ class Judge:
         return found
 
     def _ask(self, drawn: Samples) -> _Asked:
-        """Let the task's expert answer."""
+        """Generate the answers of a task's expert."""
         family = self._family
         batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
         teacher = TextAnswerer(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
         return _Asked(batches, teacher.answers, teacher.ends)
 
     def _longest(self, task: str) -> int:
-        """Return the tokens of an answer at most, as where it is scored."""
+        """Return the most tokens of an answer, as in scoring."""
         return self._family.suite.task(task).max_target_length
 
 
 def decision_probability(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """Return the probability that the softmax of a model's scores gives the class of the expert's largest one, both
-    sharpened alike (`sharpness`).
+    """Return the probability that the softmax of a model's scores gives to the expert's largest class, both sharpened
+    alike (`sharpness`).
 
     >>> decision_probability(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, 0.0]])).tolist()
     [0.5]
@@ -212,11 +213,11 @@ def decision_probability(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c
 
 
 def sharpness(expert: Float[Tensor, "n c"], sure: float = SURE) -> float:
-    """Return the factor on scores, 1 to 2^16, at which an expert gives its own decisions with probability `sure` on
-    average; 1 where it is as sure as that anyhow.
+    """Return the factor on scores, 1 to 2^16, at which an expert gives its own decisions probability `sure` on average;
+    1 if it already does.
 
-    Decisions do not depend on the scale of scores, their probabilities do: where a temperature was never trained, the
-    softmax is so flat that a model with a few large margins is put before one that decides as the expert does.
+    Decisions do not depend on the scale of scores, but their probabilities do: with an untrained temperature the
+    softmax is so flat that a model with a few large margins ranks above one that decides like the expert.
 
     >>> round(sharpness(torch.tensor([[1.0, 0.0]]), sure=0.5), 3), round(sharpness(torch.tensor([[1.0, 0.0]])), 3)
     (1.0, 2.944)

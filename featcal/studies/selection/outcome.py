@@ -1,4 +1,4 @@
-"""Hold what a choice found: candidates, whether any start is better than every repair, and what was chosen."""
+"""Define the result of a choice: candidates, whether any start is better than every repair, and the chosen model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from featcal.system.drawing import Drawable
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was tried, and what was found of it on all folds."""
+    """A candidate, and its results on all folds."""
 
     model: str
-    """Its name, with which every command makes it of all calibration samples."""
+    """Its name, by which every command makes it from all calibration samples."""
     start: str
-    """Name of what is calibrated; "merged" is the suite's own."""
+    """Name of the model to calibrate; "merged" is the suite's own."""
     config: CalibrationConfig | None
-    """None for the start as it is."""
+    """None for the start without calibration."""
     score: Score | None
-    """None where it failed on a fold."""
+    """None if it failed on a fold."""
     margin: Margin | None
-    """From the default to this one; None where either has no score."""
+    """From the default to this one; None if either has no score."""
     failure: str
-    """Why it failed; else ""."""
+    """Reason of a failure, or ""."""
     seconds: float
     """Duration of fitting and judging, all folds together."""
 
@@ -61,7 +61,7 @@ class SelectionVerdict:
 
     @property
     def sentence(self) -> str:
-        """Say the answer in one sentence."""
+        """Return the answer as one sentence."""
         one, start, repair = self.margin, self.start.model, self.repair.model
         by = f"({one.difference:+.4f} [{one.low:+.4f}, {one.high:+.4f}])"
         if self.start_wins:
@@ -73,32 +73,32 @@ class SelectionVerdict:
 
 @dataclass(frozen=True)
 class Selection(Drawable):
-    """A choice, and everything that speaks for it."""
+    """A choice, with its evidence."""
 
     family: Family
     default: CalibrationConfig
-    """Options that the choice is held against: "informed" at its defaults."""
+    """Default options of the comparison: "informed" at its defaults."""
     start: str
-    """Name of what was chosen to be calibrated, or to be left as it is; "merged" is the suite's own."""
+    """Name of the chosen start, to calibrate or to leave as it is; "merged" is the suite's own."""
     config: CalibrationConfig | None
-    """Options that were chosen, for all calibration samples. None where the start is better as it is."""
+    """Chosen options, for all calibration samples. None if the start is better as it is."""
     candidates: tuple[Candidate, ...]
     """The best first; those that failed last."""
     margin: Margin | None
-    """From the default to what was chosen; 0 where that is the default. The choice was made on these samples, so it
-    flatters. None where either was not scored."""
+    """From the default to the chosen one; 0 if that is the default. The choice was made on these samples, so it
+    flatters. None if either was not scored."""
     folds: Mapping[str, tuple[tuple[int, ...], ...]]
-    """By task and fold: positions, in the source of the calibration samples, of what was held out."""
+    """By task and fold: positions of the held-out samples in the source of the calibration samples."""
     samples: Mapping[str, int]
     """By task: calibration samples that were read."""
     notes: tuple[str, ...]
-    """Warnings: that it cannot tell, and why."""
+    """Warnings, such as that no candidate can be judged, and why."""
     seconds: float
-    """Of all candidates, those computed earlier or by other processes too, and of the calibration that was chosen."""
+    """Of all candidates, including those computed earlier or by other processes, and of the chosen calibration."""
     calibrated: CalibrationResult | None
-    """The choice calibrated on all samples; None where nothing could be told, or where a start was chosen."""
+    """The choice calibrated on all samples; None if no candidate could be judged, or if a start was chosen."""
     of: str = MERGED
-    """Name of the merge that all recipes were tried on; "merged" is the suite's own."""
+    """Name of the merge on which all recipes were tried; "merged" is the suite's own."""
 
     @property
     def model(self) -> str:
@@ -107,18 +107,18 @@ class Selection(Drawable):
 
     @property
     def criterion(self) -> str | None:
-        """Return the one of `judge.CRITERIA` that candidates were scored by; None where none was scored."""
+        """Return the criterion of the scores, one of `judge.CRITERIA`; None if there are no scores."""
         return next((one.score.criterion for one in self.candidates if one.score is not None), None)
 
     @property
     def calibrations(self) -> int:
-        """Count the calibrations on three quarters of the samples, and the one on all of them."""
+        """Count the calibrations: those on three quarters of the samples, and the one on all of them."""
         fitted = sum(one.config is not None for one in self.candidates)
         return FOLDS * fitted + (self.calibrated is not None)
 
     @property
     def verdict(self) -> SelectionVerdict | None:
-        """Compare the best start with the best repair; None where either was not scored."""
+        """Compare the best start with the best repair; None if either was not scored."""
         scored = [one for one in self.candidates if one.score is not None]
         start = next((one for one in scored if one.config is None), None)
         repair = next((one for one in scored if one.config is not None), None)
@@ -127,11 +127,11 @@ class Selection(Drawable):
         return SelectionVerdict(start, repair, margin(repair.score, start.score))
 
     def command(self, suite: str | None = None, out: str = "calibrated") -> str:
-        """Return the command that makes the model that was chosen; of a suite in memory, which no command can name, the
-        Python call, where `suite` is that suite.
+        """Return the command that makes the chosen model; for a suite in memory, which no command can name, the Python
+        call on the variable `suite`.
 
         Args:
-            suite: how it is to call the suite; left out, by its name.
+            suite: word for the suite in the command; by default its name.
         """
         if any(parts_in_memory(self.family.suite)):
             return self._call(out)
@@ -158,8 +158,8 @@ class Selection(Drawable):
         return f"featcal.merge(suite, {self.start!r}).save({out!r})"
 
     def suite_lines(self) -> str | None:
-        """Return the sections of a suite file that say the choice, merge and calibration; None where no file can: of a
-        suite in memory, and of a start that is not a merger's or a checkpoint."""
+        """Return the sections of a suite file for the chosen merge and calibration; None if no file can hold them: for
+        a suite in memory, and for a start that is neither a merger's nor a checkpoint."""
         family, sections = self.family, dict[str, Any]()
         if any(parts_in_memory(family.suite)):
             return None
