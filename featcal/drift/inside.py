@@ -82,7 +82,7 @@ def map_mismatches(
             rows = lane_rows(stage, walk.experts, experts, _EveryToken())
             for index, block in walk.blocks(stage):
                 for task, stored in walk.experts_at(block):
-                    own = held.placed(block, task_weights(model, task))
+                    own = held.read_placed(block, task_weights(model, task))
                     steps = walk.experts[task].walk(stage, block, stored, tuple(block.linears), tuple(block.linears))
                     norms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in block.linears}
                     for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):

@@ -40,7 +40,7 @@ class LayerRecord:
 
 @dataclass
 class Contributions:
-    """What one batch leaves at every layer of the model, for the way back along its final drift."""
+    """States and mismatches of one batch at every layer of the model, for the way back along its final drift."""
 
     first: Tensor
     """m of the first layer, where all drift is its own mismatch, `[batch, ...]`."""
@@ -109,7 +109,10 @@ def pull_back(
     for t, weight in gauss_legendre(nodes):
         with torch.enable_grad():
             point = (expert + t * drift).requires_grad_()
-            (gradient,) = torch.autograd.grad(layer(point), point, along)
+            output = layer(point)
+            if not output.requires_grad:  # a second tower starts anew: nothing of the first one's drift is in it
+                continue
+            (gradient,) = torch.autograd.grad(output, point, along, materialize_grads=True)
         averaged += weight * gradient
     # A = Q + r e^T / ||e||^2 with r = p - Q e, which makes A e = p for any number of nodes.
     missed = _inner(propagation, along) - _inner(drift, averaged)

@@ -79,7 +79,7 @@ class BlockTensors:
             self._of, self._held = (block, weights), (stored, self._run.compute.place(stored))
         return self._held
 
-    def placed(self, block: Block, weights: Weights) -> dict[str, Tensor]:
+    def read_placed(self, block: Block, weights: Weights) -> dict[str, Tensor]:
         """Return them as the forward takes them."""
         return self.read(block, weights)[1]
 
@@ -105,7 +105,7 @@ def cross(
                 own_weights = task_weights(model, task)
                 read, tensors = held.read(block, own_weights)
                 place, one = LayerPlace(stage, block, (stored, read)), experts[task]
-                again = partial(held.placed, block, own_weights)
+                again = partial(held.read_placed, block, own_weights)
                 theirs = run.compute.place(stored) if sublayers else {}
                 lanes = (
                     walk.experts[task].walk(stage, block, stored),
