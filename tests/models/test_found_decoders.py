@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 5, "use_bias": False}),
     "stablelm": ("StableLmForCausalLM", {}),
     "helium": ("HeliumForCausalLM", {"head_dim": 4}),
-    "mpt": ("MptForCausalLM", {"d_model": 16, "n_heads": 4, "n_layers": 4, "max_seq_len": 64}),
+    "mpt": ("MptForCausalLM", {"d_model": 16, "num_hidden_layers": 6, "max_seq_len": 64}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}),
 }
 """MPT has more blocks than a state has dimensions, each of which it returns in a tuple."""
