@@ -142,7 +142,7 @@ def with_ends(session: Session, models: Mapping[str, ModelRef]) -> dict[str, Mod
 
 
 def measure_samples(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> None:
-    """Run every model on the samples of a view, if not done yet, and decide by its features."""
+    """Run every model on the samples of a view, if not done yet, and take its answers from its final features."""
     with state.progress() as report:
         for model in models.values():
             session.measure.features(model, on, report)

@@ -73,7 +73,9 @@ def adapters(
         NumericalError: features that are not finite.
     """
     if own := tasks_with_own_modules(model):
-        raise InputError(f"{options.kind}: {model.label} has maps, heads or adapters of its own of {some(sorted(own))}")
+        raise InputError(
+            f"{options.kind}: {model.label} has maps, heads or adapters of its own for {some(sorted(own))}"
+        )
     require_adaptable(run.adapter)
     adapted: dict[str, Weights] = {}
     left_out: dict[str, float] = {}

@@ -71,7 +71,7 @@ class TaskVectorEffect:
 
 
 def weigh(acting: Sequence[TaskVectorEffect], ranks: Ranks) -> list[list[TokenRows]]:
-    """Return the rows of every batch with s_t in their weights, for every group of `begin_acting`.
+    """Multiply the weights of every batch's tokens by s_t, and return the rows, for every group of `begin_acting`.
 
     Args:
         ranks: ranks that share the task; each has seen a part of its tokens, and they add up the sums of the means.

@@ -66,7 +66,9 @@ class TokenDrift:
         """
         found = {one.layer: one for one in self.layers}
         if layer not in found:
-            raise InputError(f"layer '{layer}': the model has {', '.join(found)}.{did_you_mean(layer, [*found])}")
+            raise InputError(
+                f"there is no layer '{layer}'; the model has {', '.join(found)}.{did_you_mean(layer, [*found])}"
+            )
         return found[layer]
 
     def rows(self, sample: int, layer: str | None = None) -> list[dict[str, Any]]:

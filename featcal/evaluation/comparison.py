@@ -170,7 +170,7 @@ class _Pair:
 
 
 def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
-    """Return one of `FLIPS` for every sample, from whether A was right and whether B is.
+    """Return one of `FLIPS` for every sample: `before` says whether model A was right, `after` whether model B is.
 
     >>> flips([False, True, True, False], [True, False, True, False])
     ['fixed', 'broken', 'both right', 'both wrong']

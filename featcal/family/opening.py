@@ -450,7 +450,7 @@ def open_model(located: Located, adapter: Adapter, device: torch.device, suite: 
 
 
 def _other_texts(located: Located, adapter: Adapter, suite: Suite | None) -> list[str]:
-    """Return a problem where a model of sentence-transformers reads other texts than the base."""
+    """Return problems of a sentence-transformers model that prepares texts differently from the base."""
     if adapter.sentence_text is None or TEXT not in located.config:
         return []
     says_length = suite is not None and all(task.says_length for task in suite.tasks.values())

@@ -39,10 +39,10 @@ def patches(frame: pd.DataFrame, column: str, top: float, grid: tuple[int, int],
 
     Args:
         frame: patches of one model in their order, rows of `layer_tables.token_table`.
-        column: of the frame that is drawn.
+        column: name of the drawn column in `frame`.
         top: the drift that has the full colour.
         grid: rows and columns of patches.
-        picture: `data:` address of what lies under the patches.
+        picture: `data:` address of the picture under the patches.
         form: format of a number under the pointer.
     """
     rows, columns = grid

@@ -34,7 +34,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its values."""
+        """Return the size of the tensor's values in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -64,7 +64,7 @@ class Stored(Weights, Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Return every file that decides its tensors."""
+        """Return the files that the tensors depend on."""
 
     @property
     def leftovers(self) -> Mapping[str, Path]:

@@ -146,7 +146,8 @@ class Passes(Results[Hashable]):
             self._before.append((room, replace(room.spared), room.spared_bytes))
 
     def sum_found(self) -> Timing:
-        """Return the cost of the shared work that the current model found, as if it had done that work itself."""
+        """Return the cost of shared work that earlier models did and the current one reused, as if it had done it
+        itself."""
         for room, before, held in self._before:
             self._found.add(Timing(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
             self.bytes_found += room.spared_bytes - held

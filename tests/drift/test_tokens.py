@@ -167,7 +167,7 @@ def test_rows_of_a_sample(tiny64: Family) -> None:
     assert rows == [row for row in found.rows(3) if row["layer"] == "block 1"]
     with pytest.raises(InputError, match="sample 12 is out of range: 12 samples are measured, numbered 0 to 11"):
         found.rows(12)
-    with pytest.raises(InputError, match=r"layer 'blok 1': the model has embeddings, .* Did you mean 'block 1'\?"):
+    with pytest.raises(InputError, match=r"no layer 'blok 1'; the model has embeddings, .* Did you mean 'block 1'\?"):
         found.rows(0, "blok 1")
     with pytest.raises(InputError, match="task 'cars': the suite has"):
         session.measure.tokens("merged", "cars", PICTURES)

@@ -15,7 +15,7 @@ from featcal.models.model import Model
 
 
 def adapted_by_task(model: Weights) -> Model | None:
-    """Return the model if its only additions are products of low rank per task, else None."""
+    """Return the model if low-rank adapters per task are its only additions, else None."""
     if not isinstance(model, Model) or model.maps or model.heads or not model.adapted:
         return None
     return model if all(isinstance(one, Adapted) for one in model.adapted.values()) else None

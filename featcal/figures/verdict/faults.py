@@ -365,7 +365,7 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
 
 
 def _is_as_the_recipe_says(found: MergeFindings) -> bool:
-    """Say whether the weights have no other fault than those of the recipe itself."""
+    """Say whether the weights match the recipe, apart from coefficients that the recipe itself sets badly."""
     kinds = {one.about for one in find_wrong_weights(found)}
     if kinds - {"scale"}:
         return False

@@ -57,13 +57,13 @@ class MergeNames:
         return Path(self.model).resolve().name  # of "." too
 
     def commands(self, folder: Path, copy: str, is_known: bool, has_base: bool) -> Commands:
-        """Return the command lines that may repair it.
+        """Return command lines, one of which may repair the merged model.
 
         Args:
-            folder: of its files.
+            folder: the model's folder.
             copy: command that corrects the files beside the weights.
-            is_known: whether featcal has a recipe for how it was merged.
-            has_base: whether the base is known, from which another merge starts.
+            is_known: whether featcal has the recipe of its merge.
+            has_base: whether the base is known, which another merge needs.
         """
         name, file = self.name, folder / RECIPE_FILE
         written = f"{name}-again.yaml"

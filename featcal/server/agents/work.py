@@ -45,8 +45,8 @@ def open_checked_suite(suite: str) -> Session:
     if found.family is None:
         refs = ", ".join(one.ref for one in found.downloads)
         raise InputError(
-            f"these are on the Hub and not in its local cache, and agents fetch nothing: {refs}; hf download fetches a "
-            "model, and the first command that a person runs on the suite all of it"
+            f"not in the local cache, and agents download nothing: {refs}; `hf download` fetches a "
+            "model, and any featcal command that you run on the suite all of it"
         )
     return Session(found.family, one_shot=True)
 

@@ -138,6 +138,6 @@ def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Pr
 
 
 def _weights(folder: Path, record: Recorded) -> list[Path]:
-    """Return a record's weight files in a folder; a name that leads elsewhere does not count."""
+    """Return a record's weight files in a folder; names with a path in them are ignored."""
     names = [name for name in record.written if name.endswith(".safetensors") and Path(name).name == name]
     return [folder / name for name in names if (folder / name).is_file()]

@@ -68,7 +68,7 @@ def _default(family: Family) -> str:
 
 
 def candidate_options(config: CalibrationConfig) -> dict[str, Any]:
-    """Return the distinguishing options of a candidate."""
+    """Return the options by which candidates differ, with this candidate's values."""
     return {name: getattr(config, name) for name in CHOSEN}
 
 
