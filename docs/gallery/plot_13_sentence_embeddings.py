@@ -24,10 +24,9 @@ torch.manual_seed(0)
 
 def save(model, folder):
     """Write a model as sentence-transformers does; returns its folder."""
-    top, kinds = "sentence_transformers.models.", ("Transformer", "Pooling")
-    parts = [
-        {"path": f"{i}_{one}" * i, "type": top + one} for i, one in enumerate(kinds)
-    ]
+    top = "sentence_transformers.models."
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    parts = [{"name": k, "path": p, "type": top + k} for p, k in kinds.items()]
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / "modules.json").write_text(json.dumps(parts))
     (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
