@@ -72,7 +72,7 @@ def test_a_folder_of_featcal_is_opened_with_the_suite_of_its_record(root: Path) 
 def test_a_folder_of_nobody_is_a_message_that_says_what_to_give(tiny_suite_file: Path, root: Path) -> None:
     app = checked(tiny_suite_file, root / "base")
     assert not app.exception
-    assert "does not say what it was merged of" in app.error[0].value
+    assert "does not name the models that it was merged from" in app.error[0].value
     assert app.session_state["selection"].suite == str(tiny_suite_file)
     with pytest.raises(InputError, match="nowhere"):
         check.find_subject("nowhere")

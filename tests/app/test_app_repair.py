@@ -156,7 +156,7 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     tasks = session.measure.features(other, ON).tasks.values()
     exact = sum(task.layers[1].relative_drift for task in tasks) / len(TASKS)
     assert previews == [("block 0", pytest.approx(exact, rel=1e-4))]  # and not a share of the change
-    assert not said(app, "on their way")
+    assert not said(app, "are being computed")
     assert trace(app, "preview") is None
     assert trace(app, "before")["y"] == shown
     control(app, "samples").set_value(32).run()  # other features: nothing can be said before
@@ -174,7 +174,7 @@ def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
     assert trace(app, "preview")["x"][-1] == "block 0"
     assert trace(app, "preview")["y"] == pytest.approx([last[0], sum(now) / len(TASKS)])
     assert trace(app, "calibrated")["y"] == last
-    assert len(said(app, "The other blocks are on their way")) == 1
+    assert len(said(app, "The other blocks are being computed")) == 1
     assert "not positive definite" in app.error[0].value
 
 

@@ -58,7 +58,7 @@ def test_a_draft_is_the_suite_that_is_written(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("a: [", "draft: not valid YAML"),
-        ("a: 1\na: 2", "a key stands twice"),
+        ("a: 1\na: 2", "a key occurs twice"),
         ("- 1", "is a mapping of keys to values"),
         (
             "name: x\nbase: b\nmerged: m\ntasks: {a: {expert: e, calibration: {imagefoldr: d}}}",

@@ -105,7 +105,7 @@ def test_a_card_lists_models(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
-    "does not say what it was merged of": (None, None),
+    "does not name the models that it was merged from": (None, None),
     "names no base models of a merge": (None, {"base_model": "me/base"}),  # a fine-tuned model, not a merge
     "'me/a', 'me/b', but not the model that they were fine-tuned from; give it with --base REFERENCE; it may be one": (
         None,

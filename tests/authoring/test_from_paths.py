@@ -465,7 +465,7 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
     }
     assert asked == [(("org/set",), {"name": "small", "revision": "v2", "streaming": True})]
     monkeypatch.setattr(stand_in, "load_dataset", lambda *_, **__: 1 / 0)
-    with pytest.raises(InputError, match=r"cannot be looked at \(ZeroDivisionError.*hub: org/set, split: train"):
+    with pytest.raises(InputError, match=r"cannot be read \(ZeroDivisionError.*hub: org/set, split: train"):
         guess("org/set", here)
 
 

@@ -194,7 +194,7 @@ OF_NO_TOOL = {
     "neither a configuration of mergekit": {"gate_mode": "hidden", "experts": []},
     "is a mapping": "- a\n- b\n",
     "not valid YAML": ["a: [", "a: *nothing\n"],
-    "stands twice": "merge_method: ties\nmerge_method: linear\n",
+    "occurs twice": "merge_method: ties\nmerge_method: linear\n",
     # mergekit's own multi-merge files hold a recipe per document
     "a second document begins in line 2": "merge_method: linear\n---\nmerge_method: slerp\n",
     "give each a file of its own": "merge_method: linear\n---\nmerge_method: slerp\n",

@@ -74,7 +74,7 @@ def test_energy_asks_for_the_smallest_rank() -> None:
 
 
 def test_limits_and_metrics_that_mean_nothing_are_refused() -> None:
-    for said, why in (({}, "how large"), ({"rank": 0}, "at least 1"), ({"energy": 1.5}, "at most 1")):
+    for said, why in (({}, "a rank, or the energy"), ({"rank": 0}, "at least 1"), ({"energy": 1.5}, "at most 1")):
         with pytest.raises(InputError, match=why):
             Limits(**said)  # type: ignore[arg-type]
     change, metric = drawn(3, 4)

@@ -87,7 +87,7 @@ def test_merge_says_what_is_missing(tmp_path: Path) -> None:
     assert featcal.merge(suite).recipe.scale == 0.5
     with pytest.raises(InputError, match="merge: give a suite, or base, not both"):
         featcal.merge(suite, base="base")
-    with pytest.raises(InputError, match=r"merge: what is merged\? Give a suite, or base= and experts="):
+    with pytest.raises(InputError, match=r"merge: nothing to merge; give a suite, or base= and experts="):
         featcal.merge(base="base")
     with pytest.raises(InputError, match="no merge method 'tie'"):
         featcal.merge(suite, "tie")

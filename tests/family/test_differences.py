@@ -43,7 +43,7 @@ def test_an_expert_that_ties_its_head_is_told_how_to_untie_it(adapter: Adapter) 
     for config in ({"tie_word_embeddings": True}, {}):
         (problem,) = list_differences(adapter, own, config)
         assert problem.startswith(
-            "expert 'x': its head is tied to its embedding, and the base has 'lm_head.weight' apart"
+            "expert 'x': its head is tied to its embedding, but the base has a separate 'lm_head.weight'"
         )
         assert problem.endswith(UNTIE)
     (problem,) = list_differences(adapter, own, {"tie_word_embeddings": False})

@@ -374,7 +374,9 @@ def test_a_head_stored_beside_the_embedding_that_it_is_tied_to_must_repeat_it(
     write_adapter(tmp_path, {**factors(Q), f"{TOKENS}.weight": embedding, "lm_head.weight": embedding.clone()})
     assert opened(bases["tied"], tmp_path).read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"].equal(embedding)
     write_adapter(tmp_path, {**factors(Q), f"{TOKENS}.weight": embedding, "lm_head.weight": embedding + 1})
-    with pytest.raises(InputError, match=r"'lm_head.weight' must repeat .*embedding and head were trained apart") as no:
+    with pytest.raises(
+        InputError, match=r"'lm_head.weight' must repeat .*embedding and head were trained separately"
+    ) as no:
         opened(bases["tied"], tmp_path)
     assert str(no.value).endswith(UNTIE)
 
@@ -555,7 +557,9 @@ REFUSED = [
     invalid("exclude_modules: '(q' is not a regular expression", exclude_modules="(q"),
     invalid("layers_pattern: '(q' is not a regular expression", layers_pattern=["h", "(q"], layers_to_transform=[0]),
     invalid("modules_to_save: '(q' is not a regular expression", modules_to_save=["(q"]),
-    invalid("layers_to_transform: it goes with a list", target_modules=".*q_proj", layers_to_transform=[0]),
+    invalid(
+        "layers_to_transform: it needs target_modules as a list", target_modules=".*q_proj", layers_to_transform=[0]
+    ),
     invalid("target_modules: '(q' is not a regular expression", target_modules="(q"),
     *(
         besides(what, f"{UNKNOWN}: '{MODEL}{key}' (", {key: noise(*A.shape)}, bias="all")

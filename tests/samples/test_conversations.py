@@ -195,7 +195,7 @@ REFUSED = {
     ),
     "line 2: turn 1 holds 'text'; only text is read": [said(content=5), said(content=[{"type": "text"}])],
     "line 2: turn 1 calls a tool": [said("tool"), said(tool_calls=[{"name": "f"}]), said("observation")],
-    "line 2: the conversation has tools": {**said(), "tools": [{"name": "f"}]},
+    "line 2: the conversation uses tools": {**said(), "tools": [{"name": "f"}]},
     "line 2: turn 1 is of 'narrator'": said("narrator"),
     "line 2: turn 1 has the keys 'speaker', 'text'": {"messages": [{"speaker": "a", "text": "b"}]},
     "line 2: turn 1 is a str": {"messages": ["Add."]},
@@ -217,7 +217,7 @@ def test_what_is_no_conversation_is_refused_by_its_line(tmp_path: Path, row: dic
 @pytest.mark.parametrize(
     ("template", "modality", "message"),
     [
-        (FORGETS, "causal", "line 1: the base's chat template writes the turns before the last answer otherwise"),
+        (FORGETS, "causal", "line 1: the base's chat template writes the turns before the last answer differently"),
         ("{{ 1 + messages[0]['content'] }}", "causal", r"line 1: .* does not take this conversation \(unsupported"),
         (
             PLAIN.replace("m['content']", "m['content'] if m['role'] == 'user' else ''"),

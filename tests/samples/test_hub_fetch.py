@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_before_it_is_fetched(
 
 def test_a_broken_connection_is_one_sentence_and_what_is_whole_is_kept(log: Log, address: str, tmp_path: Path) -> None:
     send(address, "faults", "POST", [{"match": "GET .*train-00001", "status": 503}])
-    with pytest.raises(InputError, match="'me/pictures' cannot be fetched: the Hub has trouble of its own"):
+    with pytest.raises(InputError, match="'me/pictures' cannot be fetched: the Hub fails with"):
         read("me/pictures", "train", tmp_path)
     send(address, "faults", "DELETE")
     log()
@@ -230,7 +230,7 @@ def test_what_was_fetched_before_a_failure_is_kept(
     preview_samples(suite, "pets", "test", 1, 1)
     log()
     send(address, "faults", "POST", [{"match": "GET .*parquet", "times": 2}, {"match": "GET .*parquet", "status": 503}])
-    with pytest.raises(InputError, match=r"'me/bare@.* cannot be fetched: the Hub has trouble of its own"):
+    with pytest.raises(InputError, match=r"'me/bare@.* cannot be fetched: the Hub fails with"):
         seen(suite, 4, 5)
     send(address, "faults", "DELETE")
     first = sum(1 for one in log() if fetched([one]) and one["status"] == 206)

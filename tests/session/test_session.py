@@ -311,7 +311,7 @@ def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(
         assert found.model_features.equal(free.model_features)
     costs = [forwards(lambda model=model: bound.measure.features(model, FEW)) for model in ("merged", "base")]  # type: ignore[misc]
     assert costs[0] == costs[1] > 0
-    with pytest.raises(InputError, match="max_memory: an open session has a limit of its own"):
+    with pytest.raises(InputError, match="max_memory: an open session keeps its own limit"):
         measure_drift(bound, max_memory=2**36)
 
 

@@ -400,7 +400,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     ),
     "prepared": (
         lambda o: {**o, "columns": {"input": "{a}"}},
-        r"columns \(input\) are of rows, and these samples are t",
+        r"columns \(input\) apply to rows, but these samples are t",
     ),
     "tools": (lambda o: {**o, "base": "here"}, "tokenizer and processor are for a base in memory; 'here' has its own"),
     "keyword": (

@@ -96,14 +96,14 @@ WRONG = {
     "needs 'input'": pets(calibration={"jsonl": "x"}),
     "a 'hub' source needs 'split'": pets(calibration={"hub": "x", "input": "{a}"}),
     "'target' and 'targets' belong to text; give 'input'": pets(calibration={"parquet": "x", "target": "{a}"}),
-    "a text with a picture has an answer in words": pets(
+    "a text with a picture needs an answer in words": pets(
         calibration={"parquet": "x", "input": "{a}", "image": "b", "label": "c"}
     ),
     "not both": pets(calibration=TEXT | {"targets": ["no"]}),
     "give 'target' (the answer as text) or 'label' (its class, for a classifier)": pets(
         calibration={"jsonl": "x", "input": "{a}", "label": "b", "target": "{c}"}
     ),
-    "'pair' is the second text of a classifier": [
+    "'pair' is the second text for a classifier": [
         pets(calibration={"jsonl": "x", "input": "{a}", "pair": "{b}", "label": "c", "targets": ["d", "e"]}),
         pets(calibration={"parquet": "x", "pair": "{b}"}),
     ],
