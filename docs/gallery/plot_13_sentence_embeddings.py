@@ -29,7 +29,8 @@ def save(model, folder):
     parts = [{"name": k, "path": p, "type": top + k} for p, k in kinds.items()]
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / "modules.json").write_text(json.dumps(parts))
-    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
