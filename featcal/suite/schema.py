@@ -254,8 +254,8 @@ class Suite(Strict):
 
     @property
     def origin(self) -> str:
-        """Return the reference of the model that gives the shared files (tokenizer, heads, …): the base, or the merged
-        model if the base is not known."""
+        """Return the reference of the model that gives the shared files, such as tokenizer and heads; that is the base,
+        or the merged model if the base is not known."""
         return str(self.merged) if self.base is None else self.base
 
     @property
