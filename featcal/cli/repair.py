@@ -84,8 +84,7 @@ def calibrate_command(
     encoder's output. With torchrun (docs/scale.md) several processes share the tasks; one of them writes and prints.
 
     A model that generates text is then compared with the merged one as in `featcal study canary`. If its generation is
-    broken, the model is written too, with warnings. If a check fails to run, a warning names it, and the exit status is
-    1.
+    broken, the model is written too, with warnings. If a check cannot run, a warning names it; the exit status is 1.
     """
     load_libraries()
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
