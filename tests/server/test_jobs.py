@@ -820,7 +820,7 @@ def test_scores_that_are_there_stay_where_another_job_was_cancelled(tiny_suite_f
     assert charts(app) == 1
 
 
-@pytest.mark.parametrize(("kind", "words"), [("sweep", "what was finished is kept"), ("scores", "nothing is kept")])
+@pytest.mark.parametrize(("kind", "words"), [("sweep", "finished parts are kept"), ("scores", "nothing is kept")])
 def test_what_is_left_of_a_cancelled_job(kind: str, words: str, line: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(app_jobs.st, "info", lambda text, **_: shown.append(text))
