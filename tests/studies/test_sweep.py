@@ -65,7 +65,7 @@ def own(tiny: Family) -> Session:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationConfig]:
     """Every calibration that a session computes."""
     calibrations: list[CalibrationConfig] = []
-    real = fits.calibrate
+    real = fits.calibrate_family
 
     def counted(family: Family, config: CalibrationConfig, **more: Any) -> Any:
         calibrations.append(config)
