@@ -293,7 +293,7 @@ def test_sessions_overtaken_at_random_neither_fail_nor_disturb_each_other(famili
     assert sum(overtaken) >= 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"is_causal": True}, {"mask": True}])
 def test_plain_attention_is_torchs_own_to_the_bit(dtype: torch.dtype, options: dict[str, Any]) -> None:
     """Without a mask fewer operations are done, and the same numbers come out of them."""
