@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from app.first_page import HOME_SUITE, SAMPLES
 from app.selection import OPTIONS
@@ -49,8 +50,15 @@ _prepared: list[Session] = []
 def defaults(session: Session, recipe: str | None = None, samples: int | None = None) -> CalibrationConfig:
     """Return the starting options of a calibration of a suite, by recipe and samples; the samples are as many as a
     slider can compute quickly."""
-    samples = samples or session.family.suite.calibration.explicit_options().get("samples", SAMPLES)
-    return config_for(session.family, recipe=recipe, samples=samples)
+    known = _defaults.setdefault(session, {})
+    if (recipe, samples) not in known:
+        number = samples or session.family.suite.calibration.explicit_options().get("samples", SAMPLES)
+        known[recipe, samples] = config_for(session.family, recipe=recipe, samples=number)
+    return known[recipe, samples]
+
+
+_defaults: WeakKeyDictionary[Session, dict[tuple[str | None, int | None], CalibrationConfig]] = WeakKeyDictionary()
+"""Starting options by recipe and samples: a page asks for them some sixty times."""
 
 
 def switches(session: Session) -> tuple[str, ...]:
