@@ -108,7 +108,7 @@ def test_a_sweep_goes_on_while_other_pages_are_looked_at(opened: Open) -> None:
 def test_a_page_that_was_stopped_says_so(opened: Open) -> None:
     page = opened("/drift?n=16")
     browser.settle(page)
-    notice = page.get_by_text("This page was stopped before it was whole")
+    notice = page.get_by_text("This page was stopped before it was complete")
     expect(notice).to_have_count(0)
     page.goto(page.url.split("?")[0] + "?n=32")  # what this app is slow at
     page.get_by_role("button", name="Stop").click()
