@@ -91,7 +91,7 @@ def test_a_second_click_says_that_it_is_written_already(tiny_suite_file: Path, t
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "mine").iterdir()}
     button(app, "Write the checkpoint").click().run()
     assert healthy(app)
-    assert any("written already" in one.value for one in app.info)
+    assert any("exists already; nothing was written" in one.value for one in app.info)
     assert (app.success[0].value, [one.value for one in app.code]) == (said, code)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "mine").iterdir()} == files
     (tmp_path / "other").mkdir()

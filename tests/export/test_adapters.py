@@ -178,7 +178,7 @@ def test_export_writes_the_repair_of_a_calibrated_folder(
         ((*said[:-2], "--rank", 2), "name its file suite.yaml with --suite"),
         ((*said, "--format", "hf"), "has the layout of peft"),
         (("export", "calibrated", "--rank", 2), "--rank: for --as adapter alone"),
-        (said, "how large the adapter is to be"),
+        (said, "give the size of the adapter"),
     ):
         code, _, err = run(*arguments, "--out", "nothing")
         assert code != 0

@@ -46,9 +46,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for place, name in (
         (open_suite, "expert_passes"),
-        (fits, "calibrate"),
+        (fits, "calibrate_family"),
         (measurements, "reach_features"),
-        (measurements, "follow"),
+        (measurements, "measure_total_drift"),
     ):
         count(place, name)
     return found
@@ -72,11 +72,11 @@ def test_what_rows_share_is_made_once_and_changes_no_number(tiny: Family, tmp_pa
     together = table(tiny, METHODS, SEEDS, tmp_path / "together")
     tasks = len(tiny.experts)
     # Samples of every seed are drawn once; every calibration is run once, also where others act on it.
-    assert (calls["expert_passes"], calls["calibrate"]) == (len(SEEDS), 2 * len(SEEDS))
+    assert (calls["expert_passes"], calls["calibrate_family"]) == (len(SEEDS), 2 * len(SEEDS))
     # Two affine maps a seed stand after models that are scored anyway, and nothing is run for them.
     towers = len(together) - 2 * len(SEEDS)
     assert calls["reach_features"] == towers * tasks
-    assert calls["follow"] == towers - 1  # the experts' own drift is 0
+    assert calls["measure_total_drift"] == towers - 1  # the experts' own drift is 0
     for number, row in enumerate(together):
         if row.point.seed in (None, SEEDS[0]):
             seeds = (42,) if row.point.seed is None else (row.point.seed,)
