@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ def lit(traces: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def bar(app: AppTest) -> str:
-    (said,) = [one.value for one in app.markdown if " selected" in one.value]
+    (said,) = [one.value for one in app.markdown if re.match(r"\*\*\d+\*\* of .* selected", one.value)]
     return said
 
 

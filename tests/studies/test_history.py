@@ -232,15 +232,15 @@ def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: p
 WRITER = """
 import sys
 from pathlib import Path
-from featcal.studies.history import History, Measured, TaskValue, new_run
+from featcal.studies.history import History, RunMeasurement, TaskValue, new_run
 assert "torch" not in sys.modules
 history, who = History(Path(sys.argv[1])), sys.argv[2]
 for i in range(100):
     own = new_run(("tiny", "0" * 16), f"{who}:{i}", {}, {})
     both = new_run(("tiny", "0" * 16), f"both:{i}", {}, {})
     scores = {"pets": TaskValue("accuracy", i / 100, 100)}
-    assert history.add(own, Measured("features", "validation", 8, 42, scores, {}))
-    assert history.add(both, Measured("features", "validation", 8, 42, scores, {}))
+    assert history.add(own, RunMeasurement("features", "validation", 8, 42, scores, {}))
+    assert history.add(both, RunMeasurement("features", "validation", 8, 42, scores, {}))
     history.mark(both.id, "name" if who == "one" else "notes", f"{who} {i}")
     assert history.look("0" * 16, f"model {i}", who)
 assert history.problems == []
