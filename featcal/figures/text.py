@@ -72,7 +72,7 @@ directions that the samples do not contain.
 """
 
 FEATURES = r"""
-**What this shows.** Features of the expert and of the selected models, on the same samples of one task, all divided by
+**What this shows.** Features of the expert and of the models shown, on the same samples of one task, all divided by
 their norm, in **one** map that is fitted on all their clouds together, so their places can be compared. Arrows lead
 from the first model to the second. Click a point, or draw around some, to see their samples.
 
