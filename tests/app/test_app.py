@@ -386,7 +386,7 @@ def test_export_writes_once_and_says_how_to_load(tiny_suite_file: Path, tmp_path
     assert any(f'CLIPModel.from_pretrained("{out.as_posix()}")' in block.value for block in app.code)
     button(app, "Write").click().run()
     assert healthy(app)
-    assert any("written already" in one.value for one in app.info)
+    assert any("exists already; nothing was written" in one.value for one in app.info)
 
 
 def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
