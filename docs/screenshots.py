@@ -63,7 +63,7 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
     for name in others:
         browser.go(page, name, steady=STEADY)
         if name == "accuracy":
-            score = page.get_by_role("button", name="Score the calibrated model")
+            score = page.get_by_role("button", name="Score calibrated")
             if score.count():
                 score.click()
             page.get_by_text("What calibrated gains over merged").wait_for(timeout=240_000)

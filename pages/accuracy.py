@@ -36,7 +36,7 @@ if any(model.name in USUAL for shown, model in known.items() if shown not in sco
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 known = {shown: known[shown] for shown in scores}
 if unscored and st.button(
-    f"Score the {' and the '.join(unscored)} model on the test split",
+    f"Score {' and '.join(unscored)} on the test split",
     type="primary",
     icon=":material/visibility:",
     help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",

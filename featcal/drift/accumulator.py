@@ -29,7 +29,7 @@ class Record:
     final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _carried: dict[int, Contributions] = field(default_factory=dict)
     booked: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """What `Contributions.book` found of every batch."""
+    """Results of `Contributions.book`, one per batch."""
 
     def add(self, crossing: LayerTransition, parts: Parts, on_expert: Tensor) -> None:
         """Add one batch that went through one layer; in the very first layer all drift is mismatch.

@@ -54,7 +54,7 @@ class CardProvenance:
     command: Command
     warnings: Sequence[str] = field(default=())
     pictured: bool = True
-    """Whether the card of a calibration has the picture `PICTURE_FILE` beside it."""
+    """True if the card of a calibration has the picture `PICTURE_FILE` beside it."""
 
 
 def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance) -> str:

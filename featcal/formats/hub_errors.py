@@ -30,7 +30,7 @@ class Trouble:
     """The failure of the Hub or of this machine, as the end of a sentence."""
     remedy: str
     passes: bool = False
-    """Whether the same request may succeed a moment later."""
+    """True if the same request may succeed a moment later."""
     wait: float | None = None
     """Seconds that the Hub asks to wait."""
 

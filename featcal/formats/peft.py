@@ -91,7 +91,7 @@ class AdapterConfig(BaseModel):
     use_rslora: bool = False
     lora_bias: bool = False
     fan_in_fan_out: bool = False
-    """Whether weights of linear maps are stored `[inputs, outputs]`, as in GPT-2."""
+    """True if weights of linear maps are stored `[inputs, outputs]`, as in GPT-2."""
     init_lora_weights: bool | str = True
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
@@ -102,7 +102,7 @@ class AdapterConfig(BaseModel):
     modules_to_save: list[str] | None = None
     """Modules that were trained whole, such as a classifier that the base does not have."""
     ensure_weight_tying: bool = False
-    """Whether a change of an embedding also changes the head that is tied to it."""
+    """True if a change of an embedding also changes the head that is tied to it."""
     base_model_name_or_path: str | None = None
     revision: str | None = None
 
@@ -197,7 +197,7 @@ class Change:
     """Names of A and B, whose `scale · B A` is added, or of one tensor that is added `scale` times."""
     scale: float = 1.0
     transposed: bool = False
-    """Whether the product is transposed before it is added: `[width, rows]` for an embedding `[rows, width]`, and for
+    """True if the product is transposed before it is added: `[width, rows]` for an embedding `[rows, width]`, and for
     linear maps stored `[inputs, outputs]`."""
 
     @property

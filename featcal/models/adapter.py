@@ -198,7 +198,7 @@ class Stage(ABC):
     """Axis of the heads in the inputs of norms over each head's part of a token: 2 for `[batch, tokens, heads, width]`,
     1 for `[batch, heads, tokens, width]`; None without such norms."""
     leads = False
-    """Whether a class token stands in front of a picture's patches, read by the head alone or beside them."""
+    """True if a class token stands in front of a picture's patches, read by the head alone or beside them."""
     spent: tuple[str, ...] = ()
     """Names of inputs that only the first call of the stage reads."""
     feeds = True
@@ -310,13 +310,13 @@ class Adapter(ABC):
     """Class of transformers that turns pictures into pixels unless the files say otherwise; empty for the class that
     the base's settings name."""
     class_token = False
-    """Whether the first token is a class token."""
+    """True if the first token is a class token."""
     causal = False
-    """Whether every token sees only those before it."""
+    """True if every token sees only those before it."""
     sentence_text: SentenceText | None = None
     """Changes of sentence-transformers to a text before the model reads it; None for models that give no embeddings."""
     reads_prompts = False
-    """Whether the text tower is a stage too: every picture then comes with a prompt, and every model's own text tower
+    """True if the text tower is a stage too: every picture then comes with a prompt, and every model's own text tower
     makes the heads from class prompts."""
     image_token: int | None = None
     """Token that stands for a part of a picture, in a language model that reads pictures."""

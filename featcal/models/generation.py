@@ -52,7 +52,7 @@ class Generator:
 
     model: Any
     encodes: bool
-    """Whether the prompt goes to an encoder; otherwise the answer continues it."""
+    """True if the prompt goes to an encoder; otherwise the answer continues it."""
     positions: int | None = None
     """Tokens that prompt and answer may have together; answers end there. None without a table of positions."""
     stated: int | None = None

@@ -47,7 +47,7 @@ class FileDifference:
     about: str
     sentence: str
     is_fault: bool
-    """Whether it makes the model do something else than its weights can do; otherwise it is only worth knowing."""
+    """True if it makes the model do something else than its weights can do; otherwise it is only worth knowing."""
     files: tuple[str, ...] = ()
     """Files whose copies from the base correct it; none if a person must decide."""
 

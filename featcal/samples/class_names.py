@@ -31,9 +31,9 @@ class ClassList:
     whose: str
     """Name of the list in messages, such as "the source"."""
     is_sorted: bool = False
-    """Whether the order is only that of the names, because the list has no numbers."""
+    """True if the order is only that of the names, because the list has no numbers."""
     renames: bool = False
-    """Whether the list may rename classes that a data set has numbered, as prompts do."""
+    """True if the list may rename classes that a data set has numbered, as prompts do."""
 
 
 @dataclass(frozen=True)

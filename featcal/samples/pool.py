@@ -66,7 +66,7 @@ class Pool:
     tokens: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
     """`input_ids` `[n, T]`, and `attention_mask` `[n, T]` and `labels` `[n, U]` if the source has them."""
     counted_names: bool = False
-    """Whether labels count the class names in sorted order, because the data set has no numbers."""
+    """True if labels count the class names in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
     """Remarks on samples or options that were left out."""
     prepare: Callable[[Sequence[int]], None] | None = None

@@ -95,7 +95,7 @@ class Samples:
     total: int = 0
     """Samples in the whole draw, of which these may be a part."""
     counted_names: bool = False
-    """Whether labels count `class_names` in sorted order, because the data set has no numbers."""
+    """True if labels count `class_names` in sorted order, because the data set has no numbers."""
     notes: tuple[str, ...] = ()
     """Remarks on samples or options that were left out, and on classes that were matched by position."""
 

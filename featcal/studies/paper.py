@@ -23,7 +23,7 @@ class PaperRow:
     of: str = ""
     """The model of the row, if a table has several."""
     average: float | None = None
-    """As printed."""
+    """Number as the paper prints it."""
     deviations: tuple[float | None, ...] = ()
     """Standard deviations over seeds, if the paper has them."""
     probable: tuple[float | None, ...] = ()

@@ -40,7 +40,7 @@ class ServerRules:
     text: int = 2**20
     """Bytes of a suite file that a visitor types; `maxUploadSize` limits files."""
     hub: bool = False
-    """Whether the Hub may be asked, and its local cache read."""
+    """True if the Hub may be asked, and its local cache read."""
     queue: str = "jobs"
     """Folder of the jobs, below the user's cache folder."""
 

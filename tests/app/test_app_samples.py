@@ -35,8 +35,8 @@ WHOLE = EvaluationSamples(None, "test")
 def scored(suite: Path, **query: str) -> AppTest:
     """The Accuracy page with both models scored."""
     app = opened(suite, "accuracy", b="calibrated", **query)
-    if any(one.label.startswith("Score the") for one in app.button):
-        button(app, "Score the").click().run()
+    if any(one.label.endswith("on the test split") for one in app.button):
+        button(app, "on the test split").click().run()
     assert healthy(app)
     return app
 

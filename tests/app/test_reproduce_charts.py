@@ -68,7 +68,7 @@ def test_commands_give_the_numbers_of_charts(
     monkeypatch.setattr(jobs, "ensure_manager", drain)  # a sweep is a job
     page, chosen = PAGES[where]
     app = opened(tiny_suite_file, page, **(MODELS | {"task": "signs", "layer": "block 1"} | chosen))
-    for label in [one.label for one in app.button if one.label.startswith(("Score the calibrated", "Run the sweep"))]:
+    for label in [one.label for one in app.button if one.label.startswith(("Score calibrated", "Run the sweep"))]:
         button(app, label).click().run()
         shown.clear()
         app.run()

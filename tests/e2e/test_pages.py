@@ -79,9 +79,9 @@ def path(name: str) -> str:
 def look(visitor: Visitor, name: str) -> Seen:
     """Open a page by its address and look at it in all ways."""
     visitor.open(f"{path(name)}?{QUICK}")
-    score = visitor.page.get_by_role("button", name="Score the calibrated model")
+    score = visitor.page.get_by_role("button", name="Score calibrated")
     if name == "accuracy" and score.count():
-        visitor.click("Score the calibrated model")
+        visitor.click("Score calibrated")
     size = visitor.size(1400)
     cards = visitor.page.get_by_test_id("stMetric").count()
     cut_off = {width: found for width in WIDTHS if name in NUMBERED and (found := visitor.cut_off(width))}

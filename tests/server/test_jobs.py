@@ -812,7 +812,7 @@ def test_scores_that_are_there_stay_where_another_job_was_cancelled(tiny_suite_f
         done(slow, job)
     app.run()
     assert charts(app) == 1
-    button(app, "Score the ties model").click().run()
+    button(app, "Score ties").click().run()
     button(app, "Cancel").click().run()
     app.run()
     assert healthy(app)

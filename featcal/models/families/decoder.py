@@ -118,12 +118,11 @@ class Decoder(LanguageModel):
         self._device, self._tied = device, bool(self._config.tie_word_embeddings)
         self._head = stored_name(facts, f"{facts.head}.weight")
         self._embedding = f"{facts.stack}.{facts.embedding}.weight"
-        if facts.is_found and not self.model_class._supports_attention_backend:
-            # A class that computes attention in its own way; its plainest one has all derivatives.
-            self._config._attn_implementation = "eager"
-            self.model = self.fresh()
-        else:
-            self.model = self.fresh()
+        has_own_attention = facts.is_found and not self.model_class._supports_attention_backend
+        if has_own_attention:
+            self._config._attn_implementation = "eager"  # its plainest one, which has all derivatives
+        self.model = self.fresh()
+        if not has_own_attention:
             choose_attention(self.model)
         check_buffers(self.model)
         self.limits = limits_of(facts)

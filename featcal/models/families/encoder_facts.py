@@ -77,7 +77,7 @@ class EncoderFacts:
     """Names in files of modules of a block, if they differ from those in the class; the rows of several modules with
     one name follow each other in one tensor."""
     any_size: bool = False
-    """Whether pictures may have any height and width that patches fill (positions are interpolated)."""
+    """True if pictures may have any height and width that patches fill (positions are interpolated)."""
     heads: tuple[str, ...] = ("classifier.",)
     """Beginnings of the names of a head's tensors, which are written unchanged."""
     repeated: Mapping[str, str] = field(default_factory=dict, hash=False)

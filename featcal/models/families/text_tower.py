@@ -113,7 +113,7 @@ class TwoTowers(Adapter):
     whole_class: str
     """Class of transformers that has both towers."""
     whole_prompts = False
-    """Whether prompts are padded to the model's full length, without a mask, as it was trained."""
+    """True if prompts are padded to the model's full length, without a mask, as it was trained."""
     _visual: tuple[Stage, ...]
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:

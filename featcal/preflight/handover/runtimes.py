@@ -27,9 +27,9 @@ class Support:
     gguf: str = ""
     """Name of its architecture in GGUF files of llama.cpp's converter; empty if unknown."""
     vllm: bool = False
-    """Whether vLLM's registry has it."""
+    """True if vLLM's registry has it."""
     ollama: bool = False
-    """Whether `ollama create` converts its safetensors itself."""
+    """True if `ollama create` converts its safetensors itself."""
     pieces: tuple[str, ...] = ()
     """Files of sentencepiece of which the converters need one, because they cannot use the vocabulary of
     tokenizer.json."""

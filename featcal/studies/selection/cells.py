@@ -37,7 +37,7 @@ class FoldCell:
     """One candidate on one fold."""
 
     values: Mapping[str, tuple[FiniteFloat, ...]]
-    """As `Judge.values`; empty if the candidate failed."""
+    """Nearness to the experts by measure and sample (`Judge.values`); empty if the candidate failed."""
     failure: str
     """Reason of a failure, or ""."""
     seconds: FiniteFloat
