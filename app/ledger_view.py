@@ -26,7 +26,7 @@ DRIFT_UNITS = {
     False: "norms over the whole token state, mean over samples; alignment: cosine",
 }
 """Units of the drift tables, relative or absolute."""
-_SHARES = "contribution and telescoped: norm / norm of the expert's final feature; shares: 1 is the final drift"
+_SHARES = "contribution: norm / norm of the expert's final feature; shares: 1 is the final drift"
 _GROWTH = "gamma, eta: norm / norm of the incoming drift; response: cosine; certified_growth: share of samples"
 _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement, accuracy: share of samples"
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"

@@ -70,8 +70,8 @@ class Record:
         expert, model = checked_features(task, self.final)
         booked = None
         if self.attribution:
-            inner, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self.booked, strict=True))
-            booked = Attribution(inner, telescoped, quality, widen(model - expert).square().sum(1))
+            inner, quality = (torch.cat(one, dim=1) for one in zip(*self.booked, strict=True))
+            booked = Attribution(inner, quality, widen(model - expert).square().sum(1))
         return TaskDrift(task, tuple(layers), expert, model, indices, booked)
 
 

@@ -63,9 +63,6 @@ class Attribution:
 
     inner: Float[Tensor, "layers n"]
     """<c_l, e_L>: layer l's local mismatch, pushed through all later layers, along the final drift."""
-    telescoped: Float[Tensor, "layers n"]
-    """Another allocation of the final drift: u_{l-1} - u_l along it, with u_l the output of the model's later layers
-    on the expert's state after layer l. It needs no quadrature and equals Prop. 2 for linear layers."""
     quality: Float[Tensor, "steps n"]
     """|<r, v>| / (||p|| ||v||) of every layer after the first, v being the final drift taken back to the layer: the
     quadrature's error, before the secant correction, in what is booked."""
@@ -76,11 +73,6 @@ class Attribution:
     def shares(self) -> Float[Tensor, " layers"]:
         """Return the signed share of every layer in the final drift, samples weighted by ||e_L||^2; they sum to 1."""
         return self.inner.sum(1) / self.final_square.sum()
-
-    @property
-    def telescoped_shares(self) -> Float[Tensor, " layers"]:
-        """Return the shares of the telescoping allocation; they sum to 1."""
-        return self.telescoped.sum(1) / self.final_square.sum()
 
 
 @dataclass(frozen=True)
@@ -166,8 +158,6 @@ class TaskDrift(TaskFeatures):
         for position, layer in enumerate(self.layers):
             entry = layer_json(layer)
             entry["share"] = float(booked.shares[position]) if booked is not None and shared else None
-            if booked is not None:
-                entry["telescoped_share"] = float(booked.telescoped_shares[position]) if shared else None
             if layer.layer in grown:
                 entry |= _growth_json(layer, grown[layer.layer])
             layers.append(entry)

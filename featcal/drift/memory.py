@@ -45,9 +45,8 @@ class SampleChunks:
         free = (_SHARES - 1) * limit if limit is not None else half_of_available_bytes()
         batches = [batch for one in experts.values() for batch in one.batches]
         state, work = (max(size(run.adapter, batch) for batch in batches) for size in (_state_bytes, _work_bytes))
-        # Attribution keeps expert's and model's states and the mismatch at every layer, and carries the telescoping
-        # parts of all layers so far beside them.
-        carried = 4 * (layers + 1) * state if attribution else 0
+        # Attribution keeps expert's and model's states and the mismatch at every layer.
+        carried = 3 * (layers + 1) * state if attribution else 0
         largest, samples = max(map(_count, batches)), sum(map(_count, batches))
         passing = 2 * work if attribution else work  # a derivative keeps what the forward pass computes
         if limit is None and samples * carried + largest * passing < free:

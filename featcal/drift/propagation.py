@@ -44,14 +44,14 @@ class Contributions:
 
     first: Tensor
     """m of the first layer, where all drift is its own mismatch, `[batch, ...]`."""
-    replayed: list[Tensor]
-    """u_l: output of the model's layers since l on the expert's state after layer l; u_0 is the model's own state."""
+    drift: Tensor
+    """e of the last layer so far, `[batch, ...]`."""
     steps: list[LayerRecord] = field(default_factory=list)
 
     @classmethod
     def begin(cls, expert: Tensor, model: Tensor) -> Contributions:
         """Return those of a batch after the first layer, given the states there."""
-        return cls(model - expert, [model, expert])
+        return cls(model - expert, model - expert)
 
     def step(self, layer: Layer, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor, Tensor]) -> None:
         """Take the batch through one layer of the model.
@@ -62,15 +62,12 @@ class Contributions:
         """
         own, on_expert, reached = after
         self.steps.append(LayerRecord(layer, before, on_expert - own))
-        # u_0 is the model's own state and u of the last layer the model on the expert's: both are known
-        inner = [layer(state) for state in self.replayed[1:-1]]
-        self.replayed = [reached, *inner, on_expert, own]
+        self.drift = reached - own
 
-    def book(self) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
-        """Go back through the layers, one at every turn, which is let go; yield None after each, and at last <c_l, e_L>
-        and <u_{l-1} - u_l, e_L>, `[layers, batch]`, and the quadrature's error, `[layers - 1, batch]`."""
-        final = self.replayed[0] - self.replayed[-1]
-        along, drift = final, final  # v_k and e_k
+    def book(self) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """Go back through the layers, one at every turn, which is let go; yield None after each, and at last
+        <c_l, e_L>, `[layers, batch]`, and the quadrature's error, `[layers - 1, batch]`."""
+        along, drift = self.drift, self.drift  # v_k and e_k
         inner: list[Tensor] = []
         errors: list[Tensor] = []
         while self.steps:
@@ -81,12 +78,7 @@ class Contributions:
             along, error = pull_back(one.layer, expert, drift, propagation, along)
             errors.append(error)
             yield None
-        pairs = zip(self.replayed[:-1], self.replayed[1:], strict=True)
-        yield (
-            torch.stack([_inner(self.first, along), *reversed(inner)]),
-            torch.stack([_inner(upper - lower, final) for upper, lower in pairs]),
-            torch.stack([*reversed(errors)]),
-        )
+        yield torch.stack([_inner(self.first, along), *reversed(inner)]), torch.stack([*reversed(errors)])
 
 
 def pull_back(

@@ -59,19 +59,6 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
             row=1,
             col=column,
         )
-        figure.add_scatter(
-            x=frame["layer"],
-            y=frame["telescoped"].cumsum(),
-            name="cumulative share, alternative attribution",
-            legendgroup="telescoped",
-            showlegend=column == 1,
-            mode="markers",
-            marker={"symbol": "line-ew-open", "size": 22, "color": COLOUR["base"], "line": {"width": 2}},
-            customdata=frame["telescoped share"],
-            hovertemplate="%{x}: telescoped share %{customdata:+.1%}<extra>" + model + "</extra>",
-            row=1,
-            col=column,
-        )
     _mark(figure, list(next(iter(frames.values()))["layer"]), chosen)
     figure.update_yaxes(title="final drift / norm of the expert's feature", col=1)
     layer_axis(figure, [*next(iter(frames.values()))["layer"], TOTAL])

@@ -12,7 +12,8 @@ from featcal.figures.tables import ALL_TASKS
 
 
 def attribution_table(ledger: DriftLedger, task: str) -> pd.DataFrame:
-    """Return one row per layer: share and telescoped share of the final drift, and both times the final relative drift.
+    """Return one row per layer: its share of the final drift, and its contribution, which is that share of the final
+    relative drift.
 
     The rows are those of one task, or means over tasks.
     """
@@ -47,13 +48,11 @@ def _attribution(task: TaskDrift) -> pd.DataFrame:
         {
             "layer": [layer.layer for layer in task.layers],
             "share": booked.shares.tolist(),
-            "telescoped share": booked.telescoped_shares.tolist(),
         }
     )
-    booked_parts = {"contribution": frame["share"] * final, "telescoped": frame["telescoped share"] * final}
-    if not bool(booked.final_square.sum() > 0):  # shares divide by the final drift: without any, nothing is booked
-        booked_parts = dict.fromkeys(booked_parts, 0.0)
-    return frame.assign(**booked_parts, final=final)
+    # Shares divide by the final drift: without any, nothing is booked.
+    is_shared = bool(booked.final_square.sum() > 0)
+    return frame.assign(contribution=frame["share"] * final if is_shared else 0.0, final=final)
 
 
 def _choose(ledger: DriftLedger, task: str) -> list[TaskDrift]:

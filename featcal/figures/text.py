@@ -154,14 +154,11 @@ look better than they are. A rank correlation has only the interval: its answers
 
 ATTRIBUTION = r"""
 **What this shows.** The final drift, attributed to the layers whose local mismatch caused it: each bar starts where
-the last one ended and add up to the final drift, relative to the norm of the expert's final feature. Percentages
-are shares; a negative one (green) compensates for the others. The ticks are the cumulative share under the
-alternative attribution.
+the last one ended, and all add up to the final drift, relative to the norm of the expert's final feature. Percentages
+are shares; a negative one (green) compensates for the others.
 
 **Formula.** $e^L = \sum_\ell c_\ell$ with $c_\ell = A_L \cdots A_{\ell+1}\, m^\ell$ and $A_k$ the Jacobian of layer
 $k$ averaged between the expert's and the model's input (Prop. 2); share $= \langle c_\ell, e^L\rangle / \|e^L\|^2$.
-Ticks: $e^L = \sum_\ell (u_{\ell-1} - u_\ell)$, $u_\ell$ the model's remaining layers on the expert's state after
-layer $\ell$.
 
 **When it misleads.** Two allocations of one total need not agree, and neither is *the* answer if they differ.
 Large contributions can cancel: a small share is not a small error. Repairing a layer changes what later layers

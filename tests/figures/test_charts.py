@@ -84,9 +84,7 @@ def test_classes_beyond_ten_have_colours_of_their_own() -> None:
 
 def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:
     parts = ["embeddings", *(f"block {i} {part}" for i in (1, 10) for part in ("attention", "mlp")), "head"]
-    columns = {
-        name: [0.1] * len(parts) for name in ("contribution", "share", "telescoped", "telescoped share", "final")
-    }
+    columns = {name: [0.1] * len(parts) for name in ("contribution", "share", "final")}
     figure = ledger_charts.waterfall({"merged": pd.DataFrame({"layer": parts, **columns})}, "block 1")
     (band,) = figure.layout.shapes
     assert (band.x0, band.x1) == (0.5, 2.5)

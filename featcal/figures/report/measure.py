@@ -216,14 +216,14 @@ def _drift_parts(asked: ReportOrder, ledgers: Mapping[str, DriftLedger]) -> Iter
     shares = tables.describe_ranges({shown: one.set_index("layer")["share"] for shown, one in booked.items()})
     yield ReportSection(
         "Which layer caused the final drift",
-        f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
-        f"ticks are the cumulative share under the alternative attribution. {where}",
+        f"Every layer's local mismatch, carried through all later layers (Prop. 2). Shares of a model add up to 1. "
+        f"{where}",
         (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
         (
             ReportTable(
                 "Attribution",
                 tables.stack_models(booked),
-                "contribution, telescoped, final: norm / norm of the expert's",
+                "contribution, final: norm / norm of the expert's",
             ),
         ),
         measured=asked.measurement("attribution", replace(asked.on, split=first.split)),
