@@ -19,8 +19,9 @@ from featcal.formats.open_clip_config import PREFIXES
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE, SentenceText
 from featcal.formats.tokenizers import has_chat_template
-from featcal.models.families.decoder_facts import FACTS
-from featcal.models.families.encoder_facts import ENCODERS
+from featcal.models.families.encoder_facts import EncoderFacts
+from featcal.models.families.registry import facts_of
+from featcal.models.families.vision_language_facts import VisionLanguageFacts
 from featcal.suite.methods import is_merger
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, join_words
@@ -122,9 +123,10 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
         if (folder / MODULES_FILE).is_file():
             return "likeness"
         kind = read_json(folder / "config.json").get("model_type")
-        if kind in {facts.model_type for facts in ENCODERS if facts.modality == "text"}:
-            return "classes"
-        if kind in {facts.model_type for facts in FACTS} and all(map(_classifies, experts)):
+        row = facts_of(kind)
+        if isinstance(row, EncoderFacts):
+            return "classes" if row.modality == "text" else "answers"
+        if row is not None and not isinstance(row, VisionLanguageFacts) and all(map(_classifies, experts)):
             return "classes"
         if has_chat_template(folder):
             return "turns"

@@ -1,11 +1,22 @@
 """An architecture of one's own: classes in the manner of transformers, a row of facts, one call."""
 
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import ElectraConfig, ElectraForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from featcal import DecoderFacts, DecoderPart
+from featcal import DecoderFacts, DecoderPart, InputError
+from featcal.authoring.from_paths import SuiteParts, write_suite_text
+from featcal.models.families import registry
+from featcal.models.families.registry import architecture_for, supported_types
 from featcal.testing import check_adapter
 
 
@@ -56,3 +67,61 @@ def test_an_architecture_of_ones_own() -> None:
     parts = {"parts": (DecoderPart("attention", "mix", "a"), DecoderPart("mlp", "feed", "b")), "shared": ()}
     facts = DecoderFacts(model_type="own", config=OwnConfig, model=OwnForCausalLM, **names, **parts)
     assert check_adapter(OwnForCausalLM(OwnConfig(tie_word_embeddings=False)), facts)["repair"]["drift"] < 1
+
+
+PAGE = Path(__file__).parents[2] / "docs/architectures.md"
+
+
+def electra_row() -> str:
+    """The program of the page that registers ELECTRA, without the registration."""
+    (program,) = (
+        block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "electra" in block
+    )
+    return program.removesuffix("register_encoder(facts)\n")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that brings an architecture, one that cannot be imported and one under another's name."""
+    (tmp_path / "electra_row.py").write_text(electra_row())
+    places = {"electra": "electra_row:facts", "torn": "electra_none:facts", "other": "electra_row:facts"}
+    points = EntryPoints(EntryPoint(name, place, registry.GROUP) for name, place in places.items())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(registry, "_FACTS", dict(registry._FACTS))
+    registry._entry_points.cache_clear()
+    yield
+    registry._entry_points.cache_clear()
+    sys.modules.pop("electra_row", None)
+
+
+@pytest.mark.usefixtures("package")
+def test_an_installed_package_brings_an_architecture(tmp_path: Path) -> None:
+    assert "electra" in supported_types()
+    assert "electra_row" not in sys.modules  # names are known without the code
+    base, texts = tmp_path / "base", tmp_path / "mood.jsonl"
+    base.mkdir()
+    (base / "config.json").write_text('{"model_type": "electra", "id2label": {"0": "bad", "1": "good"}}')
+    texts.write_text('{"text": "fine", "label": "good"}\n{"text": "poor", "label": "bad"}\n')
+    parts = SuiteParts(base=str(base), experts={"mood": str(base)}, data={"mood": str(texts)}, merged=None)
+    written = write_suite_text(parts, tmp_path / "suite.yaml").text
+    assert "label: label" in written
+    assert "classes:" in written
+    assert architecture_for({"model_type": "electra"}, "base").family == "electra"
+    for name, said in {
+        "torn": r"architecture 'torn' of the package electra_none:facts cannot be imported \(ModuleNotFoundError",
+        "other": "electra_row:facts is no DecoderFacts or EncoderFacts with model_type 'other'",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            architecture_for({"model_type": name}, "base")
+
+
+@pytest.mark.slow
+def test_the_row_of_the_page_is_true() -> None:
+    row: dict[str, Any] = {}
+    exec(electra_row(), row)
+    config = ElectraConfig(
+        vocab_size=64, embedding_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    assert check_adapter(ElectraForSequenceClassification(config), row["facts"])["repair"]["drift"] < 1

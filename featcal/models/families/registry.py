@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from featcal.models.families.decoder_facts import FACTS, DecoderFacts, with_clas
 from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.families.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
 from featcal.system.errors import InputError
+
+GROUP = "featcal.architectures"
+"""Group of the entry points by which packages add rows of facts, each named by its `model_type`."""
 
 
 def adapter_for(
@@ -67,8 +71,9 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         module, name = _HOMES[kind]
         adapter: type[Adapter] = getattr(import_module(module), name)
         return adapter
-    if kind in _FACTS:
-        return _require_adapter(_classifying(_FACTS[kind], label) if classifies else _FACTS[kind], label)
+    row = facts_of(kind)
+    if row is not None:
+        return _require_adapter(_classifying(row, label) if classifies else row, label)
     if kind is not None:
         reasons = _why_not(config)
         if not reasons and not classifies:
@@ -78,7 +83,43 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in reasons)}"
     else:
         what = "its config.json names no model_type, so it is not a model of transformers"
-    raise InputError(f"{label}: {what}; featcal reads {', '.join(supported_types())}")
+    raise InputError(
+        f"{label}: {what}; featcal reads {', '.join(supported_types())}; to add one, see 'An architecture of your "
+        "own' in docs/architectures.md"
+    )
+
+
+def facts_of(kind: object) -> DecoderFacts | EncoderFacts | None:
+    """Return the row of facts of a `model_type`; None without one.
+
+    It is featcal's own, one registered in this process, or one that an installed package brings by an entry point of
+    the group `featcal.architectures`.
+
+    Raises:
+        InputError: a package's row cannot be imported, or is none of this `model_type`.
+    """
+    if kind not in _FACTS and kind in _entry_points():
+        _load(_entry_points()[str(kind)])
+    return _FACTS.get(str(kind))
+
+
+def _load(brought: EntryPoint) -> None:
+    whose = f"architecture '{brought.name}' of the package {brought.dist.name if brought.dist else brought.value}"
+    try:
+        facts = brought.load()
+    except Exception as error:  # code of others, which may fail in any way
+        raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
+    if not isinstance(facts, DecoderFacts | EncoderFacts) or facts.model_type != brought.name:
+        raise InputError(
+            f"{whose}: {brought.value} is no DecoderFacts or EncoderFacts with model_type '{brought.name}'"
+        )
+    _register(facts)
+
+
+@cache
+def _entry_points() -> Mapping[str, EntryPoint]:
+    """Return the entry points of installed packages by `model_type`."""
+    return {one.name: one for one in entry_points(group=GROUP)}
 
 
 def _find_facts(config: Mapping[str, Any]) -> tuple[DecoderFacts | None, list[str]]:
@@ -125,8 +166,8 @@ def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
 
 
 def supported_types() -> list[str]:
-    """Return every `model_type` that featcal reads, registered ones included."""
-    return [*_HOMES, *_FACTS]
+    """Return every `model_type` that featcal reads, registered ones and those of installed packages included."""
+    return list(dict.fromkeys([*_HOMES, *_FACTS, *_entry_points()]))
 
 
 def register_decoder(facts: DecoderFacts) -> None:
