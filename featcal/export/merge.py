@@ -21,7 +21,7 @@ from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.models.compute import compute_for, require_float64
 from featcal.suite.facts import suite_facts
-from featcal.suite.methods import is_merger, merger_names, method
+from featcal.suite.methods import INSTALLED, is_merger, merger_names, method
 from featcal.suite.name_grammar import model_name, read_options
 from featcal.suite.options import options_of_class, type_of
 from featcal.suite.recipe import DTYPE, MergeRecipe, explain_recipe
@@ -151,6 +151,7 @@ def _read(text: str) -> tuple[str, dict[str, object]]:
     kind = text.partition(":")[0]
     if not is_merger(kind):
         known = merger_names()
-        raise InputError(f"no merge method '{kind}'; there are {', '.join(known)}.{did_you_mean(kind, known)}")
+        near = did_you_mean(kind, known)
+        raise InputError(f"no merge method '{kind}'; there are {', '.join(known)}.{near} {INSTALLED}")
     alone = [one for one in options_of_class(method(kind)) if one.default is not None]  # others are given per task
     return kind, read_options(model_name(text), {one.name: type_of(one) for one in alone} | {DTYPE: str})

@@ -37,6 +37,8 @@ PROPOSED = ("calibrated:recipe=refined", "calibrated:recipe=informed")
 """Calibrations by featcal's own recipes, on which comparisons run methods that act on another model."""
 GROUP = "featcal.methods"
 """Group of the entry points by which packages add methods."""
+INSTALLED = f"A method of your own is imported first, or brought by an installed package's entry point '{GROUP}'."
+"""Said of unknown methods."""
 MERGER, BASELINE = "merger", "baseline"
 _FOLDERS = {MERGER: "mergers", BASELINE: "baselines"}
 PLAIN, WITH_OPTIONS = ("base", "merged"), ("calibrated", "anchor")
@@ -144,7 +146,7 @@ def method(name: str) -> type[Method]:
         _load(name, brought[0])
     if name not in _REGISTERED:
         known = method_names()
-        raise InputError(f"no method '{name}'; there are {', '.join(known)}.{did_you_mean(name, known)}")
+        raise InputError(f"no method '{name}'; there are {', '.join(known)}.{did_you_mean(name, known)} {INSTALLED}")
     return _REGISTERED[name]
 
 

@@ -271,6 +271,10 @@ def _other_values(one: Field[Any], default: Any) -> list[Any]:
         return [value for value in (int(facts.least or 1), default + 1) if value != default and facts.holds(value)]
     start = 1.0 if default is None else default
     near = [0.5, 0.25, 0.75, 0.95, 0.1, 2 * start, start / 2, 10 * start, 100 * start]
+    low = facts.least if facts.above is None else facts.above
+    high = facts.most if facts.below is None else facts.below
+    if low is not None and high is not None:
+        near += [low + share * (high - low) for share in (0.95, 0.05)]
     return [value for value in near if value != default and facts.holds(value)]
 
 
@@ -287,7 +291,11 @@ def _require_effects(
         if facts_of(one).by_task and tasks:
             values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
-        assert_that(any(_changes(make, options, plain) for options in tried), f"option '{one.name}' changes nothing")
+        values = ", ".join(str(options[one.name]) for options in tried)
+        assert_that(
+            any(_changes(make, options, plain) for options in tried),
+            f"option '{one.name}' changes nothing: the default {getattr(own, one.name)} gives what {values} give",
+        )
 
 
 def _changes(make: Callable[[dict[str, Any]], Tensors], options: dict[str, Any], plain: Tensors) -> bool:
