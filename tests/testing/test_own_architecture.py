@@ -1,8 +1,12 @@
 """An architecture of one's own: classes in the manner of transformers, a row of facts, one call."""
 
+from dataclasses import replace
+
+import pytest
 import torch
+from tiny_encoders import ROWS, tiny_encoder
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import ModernBertConfig, ModernBertForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from featcal import DecoderFacts, DecoderPart
@@ -56,3 +60,24 @@ def test_an_architecture_of_ones_own() -> None:
     parts = {"parts": (DecoderPart("attention", "mix", "a"), DecoderPart("mlp", "feed", "b")), "shared": ()}
     facts = DecoderFacts(model_type="own", config=OwnConfig, model=OwnForCausalLM, **names, **parts)
     assert check_adapter(OwnForCausalLM(OwnConfig(tie_word_embeddings=False)), facts)["repair"]["drift"] < 1
+
+
+class OwnEncoderConfig(ModernBertConfig):
+    model_type = "own-encoder"
+
+
+class OwnEncoder(ModernBertForSequenceClassification):
+    """An encoder whose classes are not in transformers, with a head of several modules."""
+
+    config_class = OwnEncoderConfig
+    base_model_prefix = ""  # `base_model` is the whole model
+
+
+@pytest.mark.slow
+def test_an_encoder_of_ones_own_with_a_head_of_modules() -> None:
+    config = OwnEncoderConfig(**tiny_encoder(ROWS["modernbert"]).config.to_dict() | {"model_type": "own-encoder"})
+    facts = replace(ROWS["modernbert"], model_type="own-encoder", config=OwnEncoderConfig, model=OwnEncoder)
+    assert check_adapter(OwnEncoder(config), facts)["repair"]["outputs"] < 1e-5
+    linear = replace(facts, head=(), classifier=("head.dense", "classifier"))
+    with pytest.raises(AssertionError, match="the facts do not describe the head, 1 of 1 by more than 0.0001: scores"):
+        check_adapter(OwnEncoder(config), linear)
